@@ -1,5 +1,4 @@
-//! Compiles the part of etcd's protocol that the engine speaks. `protox` reads the file, so that nobody needs `protoc` to build
-//! Whimbrel.
+//! Compiles the part of etcd's protocol that the engine uses. `protox` reads the file, so that a build of Whimbrel does not need `protoc`.
 
 #[cfg(feature = "etcd")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {

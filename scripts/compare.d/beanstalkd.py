@@ -1,4 +1,4 @@
-"""beanstalkd with delayed `put`s and a binlog that is synced at every write. It counts delays in whole seconds."""
+"""beanstalkd with delayed `put`s and a binlog that is synced at every write. Its delays are in whole seconds."""
 
 import re
 import socket
@@ -13,7 +13,7 @@ SERVICE = "beanstalkd"
 DURABILITY = "binlog, -f0"
 ASK_TIMEOUT_S = 10
 ANSWER_BYTES = 64 << 10
-# What a consumer does with a job that it got: as it should, and in the way that costs the fewest syncs.
+# What a consumer does with a job: the correct way, and the way with the fewest syncs.
 WAYS = [("delete", ", reserve and delete"), ("keep", ", reserve only")]
 
 
@@ -43,7 +43,7 @@ class Beanstalkd:
         return measure
 
     def close(self) -> None:
-        """Nothing is left where this run started the server. On another's, the jobs of the last round stay in its default tube."""
+        """Nothing remains if this run started the server. On another one, the jobs of the last round stay in its default tube."""
 
 
 def stats_of(address: str) -> str:
@@ -65,12 +65,12 @@ def stats_of(address: str) -> str:
 def pid_in(stats: str) -> int:
     found = re.search(r"^pid: (\d+)$", stats, re.MULTILINE)
     if found is None:
-        raise Missing("beanstalkd does not say which process it is")
+        raise Missing("beanstalkd does not report its process id")
     return int(found.group(1))
 
 
 def command_line_of(stats: str) -> List[str]:
-    """Its figures do not say how it syncs, but its command line does."""
+    """Its statistics do not show how it syncs, but its command line does."""
     try:
         with open(f"/proc/{pid_in(stats)}/cmdline", "rb") as file:
             return file.read().decode(errors="replace").split("\0")

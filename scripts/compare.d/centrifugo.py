@@ -11,13 +11,13 @@ VERSION = "v5.4.9"
 MODULE = "github.com/centrifugal/centrifugo/v5"
 SYSTEM = f"Centrifugo {VERSION}"
 BUILD_TIMEOUT_S = 1800
-# What `whimbrel bench` signs the tokens of its devices with.
+# The secret with which `whimbrel bench` signs the tokens of its devices.
 SECRET = "whimbrel-bench-0123456789abcdef-0123456789abcdef"
 API_KEY = "compare"
 
 
 def build(root: str) -> str:
-    """The path of its binary, made where it is not there yet."""
+    """The path of its binary, which is built if it does not exist."""
     folder = os.path.join(root, "target", "compare", "centrifugo")
     binary = os.path.join(folder, "centrifugo")
     if os.path.exists(binary):
@@ -34,7 +34,7 @@ def build(root: str) -> str:
 
 
 def command(binary: str, folder: str, port: int) -> List[str]:
-    """How it is started: idle as it is by default, with a channel for each user and no limits in the way."""
+    """The command that starts it: idle as by default, with a channel for each user and without limits."""
     config = os.path.join(folder, "centrifugo.json")
     settings = {
         "address": "127.0.0.1",

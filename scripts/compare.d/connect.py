@@ -1,8 +1,8 @@
-"""`scripts/compare connect`: Whimbrel beside Centrifugo with many idle devices, and with a load of live messages to them.
+"""`scripts/compare connect`: Whimbrel and Centrifugo with many idle devices, and with a load of live messages to them.
 
-Both servers have the same devices (`whimbrel bench crowd`), the same tokens and the same pushes: one payload to a few hundred users by
-each request. What counts is what the server's process costs: the growth of its resident memory for each device, and the processor time
-(utime + stime) for each message that a device got.
+Both servers have the same devices (`whimbrel bench crowd`), the same tokens and the same pushes: each request pushes one payload to a
+few hundred users. The result is the cost of the server's process: the growth of its resident memory for each device, and the processor
+time (utime + stime) for each message that a device received.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from whimbrel import Whimbrel
 
 CONNECTIONS = 18_000
 QUICK_CONNECTIONS = 500
-# Devices that messages go to, users of one push, and connections that push.
+# Devices that receive messages, users of one push, and connections that push.
 LIVE = 1_000
 BATCH_UIDS = 250
 PUSHERS = 4
@@ -40,7 +40,7 @@ CPU_GOAL = 2.0
 
 @dataclass(frozen=True)
 class Costs:
-    """What one system cost."""
+    """The cost of one system."""
 
     bytes_each: float
     connects_per_second: float
@@ -52,14 +52,14 @@ class Costs:
 class System:
     name: str
     speaks: str
-    # How it is started in a folder with a port.
+    # The command that starts it in a folder, with a port.
     command: Callable[[str, int], List[str]]
     ready: str
     push: Callable[[List[str], str], Tuple[str, dict, str]]
 
 
 class Crowd:
-    """The devices: `whimbrel bench crowd`, told by lines of JSON."""
+    """The devices: `whimbrel bench crowd`, controlled by lines of JSON."""
 
     def __init__(self, binary: str):
         self.process = subprocess.Popen(
@@ -71,7 +71,7 @@ class Crowd:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise Missing("the crowd ended")
+            raise Missing("the crowd exited")
         return json.loads(line)
 
     def open(self, port: int, first: int, count: int, speaks: str) -> dict:
@@ -88,7 +88,7 @@ class Crowd:
 
 @contextmanager
 def running(command: List[str], port: int, ready: str, complaints: str) -> Iterator[int]:
-    """Runs a server until it answers; gives its process id."""
+    """Starts a server and waits until it answers; returns its process id."""
     with open(complaints, "w", encoding="utf-8") as file:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     try:
@@ -135,7 +135,7 @@ def free_port() -> int:
 
 
 def push_for(system: System, port: int, seconds: float) -> None:
-    """Pushes to the devices in turn, as fast as the server takes it."""
+    """Pushes to the devices in turn, as fast as the server accepts it."""
     until = time.monotonic() + seconds
     uids = [f"bench-{number}" for number in range(LIVE)]
     requests = [system.push(uids[at : at + BATCH_UIDS], PAYLOAD) for at in range(0, LIVE, BATCH_UIDS)]
@@ -160,7 +160,7 @@ def push_for(system: System, port: int, seconds: float) -> None:
     for thread in threads:
         thread.join()
     if refused:
-        raise Missing(f"{system.name} refused a push: {refused[0]!r}")
+        raise Missing(f"{system.name} rejected a push: {refused[0]!r}")
 
 
 def measure(system: System, binary: str, connections: int, seconds: float) -> Costs:

@@ -1,6 +1,6 @@
-"""How fast the device syncs: 4 KiB written and fdatasynced on space that is already there, as a journal does it.
+"""The sync rate of the device: 4 KiB written and fdatasynced on allocated space, like a journal.
 
-It moves from minute to minute, so it is probed before each round, in a folder on the device that all contenders write to.
+It varies from minute to minute, so it is probed before each round, in a folder on the device that all contenders write to.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import List
 BLOCK_BYTES = 4096
 BLOCKS = 256
 PROBE_S = 0.3
-# Fewer syncs than these say nothing about a p99.
+# Fewer syncs than these are not enough for a p99.
 SYNCS_MIN = 100
 
 
@@ -24,12 +24,12 @@ class Probe:
 class Device:
     def __init__(self, folder: str):
         self.file = os.open(os.path.join(folder, "device-probe"), os.O_RDWR | os.O_CREAT, 0o600)
-        # Written, not only reserved: later writes then change no metadata.
+        # Written, not only reserved, so that later writes change no metadata.
         os.pwrite(self.file, bytes(BLOCK_BYTES * BLOCKS), 0)
         os.fsync(self.file)
 
     def settle_and_probe(self) -> Probe:
-        """Writes out what the round before left in memory, so that the next does not pay for it, and measures."""
+        """Flushes what the previous round left in memory, so that the next one does not pay for it, and measures."""
         os.sync()
         block = b"x" * BLOCK_BYTES
         syncs: List[float] = []

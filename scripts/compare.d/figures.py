@@ -1,21 +1,21 @@
-"""What rounds measured, and what follows from it: medians, ratios, goals. Pure code: it runs nothing and prints nothing."""
+"""The results of rounds and their evaluation: medians, ratios, goals. Pure code: it runs nothing and prints nothing."""
 
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Callable, List, Optional, Tuple
 
 
-# Where the device moved by more than this between the two rounds of a pair, their ratio tells as much of it as of them.
+# If the device changed by more than this factor between the two rounds of a pair, their ratio reflects the device as much as the systems.
 DEVICE_MOVED_MAX = 2.0
 
 
 class Missing(Exception):
-    """A peer or a round that cannot be had, with the reason for people."""
+    """A peer or a round that is not available, with the reason."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One round: messages per second, and how long each took: to be acknowledged, or to come after it was due."""
+    """One round: messages per second, and their latency: until the acknowledgement, or from the due time to the arrival."""
 
     per_second: float
     p50_us: float
@@ -27,15 +27,15 @@ def rate(figures: Figures) -> float:
 
 
 def promptness(figures: Figures) -> float:
-    """Twice as prompt is half as late, at p99."""
+    """The merit of a latency: half the p99 is twice the merit."""
     return 1e6 / max(figures.p99_us, 1.0)
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One system under one load. `is_equal` says that it syncs before it acknowledges, as Whimbrel does.
+    """One system under one load. `is_equal` means that it syncs before it acknowledges, like Whimbrel.
 
-    `merit` is what the load compares: more of it is better.
+    `merit` is what the load compares: more is better.
     """
 
     system: str
@@ -48,29 +48,29 @@ class Contender:
 
 @dataclass
 class Standing:
-    """What one contender did: its rounds, and beside each the round of Whimbrel that came straight after."""
+    """The results of one contender: its rounds, and for each the round of Whimbrel that followed it."""
 
     contender: Contender
     rounds: List[Figures] = field(default_factory=list)
     whimbrel_after: List[Figures] = field(default_factory=list)
-    # For each pair, how many times slower the device's median sync was before one of the two than before the other.
+    # For each pair, the ratio of the device's median sync times before the two rounds.
     device_moved: List[float] = field(default_factory=list)
     missing: Optional[str] = None
 
     def ratios(self) -> List[float]:
-        """Whimbrel's merit over the peer's, for each pair of neighbours: what the device did meanwhile met both."""
+        """Whimbrel's merit relative to the peer's, for each pair of adjacent rounds: changes of the device affect both."""
         merit = self.contender.merit
         return [merit(ours) / merit(peer) for peer, ours in zip(self.rounds, self.whimbrel_after)]
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Whimbrel's merit shall be at least `at_least` times that of this system under this load."""
+    """Whimbrel's merit must be at least `at_least` times that of this system under this load."""
 
     load: str
     system: str
     at_least: float
-    # What follows the name of the load where it is not a rate that is wanted.
+    # The goal in words, if it is not a rate.
     words: str = ""
 
     @property
@@ -78,8 +78,8 @@ class Goal:
         return f"{self.load}: {self.words or f'at least {self.at_least:g}× {self.system}'}"
 
     def judge(self, standings: List[Standing]) -> List[Tuple[str, str, str, str]]:
-        """For each way in which the system was measured: that way, the figure, how much the device moved between
-        neighbours, and the verdict."""
+        """For each mode of the system: the mode, the figure, the change of the device between adjacent rounds, and the
+        verdict."""
         return [self.judge_one(each) for each in standings if self.concerns(each.contender)]
 
     def concerns(self, contender: Contender) -> bool:
@@ -106,7 +106,7 @@ def middle(rounds: List[Figures]) -> Figures:
 
 
 def requests_for(seconds: float, per_second: float, at_least: int) -> int:
-    """How many requests a generator that counts instead of timing needs to be busy for about so long."""
+    """The number of requests that keep a generator busy for about this time, for generators that count requests."""
     return max(at_least, int(seconds * per_second))
 
 
@@ -119,7 +119,7 @@ def shown_time(micros: float) -> str:
 
 
 def shown_ratio(ratios: List[float]) -> str:
-    """The median, and the span where there was more than one pair."""
+    """The median, and the range if there was more than one pair."""
     if not ratios:
         return ""
     if len(ratios) == 1:
@@ -128,7 +128,7 @@ def shown_ratio(ratios: List[float]) -> str:
 
 
 def table(head: List[str], rows: List[List[str]]) -> str:
-    """A Markdown table whose columns are aligned for those who read it in a terminal."""
+    """A Markdown table with aligned columns, readable in a terminal."""
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     lines = [head, ["-" * width for width in widths], *rows]
     return "\n".join("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |" for line in lines)

@@ -1,4 +1,4 @@
-"""`scripts/compare hold`: Whimbrel beside beanstalkd and a sorted set in Redis, as queues for messages that shall come later."""
+"""`scripts/compare hold`: Whimbrel, beanstalkd and a sorted set in Redis, as queues for delayed messages."""
 
 from typing import List
 

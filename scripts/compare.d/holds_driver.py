@@ -1,4 +1,4 @@
-"""The driver that asks every system for holds, in Go (scripts/compare.d/holds): one loop and one clock for all of them."""
+"""The driver that sends holds to every system, in Go (scripts/compare.d/holds): one loop and one clock for all of them."""
 
 import json
 import os
@@ -10,9 +10,9 @@ from processes import need, run
 BUILD_TIMEOUT_S = 900
 CONNECTIONS = 64
 STEADY_PER_SECOND = 5000
-# The longest delay, what is waited for after the last due time, and answers that were still under way.
+# The longest delay, the wait after the last due time, and the answers in progress.
 ROUND_OVERHEAD_S = 60
-# A system that accepts less than this share of the steady rate was not measured at that rate: the report says so.
+# A system that accepts less than this share of the steady rate was not measured at that rate; the report has a remark.
 KEPT_UP_SHARE = 0.98
 
 
@@ -26,12 +26,12 @@ class Driver:
         run([need("go"), "build", "-o", self.program, "."], BUILD_TIMEOUT_S, cwd=self.folder)
 
     def accept(self, system: str, address: str, seconds: float, way: str = "") -> Figures:
-        """Holds far in the future, as many as are accepted."""
+        """Holds far in the future, at the highest rate."""
         figures, _ = found_in(self.drive("accept", system, address, seconds, way), "per_second")
         return figures
 
     def late(self, system: str, address: str, seconds: float, way: str = "") -> Figures:
-        """How late a consumer has its messages, while as many are accepted as fire. The rate is of those that came."""
+        """The lateness at a consumer while holds are accepted and fire at the same rate. The rate is that of arrivals."""
         figures, remarks = found_in(self.drive("late", system, address, seconds, way), "fired_per_second")
         self.remarks += [f"{system}{f' ({way})' if way else ''}: {remark}" for remark in remarks]
         return figures
@@ -52,18 +52,18 @@ def firing(system: str, durability: str, way: str, measure) -> Contender:
 
 
 def found_in(output: str, rate: str):
-    """The figures of the driver's one line of JSON, with that member as their rate, and what must be said beside them."""
+    """The figures of the driver's one line of JSON, with that member as their rate, and the remarks about them."""
     try:
         found = json.loads(output)
         figures = Figures(float(found[rate]), float(found["p50_us"]), float(found["p99_us"]))
         accepted, missing, early = float(found["per_second"]), int(found["missing"]), int(found["early"])
     except (ValueError, KeyError, TypeError) as error:
-        raise Missing(f"the driver's answer was not understood: {output[:200]!r}") from error
+        raise Missing(f"cannot parse the driver's output: {output[:200]!r}") from error
     remarks = []
     if rate != "per_second" and accepted < STEADY_PER_SECOND * KEPT_UP_SHARE:
         remarks.append(f"accepted only {accepted:.0f} /s of {STEADY_PER_SECOND}")
     if missing > 0:
-        remarks.append(f"{missing} messages had not come when the driver gave up")
+        remarks.append(f"{missing} messages had not arrived when the driver gave up")
     if early > 0:
         remarks.append(f"{early} MESSAGES CAME EARLY")
     return figures, remarks

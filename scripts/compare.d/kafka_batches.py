@@ -16,16 +16,16 @@ ADMIN_TIMEOUT_S = 60
 TIMES_LONGER_MAX = 10
 ROUND_OVERHEAD_S = 90
 PAYLOAD_BYTES = 100
-# Records that only warm up both virtual machines and tell how many the round needs.
+# Records that only warm up both virtual machines, and show how many the round needs.
 WARMUP_RECORDS = 100_000
-# Of a round, so many seconds of records come before those that count: the producer is a fresh process each time.
+# Seconds of records in each round before those that count: the producer is a fresh process each time.
 STEADY_AFTER_S = 1.0
-# As many as a topic of Whimbrel has where nobody says otherwise.
+# The default number of partitions of a Whimbrel topic.
 PARTITIONS = 4
 PRODUCER = ["acks=all", "linger.ms=5"]
-# A batch of 128 KiB is about what one request of Whimbrel's batches has; one of 512 KiB has more to sync at once.
+# A batch of 128 KiB has about the size of one batch request of Whimbrel; one of 512 KiB syncs more at once.
 BATCH_KIB = [128, 512]
-# The producer's buffer is so many batches, or latency would tell of the producer's own queue and not of the broker.
+# The producer's buffer in batches. With a larger one, latency would measure the producer's own queue and not the broker.
 BUFFER_BATCHES = 32
 
 STEADY_STATE = re.compile(
@@ -83,7 +83,7 @@ class Kafka:
 
 
 def fetch_tools(root: str) -> str:
-    """The folder of the tools' jars, fetched once and again whenever the pom changes."""
+    """The folder of the tools' jars, fetched once and again when the pom changes."""
     pom = os.path.join(root, "scripts", "compare.d", "kafka", "pom.xml")
     with open(pom, "rb") as file:
         version = hashlib.sha256(file.read()).hexdigest()[:16]
@@ -98,10 +98,10 @@ def fetch_tools(root: str) -> str:
 
 
 def figures_in(output: str) -> Figures:
-    """The line about the steady state: the records before it only warmed up."""
+    """The line about the steady state: the records before it were a warm-up."""
     found = STEADY_STATE.search(output)
     if found is None:
-        raise Missing(f"ProducerPerformance: its answer was not understood: {output[-200:]!r}")
+        raise Missing(f"ProducerPerformance: cannot parse its output: {output[-200:]!r}")
     per_second, p50_ms, p99_ms = map(float, found.groups())
     return Figures(per_second, p50_ms * 1000, p99_ms * 1000)
 
@@ -109,5 +109,5 @@ def figures_in(output: str) -> Figures:
 def whole_rate_in(output: str) -> float:
     found = WHOLE.search(output)
     if found is None:
-        raise Missing(f"ProducerPerformance: its answer was not understood: {output[-200:]!r}")
+        raise Missing(f"ProducerPerformance: cannot parse its output: {output[-200:]!r}")
     return float(found.group(1))

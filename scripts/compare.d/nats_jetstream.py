@@ -1,4 +1,4 @@
-"""NATS JetStream on disk, by a load generator of our own in Go (scripts/compare.d/nats) over NATS' client library."""
+"""NATS JetStream on disk, by our own load generator in Go (scripts/compare.d/nats) with NATS' client library."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class Nats:
         return Contender(SYSTEM, self.durability, shown, measure, is_equal=self.syncs)
 
     def close(self) -> None:
-        """Nothing is left: each round removes its stream."""
+        """Nothing remains: each round deletes its stream."""
 
 
 def build(root: str) -> str:
@@ -55,7 +55,7 @@ def build(root: str) -> str:
 
 
 def read(url: str) -> str:
-    # Loopback only: a proxy that the environment names has no part in it.
+    # Loopback only: a proxy from the environment must not be used.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=ASK_TIMEOUT_S) as answer:
@@ -65,11 +65,11 @@ def read(url: str) -> str:
 
 
 def says_it_syncs(varz: str) -> bool:
-    """Whether the server's own monitoring says that every write is synced before it is acknowledged."""
+    """Whether the server's monitoring shows that every write is synced before it is acknowledged."""
     try:
         return bool(json.loads(varz)["jetstream"]["config"].get("sync_always", False))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Missing("NATS does not say how it syncs") from error
+        raise Missing("NATS does not report how it syncs") from error
 
 
 def figures_in(output: str) -> Figures:
@@ -77,4 +77,4 @@ def figures_in(output: str) -> Figures:
         found = json.loads(output)
         return Figures(found["per_second"], found["p50_us"], found["p99_us"])
     except (ValueError, KeyError, TypeError) as error:
-        raise Missing(f"the NATS load generator's answer was not understood: {output[:200]!r}") from error
+        raise Missing(f"cannot parse the output of the NATS load generator: {output[:200]!r}") from error

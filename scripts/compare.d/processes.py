@@ -1,4 +1,4 @@
-"""Running other programs: each has a time limit, and what it left running is ended with it. It knows none of the programs."""
+"""Runs other programs: each has a time limit, and its remaining processes are ended with it. It has no knowledge of the programs."""
 
 import os
 import shutil
@@ -10,17 +10,17 @@ from typing import Callable, Iterator, List, Optional
 
 from figures import Missing
 
-# How long a server may take to end before it is killed.
+# Timeout for a server to stop before it is killed.
 END_WAIT_S = 20
-# Of what a failed program said, so much is shown as the reason.
+# Maximum length of a failed program's output that is shown as the reason, in characters.
 REASON_CHARACTERS_MAX = 300
 
 
 def run(command: List[str], timeout_s: float, cwd: Optional[str] = None, env: Optional[dict] = None) -> str:
-    """What the program printed. Its failure, or its time being over, is a `Missing`."""
+    """The output of the program. A failure or a timeout is a `Missing`."""
     name = os.path.basename(command[0])
     try:
-        # A session of its own, so that what the program started can be ended together with it.
+        # A session of its own, so that the program's own processes can be ended with it.
         process = subprocess.Popen(
             command,
             cwd=cwd,
@@ -50,16 +50,16 @@ def run(command: List[str], timeout_s: float, cwd: Optional[str] = None, env: Op
 def serving(
     command: List[str], complaints: str, told: Callable[[str], Optional[str]], start_wait_s: float
 ) -> Iterator[str]:
-    """Runs a server and gives what `told` found in one of the lines that it printed at its start, such as its address.
+    """Runs a server and yields the result of `told` for one of its first lines, for example its address.
 
-    What it complains goes to the file of that name. It is asked to end, and killed where it does not.
+    Its standard error goes to the file of that name. At the end it is asked to stop, and killed if it does not.
     """
     name = os.path.basename(command[0])
     with open(complaints, "w", encoding="utf-8") as file:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, text=True, start_new_session=True
         )
-    # Reading its lines has no time limit of its own: a server that says nothing is killed, which ends its output.
+    # Reading its lines has no timeout of its own: a silent server is killed, which ends its output.
     impatience = threading.Timer(start_wait_s, process.kill)
     impatience.start()
     try:
@@ -80,7 +80,7 @@ def serving(
 
 
 def end_group(process: subprocess.Popen) -> None:
-    """Ends a program that we started, with all that it started."""
+    """Ends a program of ours with all of its processes."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -89,13 +89,13 @@ def end_group(process: subprocess.Popen) -> None:
 
 
 def reason_in(complaints: str) -> str:
-    """The last lines of what a program said before it gave up, on one line."""
+    """The last lines of a failed program's output, on one line."""
     lines = [line.strip() for line in complaints.splitlines() if line.strip()]
     return " / ".join(lines[-3:])[-REASON_CHARACTERS_MAX:]
 
 
 def need(program: str) -> str:
-    """The path of a program that must be there."""
+    """The path of a required program."""
     path = shutil.which(program)
     if path is None:
         raise Missing(f"{program} is not installed")

@@ -1,4 +1,4 @@
-"""`scripts/compare publish`: Whimbrel beside Redis Streams, NATS JetStream and Apache Kafka, as logs that are published to."""
+"""`scripts/compare publish`: Whimbrel, Redis Streams, NATS JetStream and Apache Kafka, as logs."""
 
 import kafka_batches
 import nats_jetstream

@@ -11,9 +11,9 @@ from services import Services
 SYSTEM = "Redis Streams"
 STREAM = "whimbrel-compare"
 ASK_TIMEOUT_S = 30
-# Requests of each connection that only warm up and tell how many the round needs.
+# Requests of each connection that only warm up, and show how many the round needs.
 WARMUP_REQUESTS_PER_CONNECTION = 50
-# A device that slows down tenfold in the middle of a round shall still be waited for.
+# The timeout allows for a device that becomes ten times slower in the middle of a round.
 TIMES_LONGER_MAX = 10
 ROUND_OVERHEAD_S = 60
 
@@ -32,7 +32,7 @@ class Redis:
         return self.contender(str(connections), connections, 1, 256)
 
     def pipelined(self) -> List[Contender]:
-        """As it is often done, and with as many messages under way as Whimbrel's batches have: more to sync at once is quicker."""
+        """In the common way, and with as many messages in progress as in Whimbrel's batches: larger syncs are faster."""
         return [self.contender("4, pipelining 100", 4, 100, 100), self.contender("8, pipelining 1 000", 8, 1000, 100)]
 
     def contender(self, shown: str, connections: int, pipeline: int, payload_bytes: int) -> Contender:
@@ -56,7 +56,7 @@ class Redis:
         return run([need("redis-cli"), *self.at, *command], ASK_TIMEOUT_S)
 
     def close(self) -> None:
-        """Nothing is left: each round removes its stream."""
+        """Nothing remains: each round deletes its stream."""
 
 
 def figures_in(output: str) -> Figures:
@@ -67,4 +67,4 @@ def figures_in(output: str) -> Figures:
         times = [float(row[f"{name}_latency_ms"]) * 1000 for name in ("p50", "p99")]
         return Figures(float(row["rps"]), *times)
     except (KeyError, TypeError, ValueError) as error:
-        raise Missing(f"redis-benchmark: its answer was not understood: {output[:200]!r}") from error
+        raise Missing(f"redis-benchmark: cannot parse its output: {output[:200]!r}") from error

@@ -1,4 +1,4 @@
-"""A delay queue on Redis as it is usually written: a sorted set by due time, payloads in a hash, a poller that moves what is due to a
+"""A delay queue on Redis in the usual design: a sorted set by due time, payloads in a hash, a poller that moves due messages to a
 stream every millisecond by a script, and a consumer that waits at the stream. The append-only file is synced before every answer.
 """
 
@@ -11,7 +11,7 @@ from services import Services
 
 SYSTEM = "Redis sorted set"
 DURABILITY = "appendfsync always"
-# How the two writes of a hold are made one.
+# How the two writes of a hold become atomic.
 WAYS = [("transaction", ", MULTI"), ("script", ", Lua")]
 
 

@@ -1,7 +1,7 @@
-"""What every comparison does: arguments, pairs of rounds, the tables that come out of them, and leaving nothing behind.
+"""The common part of every comparison: arguments, pairs of rounds, their tables, and the cleanup.
 
-Each peer's round is followed by one of Whimbrel under the same load, and the device is probed before each, so that a ratio is one of
-neighbours in time. A peer that cannot be had never stops the run. It judges by printing, never by failing: a figure of one run on one
+A round of Whimbrel under the same load follows each round of a peer, and the device is probed before each, so that a ratio compares
+adjacent rounds. An unavailable peer never stops the run. A missed goal is printed and is no failure: a figure of one run on one
 machine is no proof.
 """
 
@@ -24,50 +24,50 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 FULL_SECONDS, FULL_TURNS = 5.0, 3
 QUICK_SECONDS, QUICK_TURNS = 2.0, 1
 SECONDS_MAX = 600.0
-# Where more than this share of the processors was busy before the run began, the table says so.
+# If more than this share of the processors was busy before the run, the table has a remark.
 BUSY_SHARE = 0.25
 
 
 @dataclass
 class Lane:
-    """One load: Whimbrel under it, and who stands beside it."""
+    """One load, with the contenders under it."""
 
     load: str
     whimbrel: Contender
     standings: List[Standing] = field(default_factory=list)
     whimbrel_rounds: List[Figures] = field(default_factory=list)
-    # What the figures of this load are called; lanes with the same names stand in one table.
+    # The names of the figures of this load; lanes with the same names share a table.
     columns: Tuple[str, str, str, str] = ("messages/s", "p50", "p99", "Whimbrel / peer")
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """A peer under one durability. `come` starts it, adds it to those that are closed at the end, and seats its contenders."""
+    """A peer with one durability. `come` starts it, registers it for the cleanup, and adds its contenders."""
 
     system: str
     durability: str
-    # Where it keeps a place, with the reason, when it cannot come.
+    # The rows that it keeps, with the reason, if it is unavailable.
     loads: List[str]
     come: Callable[[], None]
     is_equal: bool = True
 
 
 class Comparison:
-    """One run. Who is compared under which load, and the goals, are the command's; the rest is here."""
+    """One run. The command defines the contenders of each load, and the goals; this class does the rest."""
 
     def __init__(self, arguments: argparse.Namespace, goals: List[Goal]):
         self.arguments = arguments
         self.goals = goals
         self.services = Services(ROOT)
-        # Closed at the end, whatever happened before.
+        # Closed at the end, also after a failure.
         self.peers: list = []
         self.lanes: List[Lane] = []
-        # What a reader of the tables must know beside them.
+        # Remarks about the tables.
         self.remarks: List[str] = []
         self.busy = os.getloadavg()[0] / (os.cpu_count() or 1)
 
     def run(self, seat_whimbrel: Callable[[Whimbrel], List[Lane]], invitations: List[Invitation]) -> None:
-        """Builds, invites, measures, prints, and leaves nothing behind."""
+        """Builds, starts the peers, measures, prints, and cleans up."""
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         compare = os.path.join(ROOT, "target", "compare")
         os.makedirs(compare, exist_ok=True)
@@ -84,7 +84,7 @@ class Comparison:
                 device.close()
                 print(report(self.lanes, self.goals, machine(probes, self.arguments, self.busy), self.remarks))
                 if self.arguments.turns == 1:
-                    print("\nOne turn is a sign and no proof.")
+                    print("\nOne turn is an indication, not a proof.")
             except Missing as reason:
                 sys.exit(f"compare: {reason}")
             finally:
@@ -97,7 +97,7 @@ class Comparison:
         return next(lane for lane in self.lanes if lane.load == load)
 
     def invite(self, invitations: List[Invitation]) -> None:
-        """Starts each peer and gives it its places. One that cannot come keeps its places, with the reason."""
+        """Starts each peer and adds its rows. An unavailable peer keeps its rows, with the reason."""
         for each in invitations:
             say(f"starting {each.system}, {each.durability}")
             try:
@@ -124,12 +124,12 @@ def parse_arguments(command: str) -> argparse.Namespace:
 def seconds(text: str) -> float:
     number = float(text)
     if not 0.5 <= number <= SECONDS_MAX:
-        raise argparse.ArgumentTypeError(f"write a number of seconds from 0.5 to {SECONDS_MAX:g}")
+        raise argparse.ArgumentTypeError(f"expected a number of seconds from 0.5 to {SECONDS_MAX:g}")
     return number
 
 
 def no_round(_seconds: float) -> Figures:
-    raise Missing("it is not there")
+    raise Missing("it does not exist")
 
 
 def run_rounds(lanes: List[Lane], device: Device, arguments: argparse.Namespace) -> List[Probe]:
@@ -148,7 +148,7 @@ def run_rounds(lanes: List[Lane], device: Device, arguments: argparse.Namespace)
         say(f"turn {turn + 1} of {arguments.turns}")
         for lane in lanes:
             for standing in lane.standings:
-                # What does not sync is there for information: one round, and none of Whimbrel beside it.
+                # A contender that does not sync is only for information: one round, and none of Whimbrel beside it.
                 if standing.missing is None and (standing.contender.is_equal or turn == 0):
                     run_pair(lane, standing, measured)
     probes.append(device.settle_and_probe())
@@ -166,7 +166,7 @@ def run_pair(
         return
     standing.rounds.append(peer)
     if standing.contender.is_equal:
-        # A failure of Whimbrel itself ends the run: without it there is nothing to compare.
+        # A failure of Whimbrel itself ends the run: there is nothing to compare.
         ours, device_now = measured(lane.load, lane.whimbrel)
         lane.whimbrel_rounds.append(ours)
         standing.whimbrel_after.append(ours)
@@ -201,7 +201,7 @@ def rows_of(lane: Lane) -> List[List[str]]:
 
 
 def reasons(lanes: List[Lane]) -> List[str]:
-    """Why what is missing is missing, each reason once: a peer that did not come is missing under every load."""
+    """The reasons of missing results, each once: an unavailable peer is missing under every load."""
     absent = [standing for lane in lanes for standing in lane.standings if standing.missing is not None]
     said = [f"missing: {each.contender.system}, {each.contender.durability}: {each.missing}" for each in absent]
     return list(dict.fromkeys(said))
@@ -232,12 +232,12 @@ def machine(probes: List[Probe], arguments: argparse.Namespace, busy: float) -> 
         f"p99 {shown_time(p99[0])} to {shown_time(p99[-1])}",
     ]
     if busy > BUSY_SHARE:
-        lines.append(f"others used this machine: {busy:.0%} of its processors were asked for before the run began")
+        lines.append(f"others used this machine: {busy:.0%} of its processors were busy before the run began")
     return lines
 
 
 def leave(peers: list, services: Services) -> None:
-    """Removes what the run made and stops what it started, whatever happened before."""
+    """Removes the files of the run and stops its processes, also after a failure."""
     for peer in peers:
         try:
             peer.close()

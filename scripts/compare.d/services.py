@@ -19,23 +19,23 @@ class Services:
         self.started: List[str] = []
 
     def up(self, name: str) -> Dict[str, str]:
-        """Starts the server where it does not run, and answers with the addresses of all that run."""
+        """Starts the server if it does not run, and returns the addresses of all that run."""
         was_running = is_running(run([self.script, "status", name], DOWN_TIMEOUT_S))
         if not was_running:
-            # Noted before it is tried: also a server that did not come up in time must be stopped.
+            # Recorded before the attempt: a server that did not start in time must be stopped too.
             self.started.append(name)
         run([self.script, "up", name], UP_TIMEOUT_S)
         with open(os.path.join(self.root, "target", "services", "env"), encoding="utf-8") as file:
             return exported(file.read())
 
     def renew(self, name: str) -> None:
-        """Begins a server anew, and empty, where it was started here. One that ran before is left as it is."""
+        """Restarts a server, empty, if it was started here. One that was already running is not changed."""
         if name in self.started:
             run([self.script, "down", name], DOWN_TIMEOUT_S)
             run([self.script, "up", name], UP_TIMEOUT_S)
 
     def down(self) -> List[str]:
-        """Stops what was started here. Answers with what could not be stopped."""
+        """Stops the servers that were started here. Returns those that could not be stopped."""
         complaints = []
         while self.started:
             try:

@@ -1,4 +1,4 @@
-"""What scripts/compare concludes from what its programs print: `python3 -B -m unittest discover -s scripts/compare.d`."""
+"""Tests of the evaluation in scripts/compare: `python3 -B -m unittest discover -s scripts/compare.d`."""
 
 import os
 import shutil
@@ -76,7 +76,7 @@ class WhatProgramsPrint(unittest.TestCase):
     def test_what_did_not_come_and_what_came_early_is_said(self):
         output = DRIVER_OUTPUT.replace('"missing":0', '"missing":3').replace('"early":0', '"early":1')
         _, remarks = holds_driver.found_in(output, "fired_per_second")
-        self.assertEqual(remarks, ["3 messages had not come when the driver gave up", "1 MESSAGES CAME EARLY"])
+        self.assertEqual(remarks, ["3 messages had not arrived when the driver gave up", "1 MESSAGES CAME EARLY"])
 
     def test_beanstalkd_is_believed_to_sync_only_where_its_command_line_says_so(self):
         self.assertEqual(beanstalkd.pid_in(BEANSTALKD_OUTPUT), 4711)
@@ -112,7 +112,7 @@ class WhatProgramsPrint(unittest.TestCase):
 
 class WhatFollows(unittest.TestCase):
     def test_a_ratio_is_one_of_neighbours_in_time(self):
-        # The device became ten times slower between the turns: every pair still says two.
+        # The device became ten times slower between the turns: the ratio of every pair is still two.
         self.assertEqual(standing("peer", [(1000, 2000), (100, 200)]).ratios(), [2, 2])
 
     def test_where_lateness_is_compared_half_as_late_is_twice_as_good(self):
@@ -200,12 +200,12 @@ class RunningPrograms(unittest.TestCase):
         with tempfile.NamedTemporaryFile() as complaints:
             with self.assertRaisesRegex(Missing, "no room"):
                 with serving([sys.executable, "-c", "import sys; sys.exit('no room')"], complaints.name, str, start_wait_s=60):
-                    self.fail("it does not serve")
+                    self.fail("it does not start")
 
     def test_a_server_that_says_nothing_is_ended(self):
         with self.assertRaisesRegex(Missing, "did not start"):
             with serving(["sleep", "600"], os.devnull, str, start_wait_s=0.1):
-                self.fail("it does not serve")
+                self.fail("it does not start")
 
     def test_a_program_that_is_not_there_is_a_reason(self):
         with self.assertRaisesRegex(Missing, "No such file"):

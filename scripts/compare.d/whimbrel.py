@@ -8,7 +8,7 @@ from figures import Contender, Figures, Missing
 from processes import run
 
 BUILD_TIMEOUT_S = 3600
-# A round's own probes, its /healthz in turns, start and end, beside the time that is measured.
+# Time of a round's own probes, its alternating /healthz, start and end, in addition to the measured time.
 ROUND_OVERHEAD_S = 90
 DURABILITY = "fdatasync before the answer"
 
@@ -44,7 +44,7 @@ class Whimbrel:
 
 
 def figures_in(report: str, row: str):
-    """The figures of one row of the bench's JSON, and its remarks (what was refused, what had no answer)."""
+    """The figures of one row of the bench's JSON, and its remarks (rejected requests, requests without an answer)."""
     try:
         parsed = json.loads(report)
         found = next(each["figures"] for each in parsed["rows"] if each["measured"] == row)

@@ -1,4 +1,4 @@
-"""Whimbrel's holds by the same driver as its peers: each round a fresh server on a fresh folder, as it comes."""
+"""Whimbrel's holds by the same driver as its peers: each round a fresh server on a fresh folder, with default settings."""
 
 import os
 import re
@@ -49,13 +49,13 @@ class WhimbrelHolds:
 
 
 def address_in(line: str) -> Optional[str]:
-    """The address, where this line of the server's banner has it."""
+    """The address, if this line of the server's banner has it."""
     found = ADDRESS.match(line)
     return found.group(1) if found else None
 
 
 def wait_until_ready(address: str) -> None:
-    # Loopback only: a proxy that the environment names has no part in it.
+    # Loopback only: a proxy from the environment must not be used.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     until = time.monotonic() + READY_WAIT_S
     while True:

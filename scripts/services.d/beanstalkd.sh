@@ -8,7 +8,7 @@ service_beanstalkd() {
   prepare() { mkdir -p "$data/binlog"; }
   start=(beanstalkd -l 127.0.0.1 -p "$port" -b "$data/binlog" -f0)
 
-  # Its figures begin with a line that says how long they are.
+  # The answer to `stats` begins with a line that has its length.
   serves() {
     local greeting
     greeting="$( (exec 3<>"/dev/tcp/${address%:*}/${address##*:}" && printf 'stats\r\n' >&3 && read -r -t 2 greeting <&3 && printf '%s' "$greeting") 2>/dev/null)"

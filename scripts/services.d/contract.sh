@@ -1,5 +1,5 @@
-# Outside tools for the API document: a linter, two generators of clients, and a generator of requests. They are installed under target/services; the process only marks
-# that they are there. Tests find them in the folder that WHIMBREL_TEST_CONTRACT names.
+# Outside tools for the API document: a linter, two generators of clients, and a generator of requests. They are installed under
+# target/services; the process only marks that they exist. Tests find them in the folder that WHIMBREL_TEST_CONTRACT names.
 
 service_contract() {
   address="-"

@@ -1,5 +1,5 @@
-# Devices that others might have written: one on the WebSocket library `ws` of Node, one on `websockets` of Python. Whoever asks over HTTP
-# gets what such a device was sent, and how it ended.
+# Devices on independent libraries: one on the WebSocket library `ws` of Node, one on `websockets` of Python. An HTTP request
+# returns the frames that such a device received, and its end.
 
 service_devices() {
   address="127.0.0.1:${WHIMBREL_DEVICES_PORT:-17641}"

@@ -10,6 +10,6 @@ service_etcd() {
     --listen-client-urls "http://$address" --advertise-client-urls "http://$address"
     --listen-peer-urls "http://$peer" --initial-advertise-peer-urls "http://$peer"
     --initial-cluster "default=http://$peer")
-  # A member that has no leader answers too, and says so.
+  # A member without a leader answers too, and reports it.
   serves() { [[ "$(curl -s -m 2 "http://$address/health" 2>/dev/null)" == *'"health":"true"'* ]]; }
 }

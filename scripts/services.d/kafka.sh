@@ -45,7 +45,7 @@ fetch_kafka_jars() {
   say "kafka: fetching the broker from Maven Central"
   rm -rf "$libs"
   mkdir -p "$libs"
-  # Without colours: the output is read in files.
+  # Without colours: the output goes to files.
   mvn -q -B -Dstyle.color=never -f "$pom" dependency:copy-dependencies -DoutputDirectory="$libs" >&2 || return 1
   printf '%s' "$wanted" >"$libs/.pom"
 }
@@ -62,8 +62,8 @@ install_confluent_kafka() {
   "$python/bin/pip" install -q --disable-pip-version-check confluent-kafka >&2
 }
 
-# A cluster id is 16 bytes in URL-safe base64 without padding. One that began with `-` would pass for an option of
-# Kafka's own tool, so the first byte is always the same.
+# A cluster id is 16 bytes in URL-safe base64 without padding. Kafka's tool would take an id with a leading `-` for an
+# option, so the first byte is always the same.
 new_kafka_cluster_id() {
   { printf 'W'; head -c 15 /dev/urandom; } | base64 | tr '+/' '-_' | tr -d '='
 }

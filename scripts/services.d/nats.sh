@@ -1,4 +1,4 @@
-# NATS with JetStream on disk, twice: as it comes, which acknowledges before it syncs, and syncing before every acknowledgement.
+# NATS with JetStream on disk, twice: with default settings, which acknowledge before a sync, and with a sync before every acknowledgement.
 
 nats_version="${WHIMBREL_NATS_VERSION:-v2.15.2}"
 
@@ -32,7 +32,7 @@ CONFIGURATION
 
   start=("$services_dir/nats-bin/$nats_version/nats-server" --config "$data/server.conf")
 
-  # The server's greeting says whether JetStream is there; it is said to whoever connects.
+  # The server's greeting, sent to every connection, shows whether JetStream is available.
   serves() {
     local greeting
     greeting="$( (exec 3<>"/dev/tcp/${address%:*}/${address##*:}" && read -r -t 2 greeting <&3 && printf '%s' "$greeting") 2>/dev/null)"

@@ -21,7 +21,7 @@ redis_on() {
   serves() { [[ "$(redis-cli -h 127.0.0.1 -p "${address##*:}" ping 2>/dev/null)" == PONG ]]; }
 }
 
-# The three nodes are processes of one small script, which ends them when it is ended. Their bus ports are 10 000 above.
+# The three nodes are processes of one small script, which stops them when it is stopped. Their bus ports are 10 000 above.
 service_redis_cluster() {
   local first="${WHIMBREL_REDIS_CLUSTER_PORT:-17681}"
   cluster_ports=("$first" $((first + 1)) $((first + 2)))

@@ -1,5 +1,5 @@
-# A subscriber that others might have written: it believes a callback only where the library of Standard Webhooks does.
-# It answers 204 where the signature verifies under the secret that its path names, and 400 where it does not.
+# A subscriber on an independent library: it verifies callbacks with the library of Standard Webhooks. It answers 204 if the
+# signature is valid for the secret in its path, and 400 if it is not.
 
 service_webhooks() {
   address="127.0.0.1:${WHIMBREL_WEBHOOKS_PORT:-17640}"

@@ -1,7 +1,7 @@
-//! The platforms and their settings: a view of the catalogue, kept up by a watch.
+//! The platforms and their settings: a view of the catalogue, updated by a watch.
 //!
-//! A platform is there without anybody having made it: one that nobody configured has the defaults. Only what somebody decided is in the
-//! catalogue, an entry for each platform. Asking takes no lock: carriers ask for every seat that they serve.
+//! Every platform exists; one that is not configured has the defaults. The catalogue has one entry for each configured platform. Reads
+//! take no lock, because carriers read the settings for every seat.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,17 +13,16 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_model::people::{PLATFORM_PREFIX, Platform, PlatformSettings};
 use whimbrel_model::ports::{Catalogue, CatalogueError};
 
-/// Platforms that may be configured at one time.
 pub const PLATFORMS_MAX: usize = 1_000;
-/// Tries at a write that somebody else was faster at.
+/// The most attempts at a write that conflicts with other writers.
 const CONFLICT_TRIES: usize = 16;
-/// Between two looks at a catalogue that keeps changing or cannot be reached.
+/// The pause between two reads of a catalogue that keeps changing.
 const RELOAD_PAUSE: Duration = Duration::from_millis(50);
 const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlatformError {
-    #[error("{PLATFORMS_MAX} platforms are configured already; put one back to the defaults first")]
+    #[error("{PLATFORMS_MAX} platforms are configured already; reset one to the defaults first")]
     TooMany,
     #[error(transparent)]
     Catalogue(#[from] CatalogueError),
@@ -31,25 +30,24 @@ pub enum PlatformError {
 
 pub struct Platforms {
     catalogue: Arc<dyn Catalogue>,
-    map: ArcSwap<HashMap<Platform, Configured>>,
-    /// What a platform has that nobody configured.
+    map: ArcSwap<HashMap<Platform, ConfiguredPlatform>>,
     defaults: Arc<PlatformSettings>,
-    /// Whoever changes platforms in this process holds this, over catalogue and map.
+    /// Held by the task that changes platforms in this process, over catalogue and map.
     changing: Mutex<()>,
     changes: watch::Sender<u64>,
 }
 
-/// What somebody decided about a platform, with the version of the catalogue's entry.
+/// The settings of a configured platform, with the version of the catalogue's entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Configured {
+struct ConfiguredPlatform {
     settings: Arc<PlatformSettings>,
     version: u64,
 }
 
 impl Platforms {
-    /// Reads the catalogue. An entry that cannot be read is left out and reported.
+    /// Reads the catalogue. An entry that cannot be decoded is skipped and reported.
     ///
-    /// Whoever opens it also runs [`Platforms::watch`].
+    /// The caller must also run [`Platforms::watch`].
     pub async fn open(catalogue: Arc<dyn Catalogue>) -> Result<Self, PlatformError> {
         let platforms = Self {
             catalogue,
@@ -64,13 +62,11 @@ impl Platforms {
         Ok(platforms)
     }
 
-    /// The settings that are in force for a platform.
     pub fn get(&self, platform: &Platform) -> Arc<PlatformSettings> {
         let map = self.map.load();
         Arc::clone(map.get(platform).map_or(&self.defaults, |configured| &configured.settings))
     }
 
-    /// Those that somebody configured, by name.
     pub fn configured(&self) -> Vec<(Platform, Arc<PlatformSettings>)> {
         let map = self.map.load();
         let mut all: Vec<_> = map.iter().map(|(name, each)| (name.clone(), Arc::clone(&each.settings))).collect();
@@ -82,12 +78,12 @@ impl Platforms {
         self.map.load().contains_key(platform)
     }
 
-    /// A number that grows whenever the settings of any platform changed.
+    /// A number that grows when the settings of any platform change.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Configures a platform: these are its settings from now on. Answers whether nobody had configured it before.
+    /// Configures a platform. Returns whether it was not configured before.
     pub async fn put(&self, platform: &Platform, settings: PlatformSettings) -> Result<bool, PlatformError> {
         let changing = self.changing.lock().await;
         let value = serde_json::to_vec(&settings).expect("a platform's settings are plain data");
@@ -100,7 +96,7 @@ impl Platforms {
             }
             match self.catalogue.put(&key, value.clone(), found).await {
                 Ok(version) => {
-                    self.show(platform, Some(Configured { settings: Arc::new(settings), version }), &changing);
+                    self.show(platform, Some(ConfiguredPlatform { settings: Arc::new(settings), version }), &changing);
                     return Ok(found.is_none());
                 }
                 Err(CatalogueError::Conflict { .. }) if tries < CONFLICT_TRIES => tries += 1,
@@ -109,7 +105,7 @@ impl Platforms {
         }
     }
 
-    /// Puts a platform back to the defaults. Answers whether somebody had configured it.
+    /// Resets a platform to the defaults. Returns whether it was configured.
     pub async fn remove(&self, platform: &Platform) -> Result<bool, PlatformError> {
         let changing = self.changing.lock().await;
         let key = key_of(platform);
@@ -130,7 +126,6 @@ impl Platforms {
         }
     }
 
-    /// Follows the catalogue until the shutdown.
     pub async fn watch(&self, shutdown: CancellationToken) {
         let mut seen = 0;
         loop {
@@ -148,7 +143,7 @@ impl Platforms {
             let pause = match outcome {
                 Ok(()) => RELOAD_PAUSE,
                 Err(error) => {
-                    tracing::warn!(%error, "platforms changed and could not be followed; trying again");
+                    tracing::warn!(%error, "cannot read changed platforms from the catalogue; retrying");
                     WATCH_RETRY_AFTER
                 }
             };
@@ -166,7 +161,7 @@ impl Platforms {
         for (key, found) in entries {
             let name = key.strip_prefix(PLATFORM_PREFIX).unwrap_or_default();
             let Ok(platform) = Platform::new(name) else {
-                tracing::error!(key, "the catalogue has a platform that cannot be one; it is left out");
+                tracing::error!(key, "skipped an entry of the catalogue with an invalid platform name");
                 continue;
             };
             let known = before.get(&platform);
@@ -176,10 +171,10 @@ impl Platforms {
             }
             match serde_json::from_slice(&found.value) {
                 Ok(settings) => {
-                    map.insert(platform, Configured { settings: Arc::new(settings), version: found.version });
+                    map.insert(platform, ConfiguredPlatform { settings: Arc::new(settings), version: found.version });
                 }
                 Err(error) => {
-                    tracing::error!(%error, "the platform {platform:?} is as it was before until this is mended");
+                    tracing::error!(%error, "cannot decode the entry of platform {platform:?}; its previous settings stay in force");
                     known.into_iter().for_each(|known| drop(map.insert(platform.clone(), known.clone())));
                 }
             }
@@ -191,7 +186,7 @@ impl Platforms {
         Ok(())
     }
 
-    fn show(&self, platform: &Platform, configured: Option<Configured>, _changing: &MutexGuard<'_, ()>) {
+    fn show(&self, platform: &Platform, configured: Option<ConfiguredPlatform>, _changing: &MutexGuard<'_, ()>) {
         let mut map = HashMap::clone(&self.map.load());
         match configured {
             Some(configured) => map.insert(platform.clone(), configured),

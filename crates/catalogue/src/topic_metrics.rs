@@ -4,21 +4,16 @@
 
 use metrics::{Counter, counter};
 
-/// Messages accepted, by topic.
 pub const PUBLISHED_MESSAGES: &str = "whimbrel_published_messages_total";
-/// Messages accepted to be held, by topic.
 pub const HELD_MESSAGES: &str = "whimbrel_held_messages_total";
-/// Payload bytes accepted, by topic.
 pub const PUBLISHED_BYTES: &str = "whimbrel_published_bytes_total";
-/// Messages returned to readers, by topic.
 pub const READ_MESSAGES: &str = "whimbrel_read_messages_total";
 
-/// The names above with their meaning, for the reference and the server's descriptions.
 pub const NAMES: &[(&str, &str)] = &[
     (PUBLISHED_MESSAGES, "Messages accepted, by topic"),
-    (HELD_MESSAGES, "Messages accepted to be held, by topic"),
+    (HELD_MESSAGES, "Messages accepted as holds, by topic"),
     (PUBLISHED_BYTES, "Payload bytes accepted, by topic"),
-    (READ_MESSAGES, "Messages handed to readers, by topic"),
+    (READ_MESSAGES, "Messages returned to readers, by topic"),
 ];
 
 /// The handles of one topic. Install the metrics recorder before creating them, or they count nothing.

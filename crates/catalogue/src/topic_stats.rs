@@ -1,8 +1,8 @@
-//! Figures of each topic by the minute: what was published, fired, delivered, failed, and how long it took.
+//! Statistics of each topic by the minute: published, fired, delivered and failed messages, and durations.
 //!
-//! Whoever does something counts it here, on any thread, at the cost of a lock that nobody else wants. A minute that is over goes to the
-//! node's notebook; the running one is in memory only, so that a crash costs a minute of figures and never a message. Nothing here may
-//! wait or fail.
+//! Any thread counts here, at the cost of a lock that is almost never contended. A finished minute is written to the node's notebook. The
+//! present minute is in memory only, so a crash costs at most one minute of statistics, and never a message. Counting must neither wait
+//! nor fail.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
@@ -11,44 +11,40 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use whimbrel_model::ports::{MinuteRow, Notebook};
+use whimbrel_model::ports::{AttemptStore, MinuteRow};
 use whimbrel_model::{Clock, Timestamp, TopicNumber};
 
-/// Counting is spread over so many locks, by thread.
+/// The number of locks over which counting is spread, by thread.
 const SHARDS: usize = 16;
-/// How often minutes are looked for that are over.
+/// How often finished minutes are written to the notebook.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 const MINUTE_MS: i64 = 60_000;
 
-/// The figures of all topics on this node.
 pub struct TopicStats {
     clock: Arc<dyn Clock>,
-    notebook: Arc<dyn Notebook>,
-    shards: [Mutex<Shard>; SHARDS],
+    notebook: Arc<dyn AttemptStore>,
+    shards: [Mutex<StatsShard>; SHARDS],
 }
 
-/// What the threads of one lock have counted in one minute.
+/// The counts of one lock's threads in one minute.
 #[derive(Default)]
-struct Shard {
+struct StatsShard {
     /// The minute's start, in milliseconds.
     minute_ms: i64,
     rows: HashMap<TopicNumber, MinuteRow, foldhash::fast::FixedState>,
 }
 
-/// Rows of a minute that is over.
-type Finished = (Timestamp, Vec<(TopicNumber, MinuteRow)>);
+type FinishedMinute = (Timestamp, Vec<(TopicNumber, MinuteRow)>);
 
 impl TopicStats {
-    pub fn new(clock: Arc<dyn Clock>, notebook: Arc<dyn Notebook>) -> Arc<Self> {
+    pub fn new(clock: Arc<dyn Clock>, notebook: Arc<dyn AttemptStore>) -> Arc<Self> {
         Arc::new(Self { clock, notebook, shards: std::array::from_fn(|_| Mutex::default()) })
     }
 
-    /// So many messages of a topic were accepted into it.
     pub fn published(&self, topic: TopicNumber, count: u64) {
         self.count(topic, |row| row.published += count);
     }
 
-    /// A hold of a topic fired so long after it was due.
     pub fn fired(&self, topic: TopicNumber, lateness_us: u64) {
         self.count(topic, |row| {
             row.fired += 1;
@@ -56,7 +52,7 @@ impl TopicStats {
         });
     }
 
-    /// A message of a topic was delivered: so long after its publish, or its due time, by a callback that took so long, if it was one.
+    /// Counts a delivered message, with the time since its publish or due time, and the duration of the callback if there was one.
     pub fn delivered(&self, topic: TopicNumber, publish_to_delivery_us: u64, callback_us: Option<u64>) {
         self.count(topic, |row| {
             row.delivered += 1;
@@ -65,7 +61,7 @@ impl TopicStats {
         });
     }
 
-    /// A delivery of a message of a topic failed, after a callback that took so long, if it was one.
+    /// Counts a failed delivery, with the duration of the callback if there was one.
     pub fn failed(&self, topic: TopicNumber, callback_us: Option<u64>) {
         self.count(topic, |row| {
             row.failed += 1;
@@ -73,7 +69,7 @@ impl TopicStats {
         });
     }
 
-    /// The rows of a topic from a minute on to before another, in order, the running one included.
+    /// The rows of a topic from `from` to before `to`, in order, including the present minute.
     pub async fn minutes(&self, topic: TopicNumber, from: Timestamp, to: Timestamp) -> Vec<(Timestamp, MinuteRow)> {
         let mut rows: BTreeMap<Timestamp, MinuteRow> =
             self.notebook.minutes(topic, from, to).await.into_iter().collect();
@@ -87,7 +83,7 @@ impl TopicStats {
         rows.into_iter().collect()
     }
 
-    /// Hands minutes over that are over, also of topics of which nothing is counted any more, until the shutdown; then all of them.
+    /// Writes finished minutes to the notebook until the shutdown, then all minutes. This includes topics without new messages.
     pub async fn run(&self, shutdown: CancellationToken) {
         loop {
             tokio::select! {
@@ -113,15 +109,15 @@ impl TopicStats {
         }
     }
 
-    fn hand_over(&self, finished: Option<Finished>) {
+    fn hand_over(&self, finished: Option<FinishedMinute>) {
         let Some((minute, rows)) = finished else { return };
         rows.into_iter().for_each(|(topic, row)| self.notebook.note_minute(topic, minute, row));
     }
 }
 
-impl Shard {
-    /// Goes on to a minute, and gives what an earlier one had. A clock that falls back counts into the minute that it was.
-    fn turn_to(&mut self, minute_ms: i64) -> Option<Finished> {
+impl StatsShard {
+    /// Starts a minute, and returns the rows of the earlier one. After a step back of the clock, counts go to the later minute.
+    fn turn_to(&mut self, minute_ms: i64) -> Option<FinishedMinute> {
         if minute_ms <= self.minute_ms {
             return None;
         }
@@ -135,11 +131,11 @@ fn minute_of(time: Timestamp) -> i64 {
     time.as_millis().div_euclid(MINUTE_MS) * MINUTE_MS
 }
 
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+fn lock(shard: &Mutex<StatsShard>) -> MutexGuard<'_, StatsShard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Threads take turns, so that those that count most have a lock each.
+/// Assigns locks to threads in turn, so that busy threads have a lock each.
 fn shard_of_this_thread() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static MINE: Cell<Option<usize>> = const { Cell::new(None) });
@@ -154,7 +150,7 @@ fn shard_of_this_thread() -> usize {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicI64;
-    use whimbrel_model::ports::{AttemptNote, PortFuture};
+    use whimbrel_model::ports::{AttemptRecord, PortFuture};
     use whimbrel_model::{PartitionId, SubscriptionNumber};
 
     struct StillClock(AtomicI64);
@@ -168,10 +164,10 @@ mod tests {
     #[derive(Default)]
     struct Rows(Mutex<BTreeMap<(TopicNumber, Timestamp), MinuteRow>>);
 
-    impl Notebook for Rows {
-        fn note(&self, _: Vec<AttemptNote>) {}
+    impl AttemptStore for Rows {
+        fn note(&self, _: Vec<AttemptRecord>) {}
 
-        fn attempts(&self, _: SubscriptionNumber, _: PartitionId, _: u64) -> PortFuture<'_, Vec<AttemptNote>> {
+        fn attempts(&self, _: SubscriptionNumber, _: PartitionId, _: u64) -> PortFuture<'_, Vec<AttemptRecord>> {
             Box::pin(async { Vec::new() })
         }
 
@@ -198,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_minute_that_is_over_is_in_the_notebook_and_the_running_one_is_added() {
+    async fn a_finished_minute_is_in_the_notebook_and_the_present_one_is_added() {
         let (clock, notebook) = (Arc::new(StillClock(AtomicI64::new(60_500))), Arc::new(Rows::default()));
         let stats = TopicStats::new(clock.clone(), notebook.clone());
         stats.published(TOPIC, 3);
@@ -210,11 +206,11 @@ mod tests {
         let published: Vec<_> = rows.iter().map(|(minute, row)| (minute.as_millis(), row.published)).collect();
         assert_eq!(published, [(60_000, 3), (120_000, 1)]);
         assert_eq!((rows[0].1.delivered, rows[0].1.callback.average()), (1, Some(1_000)));
-        assert!(stats.minutes(TOPIC, at(0), at(60_000)).await.is_empty(), "the end is left out");
+        assert!(stats.minutes(TOPIC, at(0), at(60_000)).await.is_empty(), "the end is exclusive");
     }
 
     #[tokio::test]
-    async fn what_many_threads_count_adds_up_and_nothing_is_lost_at_the_end() {
+    async fn counts_of_many_threads_add_up_and_none_is_lost_at_the_shutdown() {
         let (clock, notebook) = (Arc::new(StillClock(AtomicI64::new(60_500))), Arc::new(Rows::default()));
         let stats = TopicStats::new(clock, notebook.clone());
         let threads: Vec<_> = (0..SHARDS * 2)
@@ -231,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_clock_that_falls_back_loses_nothing() {
+    async fn a_step_back_of_the_clock_loses_no_counts() {
         let (clock, notebook) = (Arc::new(StillClock(AtomicI64::new(120_000))), Arc::new(Rows::default()));
         let stats = TopicStats::new(clock.clone(), notebook);
         stats.published(TOPIC, 1);

@@ -1,4 +1,4 @@
-//! The client itself: one HTTP request per call, typed answers, a bound on waiting.
+//! The client: one HTTP request per call, typed responses, a timeout for each.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use serde::de::DeserializeOwned;
 
 use crate::{Accepted, ClientError, Message, NewMessage, Position, Problem, ReadPage, Tail, TopicInfo, TopicSettings};
 
-/// How long an answer may take, beyond what the request itself asks to wait.
+/// The default timeout of a response, in addition to the wait that the request asks for.
 const ANSWER_WAIT_DEFAULT: Duration = Duration::from_secs(30);
-/// How long a connection may take to come about.
+/// The connect timeout.
 const CONNECT_WAIT: Duration = Duration::from_secs(5);
-/// Characters of an unexpected answer that an error shows.
+/// Characters of an unexpected response in an error.
 const SHOWN_CHARS: usize = 200;
 
-/// A server to talk to. Cloning shares its connections.
+/// A client of one server. Clones share their connections.
 #[derive(Debug, Clone)]
 pub struct Client {
     http: HttpClient<HttpConnector, Full<Bytes>>,
@@ -32,36 +32,36 @@ pub struct Client {
     answer_wait: Duration,
 }
 
-/// What to read.
+/// A range of messages to read.
 #[derive(Debug, Clone, Default)]
 pub struct ReadFrom {
     pub partition: u32,
     pub position: Position,
-    /// At most so many messages; the server has a default.
+    /// The maximum number of messages. `None`: the server's default.
     pub limit: Option<usize>,
-    /// How long to wait at the end for something new.
+    /// How long to wait for new messages at the end of the partition.
     pub wait: Option<Duration>,
 }
 
-/// Where a tail begins.
+/// The start of a tail.
 #[derive(Debug, Clone, Default)]
 pub struct TailFrom {
-    /// All partitions where none is named.
+    /// `None`: all partitions.
     pub partition: Option<u32>,
-    /// Where nothing is said: from now on.
+    /// `None`: only new messages.
     pub position: Option<Position>,
-    /// What [`Tail::last_event_id`] said: goes on behind that.
+    /// Resume after this [`Tail::last_event_id`].
     pub last_event_id: Option<String>,
 }
 
 impl Client {
-    /// A client of the server at `url`, such as `http://127.0.0.1:7600`. It connects with the first request.
+    /// Creates a client of the server at `url`, such as `http://127.0.0.1:7600`. It connects with the first request.
     pub fn new(url: &str) -> Result<Self, ClientError> {
         let bad = |why| ClientError::BadUrl { url: url.to_owned(), why };
         let uri: http::Uri = url.trim_end_matches('/').parse().map_err(|_| bad("write http://host:port"))?;
         match uri.scheme_str() {
             Some("http") => {}
-            Some("https") => return Err(bad("https is not spoken; use a proxy that ends it, or http")),
+            Some("https") => return Err(bad("https is not supported; use http, or a proxy that terminates TLS")),
             _ => return Err(bad("write http://host:port")),
         }
         if uri.host().is_none_or(str::is_empty) || uri.query().is_some() {
@@ -81,13 +81,13 @@ impl Client {
     /// Sends this API key with every request.
     pub fn with_api_key(mut self, key: &str) -> Result<Self, ClientError> {
         let mut value = HeaderValue::try_from(format!("Bearer {key}"))
-            .map_err(|_| ClientError::BadRequest("the API key has characters that a header cannot carry".into()))?;
+            .map_err(|_| ClientError::BadRequest("the API key has characters that are invalid in a header".into()))?;
         value.set_sensitive(true);
         self.authorization = Some(value);
         Ok(self)
     }
 
-    /// How long an answer may take, beyond what the request itself asks to wait. 30 s unless told.
+    /// Sets the timeout of a response, in addition to the wait that the request asks for. Default: 30 s.
     pub fn with_answer_wait(mut self, wait: Duration) -> Self {
         self.answer_wait = wait;
         self
@@ -98,7 +98,7 @@ impl Client {
         &self.base
     }
 
-    /// Publishes one message; its payload goes as it is. Durable when this returns.
+    /// Publishes one message, with its payload unchanged. The message is durable when this returns.
     pub async fn publish(&self, topic: &str, message: &NewMessage) -> Result<Accepted, ClientError> {
         let mut request = self.request(Method::POST, &format!("/v1/topics/{}/messages", escaped(topic)));
         let attributes = [
@@ -115,22 +115,22 @@ impl Client {
             }
         }
         for (name, value) in &message.headers {
-            // CloudEvents attributes travel under their own names, everything else under the prefix.
+            // CloudEvents attributes keep their names; all other headers get the prefix.
             let sent_as = if name.to_ascii_lowercase().starts_with("ce-") {
                 name.clone()
             } else {
                 format!("whimbrel-header-{name}")
             };
             let sent_as = HeaderName::try_from(&sent_as)
-                .map_err(|_| ClientError::BadRequest(format!("`{name}` is not a header's name")))?;
+                .map_err(|_| ClientError::BadRequest(format!("`{name}` is not a valid header name")))?;
             let value = header_value(name, value)?;
             request = request.header(sent_as, value);
         }
         self.answer(request, message.payload.clone(), self.answer_wait).await
     }
 
-    /// Publishes many messages in one request: all accepted, with one answer each in order, or refused whole, except for the
-    /// problem `partly_appended`, which says what became of each.
+    /// Publishes many messages in one request. Either all are accepted, with one result each in order, or none is. Exception: the problem
+    /// `partly_appended`, which contains the result of each message.
     pub async fn publish_batch<'a>(
         &self,
         topic: &str,
@@ -144,16 +144,16 @@ impl Client {
         self.publish_ndjson(topic, lines.into()).await
     }
 
-    /// The same with entries that are lines of JSON already.
+    /// Like [`Self::publish_batch`], with entries that are lines of JSON.
     pub async fn publish_ndjson(&self, topic: &str, lines: Bytes) -> Result<Vec<Accepted>, ClientError> {
         #[derive(Deserialize)]
-        struct Answers {
+        struct BatchAnswer {
             messages: Vec<Accepted>,
         }
         let request = self
             .request(Method::POST, &format!("/v1/topics/{}/batch", escaped(topic)))
             .header(header::CONTENT_TYPE, "application/x-ndjson");
-        let answers: Answers = self.answer(request, lines, self.answer_wait).await?;
+        let answers: BatchAnswer = self.answer(request, lines, self.answer_wait).await?;
         Ok(answers.messages)
     }
 
@@ -192,7 +192,7 @@ impl Client {
         Err(self.refusal(status, &bytes))
     }
 
-    /// Where a message is, by its id.
+    /// Finds a message by its id.
     pub async fn message(&self, id: &str) -> Result<Message, ClientError> {
         let request = self.request(Method::GET, &format!("/v1/messages/{}", escaped(id)));
         self.answer(request, Bytes::new(), self.answer_wait).await
@@ -200,10 +200,10 @@ impl Client {
 
     pub async fn topics(&self) -> Result<Vec<TopicInfo>, ClientError> {
         #[derive(Deserialize)]
-        struct Topics {
+        struct TopicList {
             topics: Vec<TopicInfo>,
         }
-        let topics: Topics =
+        let topics: TopicList =
             self.answer(self.request(Method::GET, "/v1/topics"), Bytes::new(), self.answer_wait).await?;
         Ok(topics.topics)
     }
@@ -213,7 +213,7 @@ impl Client {
         self.answer(request, Bytes::new(), self.answer_wait).await
     }
 
-    /// Makes the topic, or changes what `settings` names of it.
+    /// Creates the topic, or changes the given `settings`.
     pub async fn put_topic(&self, topic: &str, settings: &TopicSettings) -> Result<TopicInfo, ClientError> {
         let body = serde_json::to_vec(settings).map_err(|error| ClientError::BadRequest(error.to_string()))?;
         let request = self
@@ -222,12 +222,12 @@ impl Client {
         self.answer(request, body.into(), self.answer_wait).await
     }
 
-    /// Drops the topic and all its messages. One with pending holds is refused.
+    /// Deletes the topic and all its messages. Fails if the topic has pending holds.
     pub async fn delete_topic(&self, topic: &str) -> Result<(), ClientError> {
         self.delete(&format!("/v1/topics/{}", escaped(topic))).await
     }
 
-    /// Withdraws what is held for the topic, then drops it and all its messages.
+    /// Withdraws the pending holds of the topic, then deletes it and all its messages.
     pub async fn delete_topic_and_holds(&self, topic: &str) -> Result<(), ClientError> {
         self.delete(&format!("/v1/topics/{}?holds=withdraw", escaped(topic))).await
     }
@@ -310,7 +310,7 @@ impl Client {
     }
 }
 
-/// The innermost reason, which is the one that says something to people.
+/// The innermost cause, which is the most specific.
 pub(crate) fn why(error: &dyn std::error::Error) -> String {
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {
@@ -321,7 +321,7 @@ pub(crate) fn why(error: &dyn std::error::Error) -> String {
 
 pub(crate) fn header_value(name: &str, value: &str) -> Result<HeaderValue, ClientError> {
     HeaderValue::try_from(value).map_err(|_| {
-        ClientError::BadRequest(format!("the value of `{name}` has characters that a header cannot carry"))
+        ClientError::BadRequest(format!("the value of `{name}` has characters that are invalid in a header"))
     })
 }
 
@@ -334,7 +334,7 @@ fn add_position(path: &mut String, position: &Position) {
     };
 }
 
-/// A piece of a path or a query's value, everything but unreserved characters escaped.
+/// Percent-encodes a path segment or query value, except unreserved characters.
 pub(crate) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_judged_before_anything_is_sent() {
+    fn addresses_are_validated_before_anything_is_sent() {
         for good in ["http://127.0.0.1:7600", "http://whimbrel.example/", "http://[::1]:7600/behind/a/proxy"] {
             assert!(Client::new(good).is_ok(), "{good}");
         }
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_leave_their_place_in_a_path() {
+    fn names_are_escaped_in_a_path() {
         assert_eq!(escaped("orders.eu-1_x"), "orders.eu-1_x");
         assert_eq!(escaped("a/b?c=d%#é"), "a%2Fb%3Fc%3Dd%25%23%C3%A9");
     }

@@ -1,21 +1,21 @@
-//! What can go wrong, as a caller branches on it: the server's own refusal with its stable code, or a failure on the way.
+//! Errors of the client: a rejection by the server with its stable code, or a failure of the transfer.
 
 use serde::{Deserialize, Serialize};
 
-/// The server's answer to a request it refused (RFC 9457).
+/// The response to a rejected request (RFC 9457).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
     #[serde(default)]
     pub title: String,
     #[serde(default)]
     pub status: u16,
-    /// A stable word to branch on, such as `unknown_topic`.
+    /// A stable identifier for callers to branch on, such as `unknown_topic`.
     #[serde(default)]
     pub code: String,
-    /// A sentence for people.
+    /// A sentence for users.
     #[serde(default)]
     pub detail: String,
-    /// Whatever else the problem says: the index of a bad entry, the first kept offset.
+    /// Other members of the problem: the index of an invalid entry, the first retained offset.
     #[serde(flatten)]
     pub members: serde_json::Map<String, serde_json::Value>,
 }
@@ -24,28 +24,28 @@ pub struct Problem {
 pub enum ClientError {
     #[error("`{url}` is not a server's address: {why}")]
     BadUrl { url: String, why: &'static str },
-    /// The request cannot be sent as it is: a header or a name has characters that HTTP does not carry.
+    /// The request is invalid: a header or a name has characters that HTTP does not allow.
     #[error("the request cannot be sent: {0}")]
     BadRequest(String),
-    /// Nothing was sent: no connection came about.
+    /// No connection could be opened. Nothing was sent.
     #[error("no connection to {server}: {why}")]
     Unreachable { server: String, why: String },
-    /// The connection broke or the answer could not be read. What was sent may have been accepted.
+    /// The connection failed, or the response could not be read. The request may have been accepted.
     #[error("the connection to {server} failed: {why}")]
     Broken { server: String, why: String },
-    /// No answer in time. What was sent may have been accepted.
+    /// No response in time. The request may have been accepted.
     #[error("{server} did not answer within {waited_ms} ms")]
     Timeout { server: String, waited_ms: u128 },
-    /// The server refused.
+    /// The server rejected the request.
     #[error("{} ({})", .0.detail, .0.code)]
     Problem(Box<Problem>),
-    /// The server answered with something that is not in its contract: probably it is another server.
+    /// The response is not one of the API: probably the address is of another server.
     #[error("{server} answered {status} with something unexpected: {shown}")]
     Unexpected { server: String, status: u16, shown: String },
 }
 
 impl ClientError {
-    /// The problem's stable code, where the server refused.
+    /// The problem's stable code, if the server rejected the request.
     pub fn code(&self) -> Option<&str> {
         match self {
             Self::Problem(problem) => Some(&problem.code),
@@ -53,7 +53,7 @@ impl ClientError {
         }
     }
 
-    /// Whether what was sent may have been accepted all the same.
+    /// Whether the request may have been accepted despite the error.
     pub fn outcome_is_unknown(&self) -> bool {
         match self {
             Self::Broken { .. } | Self::Timeout { .. } | Self::Unexpected { .. } => true,

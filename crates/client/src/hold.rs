@@ -1,45 +1,44 @@
-//! Holds: messages that arrive later, as the server shows them and as they are moved.
+//! Holds (messages with a due time): queries, commands and their results.
 
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Serialize, Serializer};
 
-/// A hold as the server shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HoldInfo {
     pub id: String,
     pub topic: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// `held` while it is pending; `fired`, `withdrawn` or `dead` after.
+    /// `held` while pending; then `fired`, `withdrawn` or `dead`.
     pub state: String,
     /// A time in RFC 3339.
     pub due: String,
     #[serde(default)]
     pub published_at: String,
-    /// What `if_version` of an extension compares. Only what is pending has one.
+    /// The version for [`Extension::if_version`]. Only pending holds have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// Whatever else the server says of it: `fired_at`, or the `reason` of a dead one.
+    /// Other members of the response: `fired_at`, or the `reason` of a dead hold.
     #[serde(flatten)]
     pub more: serde_json::Map<String, serde_json::Value>,
 }
 
-/// When a hold shall be due.
+/// A new due time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NewDue {
-    /// So much later than it was due, or earlier: `10m`, `-10m`.
+    /// Relative to the present due time: `10m` later, `-10m` earlier.
     By(String),
-    /// A time in RFC 3339; one in the past fires now.
+    /// A time in RFC 3339. A time in the past fires the hold now.
     Until(String),
 }
 
-/// What to do to a hold's due time, and under which conditions.
+/// A change of a hold's due time, with its conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extension {
     pub to: NewDue,
-    /// Only where the hold has this version.
+    /// The request fails unless the hold has this version.
     pub if_version: Option<u64>,
-    /// Makes a repeat return the first answer: with [`NewDue::By`] the hold is moved once, not twice.
+    /// A repeat with the same key returns the first result: with [`NewDue::By`] the hold is moved once, not twice.
     pub idempotency_key: Option<String>,
 }
 
@@ -67,7 +66,7 @@ impl Extension {
     }
 }
 
-/// The request's body; the idempotency key is a header.
+/// The request body. The idempotency key is a header.
 impl Serialize for Extension {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
@@ -82,22 +81,22 @@ impl Serialize for Extension {
     }
 }
 
-/// What a command about a hold did. It is definite: it stays true.
+/// The result of a command about a hold. It is final.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HoldOutcome {
     /// `rescheduled`, `withdrawn` or `fired`.
     pub outcome: String,
-    /// When it is due now, of a hold that was rescheduled.
+    /// The new due time of a rescheduled hold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// Whatever else the server says: where a hold's message is that fired.
+    /// Other members of the response: the location of a fired message.
     #[serde(flatten)]
     pub more: serde_json::Map<String, serde_json::Value>,
 }
 
-/// Which holds to list or to count.
+/// Selects the holds to list or count.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HoldFilter {
     pub topic: Option<String>,
@@ -105,24 +104,24 @@ pub struct HoldFilter {
     pub from: Option<String>,
     /// Due before this time, in RFC 3339.
     pub to: Option<String>,
-    /// `dead`: those that could never be written. Pending ones where nothing is said.
+    /// `dead`: holds that could not be fired. `None`: pending holds.
     pub state: Option<String>,
-    /// At most so many; the server has a default.
+    /// The maximum number of holds. `None`: the server's default.
     pub limit: Option<usize>,
-    /// What [`HoldPage::cursor`] said: goes on behind that.
+    /// Continue from this [`HoldPage::cursor`].
     pub cursor: Option<String>,
 }
 
-/// Some holds in due order, and where to go on.
+/// A page of holds in due order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HoldPage {
     pub holds: Vec<HoldInfo>,
-    /// Nothing: there are no more.
+    /// The start of the next page. `None`: this is the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
 }
 
-/// How many holds come due when.
+/// The number of pending holds, in total and by due time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldCounts {
     pub count: u64,
@@ -142,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_extension_says_by_or_until_and_never_its_key() {
+    fn an_extension_contains_by_or_until_and_never_its_key() {
         let by = Extension::by("10m").idempotency_key("k");
         assert_eq!(serde_json::to_string(&by).unwrap(), r#"{"by":"10m"}"#);
         let until = Extension::until("2026-01-31T09:30:00Z").if_version(7);
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_that_is_over_is_read_with_what_became_of_it() {
+    fn a_fired_hold_is_decoded_with_its_further_members() {
         let text = r#"{"id":"a","topic":"t","state":"fired","due":"x","published_at":"y","fired_at":"z"}"#;
         let hold: HoldInfo = serde_json::from_str(text).unwrap();
         assert_eq!((hold.version, &hold.more["fired_at"]), (None, &"z".into()));

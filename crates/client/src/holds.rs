@@ -1,4 +1,4 @@
-//! What can be asked about holds: hold, extend, withdraw, fire, look, list, count.
+//! Requests about holds: hold, extend, withdraw, fire, look up, list, count.
 
 use std::fmt::Write as _;
 
@@ -11,11 +11,11 @@ use crate::{
 };
 
 impl Client {
-    /// Holds a message until its `delay` or `deliver_at`. Durable when this returns. What is due already is published at once, and is
-    /// then refused here: publish it with [`Client::publish`], which answers with either.
+    /// Holds a message until its `delay` or `deliver_at`. The hold is durable when this returns. The server publishes a message whose due
+    /// time has passed at once, which is an error here; [`Client::publish`] accepts both results.
     pub async fn hold(&self, topic: &str, message: &NewMessage) -> Result<Held, ClientError> {
         if message.delay.is_none() && message.deliver_at.is_none() {
-            return Err(ClientError::BadRequest("a hold needs a delay or a time to deliver at".into()));
+            return Err(ClientError::BadRequest("a hold needs `delay` or `deliver_at`".into()));
         }
         match self.publish(topic, message).await? {
             Accepted::Held(held) => Ok(held),
@@ -27,12 +27,12 @@ impl Client {
         }
     }
 
-    /// A hold by its id, as the shard's owner knows it.
+    /// Looks up a hold by its id, at the owner of its shard.
     pub async fn look(&self, id: &str) -> Result<HoldInfo, ClientError> {
         self.answer(self.request(Method::GET, &hold_path(id, "")), Bytes::new(), self.answer_wait()).await
     }
 
-    /// Gives a hold another due time, in either direction.
+    /// Changes the due time of a hold, in either direction.
     pub async fn extend(&self, id: &str, extension: &Extension) -> Result<HoldOutcome, ClientError> {
         let body = serde_json::to_vec(extension).map_err(|error| ClientError::BadRequest(error.to_string()))?;
         let mut request =
@@ -43,23 +43,23 @@ impl Client {
         self.answer(request, body.into(), self.answer_wait()).await
     }
 
-    /// Takes a hold back: where this returns, its message never reaches its topic.
+    /// Withdraws a hold. If this succeeds, its message never reaches its topic.
     pub async fn withdraw(&self, id: &str) -> Result<HoldOutcome, ClientError> {
         self.answer(self.request(Method::DELETE, &hold_path(id, "")), Bytes::new(), self.answer_wait()).await
     }
 
-    /// Fires a hold now, whatever its due time.
+    /// Fires a hold now, before its due time.
     pub async fn fire(&self, id: &str) -> Result<HoldOutcome, ClientError> {
         self.answer(self.request(Method::POST, &hold_path(id, "/fire")), Bytes::new(), self.answer_wait()).await
     }
 
-    /// Some holds in due order.
+    /// Lists a page of holds in due order.
     pub async fn holds(&self, filter: &HoldFilter) -> Result<HoldPage, ClientError> {
         let path = format!("/v1/holds{}", query_of(filter));
         self.answer(self.request(Method::GET, &path), Bytes::new(), self.answer_wait()).await
     }
 
-    /// How many holds are pending and when they come due. `limit`, `cursor` and `state` of the filter mean nothing here.
+    /// Counts pending holds by due time. `limit`, `cursor` and `state` of the filter are ignored.
     pub async fn count_holds(&self, filter: &HoldFilter) -> Result<HoldCounts, ClientError> {
         let counted = HoldFilter { limit: None, cursor: None, state: None, ..filter.clone() };
         let path = format!("/v1/holds/count{}", query_of(&counted));
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_is_a_query_with_only_what_was_given() {
+    fn the_query_of_a_filter_contains_only_the_given_members() {
         assert_eq!(query_of(&HoldFilter::default()), "");
         let filter = HoldFilter {
             topic: Some("a&b".into()),
@@ -108,12 +108,12 @@ mod tests {
     }
 
     #[test]
-    fn an_id_cannot_leave_its_place_in_a_path() {
+    fn an_id_is_escaped_in_a_path() {
         assert_eq!(hold_path("a/../b", "/fire"), "/v1/holds/a%2F..%2Fb/fire");
     }
 
     #[test]
-    fn a_hold_without_a_time_is_refused_before_anything_is_sent() {
+    fn a_hold_without_a_time_is_rejected_before_anything_is_sent() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let client = Client::new("http://127.0.0.1:1").unwrap();
         let refused = runtime.block_on(client.hold("orders", &NewMessage::text("x")));

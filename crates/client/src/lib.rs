@@ -1,5 +1,5 @@
-//! The Rust client of Whimbrel, over HTTP: publish, hold, subscribe, pull, push to people, read, tail, topics, a
-//! message by its id.
+//! The Rust client of Whimbrel, over HTTP: publish, hold, subscribe, pull, push to users, read, tail, manage topics, find a message by its
+//! id.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), whimbrel_client::ClientError> {
@@ -11,9 +11,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The client repeats nothing that may have reached the server: a publish that failed on the wire may have been accepted, and
-//! only the caller knows whether a repeat is harmless (it is with an id of its own or an idempotency key). The one repeat it
-//! makes is of a request that was never sent, because the pooled connection it was meant for had been closed.
+//! The client does not retry a request that may have reached the server. A publish that failed during the transfer may have been accepted,
+//! and only the caller knows whether a retry is safe (it is with a message id or an idempotency key). The client retries only a request of
+//! which nothing was sent because its pooled connection was closed.
 
 mod client;
 mod error;

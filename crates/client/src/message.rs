@@ -1,4 +1,4 @@
-//! Messages as a publisher gives them and as a reader gets them.
+//! Messages to publish, and messages that were read.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -18,7 +18,7 @@ pub struct NewMessage {
     /// A time in RFC 3339.
     pub deliver_at: Option<String>,
     pub headers: Vec<(String, String)>,
-    /// Makes a repeat of the same publish return the first answer. Single publishes only.
+    /// A repeat with the same key returns the first answer. Only for single publishes.
     pub idempotency_key: Option<String>,
 }
 
@@ -99,7 +99,7 @@ impl Serialize for NewMessage {
     }
 }
 
-/// What became of an accepted message: it has its place, or it is held until it is due.
+/// The result of an accepted publish: the message is in its topic, or it is a hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Accepted {
@@ -123,7 +123,6 @@ pub struct Held {
     pub due: String,
 }
 
-/// A message as it is read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Message {
     pub id: String,
@@ -142,14 +141,13 @@ pub struct Message {
     pub payload: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payload_base64: Option<String>,
-    /// Whatever else the server says of it: `due` and `fired_at` of a message that was held, `state` and `subscriptions` where one
-    /// message is asked for.
+    /// Other members of the response: `due` and `fired_at` of a fired hold; `state` and `subscriptions` if one message was requested.
     #[serde(flatten)]
     pub more: serde_json::Map<String, serde_json::Value>,
 }
 
 impl Message {
-    /// The payload as it was published. `None`: what the server sent is not base64.
+    /// The published payload. `None`: the server sent invalid base64.
     pub fn bytes(&self) -> Option<Vec<u8>> {
         match (&self.payload, &self.payload_base64) {
             (Some(text), _) => Some(text.clone().into_bytes()),
@@ -159,14 +157,13 @@ impl Message {
     }
 }
 
-/// Some messages of one partition, and where to read on.
+/// Messages of one partition, and the offset of the next read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReadPage {
     pub messages: Vec<Message>,
     pub next_offset: u64,
 }
 
-/// Where reading begins.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Position {
     #[default]
@@ -182,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_of_a_batch_has_only_what_was_given() {
+    fn an_entry_of_a_batch_contains_only_the_given_members() {
         assert_eq!(serde_json::to_string(&NewMessage::new("a\"b")).unwrap(), r#"{"payload":"a\"b"}"#);
         let full = NewMessage::new(vec![0xff]).key("k").id("i").delay("1s").header("a", "b");
         assert_eq!(
@@ -192,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn both_kinds_of_answer_are_told_apart() {
+    fn both_kinds_of_answer_are_distinguished() {
         let now: Accepted = serde_json::from_str(r#"{"id":"a","topic":"t","partition":1,"offset":2}"#).unwrap();
         assert!(matches!(now, Accepted::Published(Published { partition: 1, offset: 2, .. })));
         let later: Accepted = serde_json::from_str(r#"{"id":"a","topic":"t","state":"held","due":"x"}"#).unwrap();
@@ -200,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_comes_back_as_it_was_published() {
+    fn a_payload_is_decoded_as_it_was_published() {
         let message = |text: &str| -> Message { serde_json::from_str(text).unwrap() };
         let place = r#""id":"a","topic":"t","partition":0,"offset":0"#;
         assert_eq!(message(&format!(r#"{{{place},"payload":"hé"}}"#)).bytes(), Some("hé".into()));

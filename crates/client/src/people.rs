@@ -1,4 +1,4 @@
-//! What can be asked about people: push, presence, kick, inboxes, platforms, devices.
+//! Requests about users: push, presence, kick, inboxes, platforms, devices.
 
 use bytes::Bytes;
 use http::{Method, header};
@@ -13,7 +13,7 @@ use crate::{
     PresencePage, Pushed,
 };
 
-/// Which dead letters of people's: pushes that could not be handled, or notices that could not be sent.
+/// Selects dead letters: pushes that failed for good, or notifications that could not be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeopleLetters {
     Push,
@@ -30,7 +30,7 @@ impl PeopleLetters {
 }
 
 impl Client {
-    /// Pushes a message to a user. Durable when this returns.
+    /// Pushes a message to a user. The push is durable when this returns.
     pub async fn push(&self, uid: &str, push: &NewPush) -> Result<Pushed, ClientError> {
         self.send_json(Method::POST, &user_path(uid, "/messages"), &PushBody { push, uids: None }).await
     }
@@ -45,21 +45,21 @@ impl Client {
         self.get(&user_path(uid, "/presence")).await
     }
 
-    /// The same of many users at one moment, in the order of the question.
+    /// The presence of many users at one time, in the order of `uids`.
     pub async fn presence_of(&self, uids: &[String]) -> Result<PresencePage, ClientError> {
         #[derive(Serialize)]
-        struct Question<'a> {
+        struct PresenceQuery<'a> {
             uids: &'a [String],
         }
-        self.send_json(Method::POST, "/v1/presence/query", &Question { uids }).await
+        self.send_json(Method::POST, "/v1/presence/query", &PresenceQuery { uids }).await
     }
 
-    /// Ends sessions of a user; each is told the reason.
+    /// Ends sessions of a user. Each client gets the reason.
     pub async fn kick(&self, uid: &str, kick: &Kick) -> Result<Value, ClientError> {
         self.send_json(Method::POST, &user_path(uid, "/kick"), kick).await
     }
 
-    /// What is stored for a user, for one platform or all of it.
+    /// The stored messages of a user, for one platform or all.
     pub async fn inbox(&self, uid: &str, platform: Option<&str>) -> Result<InboxInfo, ClientError> {
         let query = platform.map_or(String::new(), |platform| format!("?platform={}", escaped(platform)));
         self.get(&format!("{}{query}", user_path(uid, "/inbox"))).await
@@ -74,16 +74,16 @@ impl Client {
         self.get(&format!("/v1/platforms/{}", escaped(platform))).await
     }
 
-    /// The platforms that somebody configured, by name.
+    /// The platforms with settings, sorted by name.
     pub async fn platforms(&self) -> Result<Vec<PlatformInfo>, ClientError> {
         #[derive(Deserialize)]
-        struct Answer {
+        struct PlatformList {
             platforms: Vec<PlatformInfo>,
         }
-        Ok(self.get::<Answer>("/v1/platforms").await?.platforms)
+        Ok(self.get::<PlatformList>("/v1/platforms").await?.platforms)
     }
 
-    /// Puts a platform back to the defaults.
+    /// Resets a platform to the defaults.
     pub async fn delete_platform(&self, platform: &str) -> Result<(), ClientError> {
         self.delete(&format!("/v1/platforms/{}", escaped(platform))).await
     }
@@ -92,21 +92,21 @@ impl Client {
         self.send_json(Method::PUT, &format!("/v1/platforms/{}", escaped(platform)), settings).await
     }
 
-    /// Registers where notices for a device go.
+    /// Registers a device for notifications.
     pub async fn put_device(&self, uid: &str, device: &str, info: &DeviceInfo) -> Result<Value, ClientError> {
         self.send_json(Method::PUT, &device_path(uid, device), info).await
     }
 
-    /// Where notices for a user's devices go, by the devices' names; of each token only the beginning.
+    /// The registered devices of a user, sorted by name. Tokens are shortened.
     pub async fn devices(&self, uid: &str) -> Result<Vec<DeviceInfo>, ClientError> {
         #[derive(Deserialize)]
-        struct Answer {
+        struct DeviceList {
             devices: Vec<DeviceInfo>,
         }
-        Ok(self.get::<Answer>(&user_path(uid, "/devices")).await?.devices)
+        Ok(self.get::<DeviceList>(&user_path(uid, "/devices")).await?.devices)
     }
 
-    /// The same for one of them.
+    /// One registered device of a user.
     pub async fn device(&self, uid: &str, device: &str) -> Result<DeviceInfo, ClientError> {
         self.get(&device_path(uid, device)).await
     }
@@ -115,7 +115,6 @@ impl Client {
         self.delete(&device_path(uid, device)).await
     }
 
-    /// Pushes or notices that could not be handled.
     pub async fn people_dead_letters(
         &self,
         of: PeopleLetters,
@@ -125,7 +124,7 @@ impl Client {
         self.get(&format!("/v1/{}/dead-letters{query}", of.word())).await
     }
 
-    /// Tries dead letters again: these, or all of them where none is named.
+    /// Redrives these dead letters; all if `ids` is empty.
     pub async fn redrive_people(&self, of: PeopleLetters, ids: &[String]) -> Result<Value, ClientError> {
         let body = if ids.is_empty() { serde_json::json!({ "all": true }) } else { serde_json::json!({ "ids": ids }) };
         self.send_json(Method::POST, &format!("/v1/{}/redrive", of.word()), &body).await
@@ -160,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_cannot_leave_its_place_in_a_path() {
+    fn users_and_devices_are_escaped_in_a_path() {
         assert_eq!(user_path("a/../b", "/kick"), "/v1/users/a%2F..%2Fb/kick");
         assert_eq!(device_path("用户", "d 1"), "/v1/users/%E7%94%A8%E6%88%B7/devices/d%201");
     }

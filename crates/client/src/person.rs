@@ -1,4 +1,4 @@
-//! People: what is pushed to them, and how the server shows their presence, inboxes, platforms and devices.
+//! Users: pushes, and their presence, inboxes, platforms and devices.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -7,31 +7,31 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-/// A message to push. What is left out takes the server's default.
+/// A message to push. The server uses its default for a missing member.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NewPush {
     pub payload: Bytes,
     pub content_type: Option<String>,
-    /// Only these platforms.
+    /// `None`: all platforms.
     pub platforms: Option<Vec<String>>,
     pub except_platforms: Vec<String>,
-    /// Kept until it is acknowledged; otherwise it reaches who is there now.
+    /// Store the message until it is acknowledged. `false`: deliver it to connected devices only.
     pub store: Option<bool>,
-    /// How long it is of use, such as `7d`.
+    /// The time to live, such as `7d`.
     pub ttl: Option<String>,
-    /// A newer message under the same key takes the place of an older one.
+    /// A newer message with the same key replaces an older one that is still stored.
     pub collapse_key: Option<String>,
     pub notify: Option<Notify>,
-    /// After this long without an acknowledgement devices are woken: `10s`.
+    /// The delay until devices that have not acknowledged are notified: `10s`.
     pub notify_after: Option<String>,
     /// A duration such as `10m`.
     pub delay: Option<String>,
-    /// An id of the sender's own: pushing it again returns the first answer.
+    /// An id that the sender chooses: a second push with it returns the first answer.
     pub id: Option<String>,
     pub origin: Option<Origin>,
 }
 
-/// What a device that is woken shows.
+/// The contents of a notification.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Notify {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -42,7 +42,7 @@ pub struct Notify {
     pub data: Option<Value>,
 }
 
-/// The sender's own number for a push: what comes by two ways with the same one is seen once.
+/// The sender's own number of a push. A push that arrives twice with the same number is delivered once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     pub server: String,
@@ -58,7 +58,7 @@ impl NewPush {
         Self::new(payload.into())
     }
 
-    /// For who is there now, and kept for nobody.
+    /// Delivers to connected devices only, without storing the message.
     pub fn ephemeral(mut self) -> Self {
         self.store = Some(false);
         self
@@ -85,10 +85,10 @@ impl NewPush {
     }
 }
 
-/// The push with those it is for, as it is sent.
+/// The request body of a push.
 pub(crate) struct PushBody<'a> {
     pub push: &'a NewPush,
-    /// `None`: the path says who.
+    /// `None`: the path contains the user.
     pub uids: Option<&'a [String]>,
 }
 
@@ -135,16 +135,15 @@ impl Serialize for PushBody<'_> {
     }
 }
 
-/// An accepted push: durable, on its way.
+/// An accepted push. It is durable.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Pushed {
     pub id: String,
-    /// Whatever else the server says of it: when it is due, where it is delayed.
+    /// Other members of the response: the due time of a delayed push.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
 
-/// Who is online, and where.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PresenceInfo {
     pub uid: String,
@@ -169,14 +168,14 @@ pub struct SessionInfo {
     pub since: String,
 }
 
-/// Many users' presence at one moment, in the order of the question.
+/// The presence of many users at one time, in the order of the request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PresencePage {
     pub users: Vec<PresenceInfo>,
     pub fresh_as_of: String,
 }
 
-/// Whose sessions to end, and why.
+/// The sessions to end, and the reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kick {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -186,7 +185,7 @@ pub struct Kick {
     pub reason: String,
 }
 
-/// What is stored for a user, and how far each seat has acknowledged it.
+/// The stored messages of a user, and the cursor of each seat.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InboxInfo {
     #[serde(default)]
@@ -221,7 +220,7 @@ pub struct SeatInfo {
     pub more: Map<String, Value>,
 }
 
-/// What a platform keeps, how much, whether it is woken. What is left out stays as it is, or takes its default.
+/// The settings of a platform. A missing member stays unchanged, or gets its default.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PlatformInfo {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -241,14 +240,14 @@ pub struct PlatformInfo {
     pub more: Map<String, Value>,
 }
 
-/// Where notices for a device go.
+/// The registration of a device for notifications.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceInfo {
     pub platform: String,
     /// `apns`, `fcm`, `webpush` or `http`.
     pub provider: String,
     pub token: String,
-    /// What else its provider wants: `p256dh` and `auth` of a browser, `topic` of an app. In an answer also `device`, its name.
+    /// Other members for the provider: `p256dh` and `auth` of a browser, `topic` of an app. In a response also `device`, its name.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
@@ -258,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_push_has_only_what_was_given() {
+    fn a_push_contains_only_the_given_members() {
         let plain = NewPush::text("hi");
         assert_eq!(serde_json::to_string(&PushBody { push: &plain, uids: None }).unwrap(), r#"{"payload":"hi"}"#);
         let full = NewPush {

@@ -1,11 +1,10 @@
-//! Server-sent events, as bytes arrive: chunks in, events out. It holds at most one event that is not yet complete, bounded by
-//! [`EVENT_BYTES_MAX`]; it does no I/O.
+//! Parses server-sent events: chunks in, events out. It buffers at most one incomplete event, up to [`EVENT_BYTES_MAX`], and does no I/O.
 
-/// Bytes of one event that is not complete yet: above any message that a server's limits let through as base64.
+/// The maximum size of an incomplete event: higher than any message in base64 that a server's limits allow.
 pub const EVENT_BYTES_MAX: usize = 64 << 20;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Event {
+pub struct SseEvent {
     /// Empty: the default kind, `message`.
     pub kind: String,
     pub id: Option<String>,
@@ -13,20 +12,20 @@ pub struct Event {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an event of more than {EVENT_BYTES_MAX} bytes")]
+#[error("the event exceeds {EVENT_BYTES_MAX} bytes")]
 pub struct EventTooLarge;
 
 #[derive(Debug, Default)]
 pub struct EventReader {
     line: Vec<u8>,
-    event: Event,
+    event: SseEvent,
     has_data: bool,
     after_carriage_return: bool,
 }
 
 impl EventReader {
-    /// Takes the next bytes and adds the events that they completed.
-    pub fn take(&mut self, chunk: &[u8], events: &mut Vec<Event>) -> Result<(), EventTooLarge> {
+    /// Parses the next bytes, and adds the events that they complete to `events`.
+    pub fn take(&mut self, chunk: &[u8], events: &mut Vec<SseEvent>) -> Result<(), EventTooLarge> {
         for &byte in chunk {
             let ends_pair = byte == b'\n' && self.after_carriage_return;
             self.after_carriage_return = byte == b'\r';
@@ -47,7 +46,7 @@ impl EventReader {
         Ok(())
     }
 
-    fn take_line(&mut self, line: &[u8], events: &mut Vec<Event>) {
+    fn take_line(&mut self, line: &[u8], events: &mut Vec<SseEvent>) {
         if line.is_empty() {
             let event = std::mem::take(&mut self.event);
             if std::mem::take(&mut self.has_data) {
@@ -68,7 +67,7 @@ impl EventReader {
                 self.event.data.push_str(value);
                 self.has_data = true;
             }
-            // Comments keep the connection alive; other fields are not ours.
+            // Comments keep the connection alive; other fields are not used.
             _ => {}
         }
     }
@@ -78,7 +77,7 @@ impl EventReader {
 mod tests {
     use super::*;
 
-    fn read_in_chunks(text: &str, size: usize) -> Vec<Event> {
+    fn read_in_chunks(text: &str, size: usize) -> Vec<SseEvent> {
         let (mut reader, mut events) = (EventReader::default(), Vec::new());
         for chunk in text.as_bytes().chunks(size) {
             reader.take(chunk, &mut events).unwrap();
@@ -90,8 +89,8 @@ mod tests {
     fn any_chunking_gives_the_same_events() {
         let text = ": hello\n\nid: 0:1\ndata: {\"a\":1}\n\nevent: end\r\ndata:x\r\ndata: é\r\n\r\ndata: unfinished\n";
         let expected = [
-            Event { kind: String::new(), id: Some("0:1".into()), data: "{\"a\":1}".into() },
-            Event { kind: "end".into(), id: None, data: "x\né".into() },
+            SseEvent { kind: String::new(), id: Some("0:1".into()), data: "{\"a\":1}".into() },
+            SseEvent { kind: "end".into(), id: None, data: "x\né".into() },
         ];
         for size in 1..text.len() {
             assert_eq!(read_in_chunks(text, size), expected, "chunks of {size}");
@@ -99,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_without_end_is_refused() {
+    fn an_event_without_end_is_rejected() {
         let mut reader = EventReader::default();
         let chunk = vec![b'x'; EVENT_BYTES_MAX + 1];
         assert_eq!(reader.take(&chunk, &mut Vec::new()), Err(EventTooLarge));

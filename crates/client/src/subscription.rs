@@ -1,11 +1,11 @@
-//! Subscriptions: what they are asked to be, how the server shows them, and what is pulled from them.
+//! Subscriptions: their settings, their status, and pulled messages.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::Message;
 
-/// What a subscription shall be. What is left out takes the server's default.
+/// The settings of a subscription. The server uses its default for a missing member.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SubscriptionSettings {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -42,13 +42,13 @@ pub struct SubscriptionSettings {
     /// `whsec_` and base64, or `generate`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
-    /// The statuses that are success; any 2xx where nothing is said.
+    /// The status codes that count as success. `None`: any 2xx.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub success: Option<Vec<u16>>,
-    /// What an answer of 410 means: `disable` or `fail`.
+    /// The reaction to a 410 response: `disable` or `fail`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gone: Option<String>,
-    /// Whatever else the server takes.
+    /// Other settings of the API.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
@@ -56,7 +56,7 @@ pub struct SubscriptionSettings {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct EndpointSettings {
     pub url: String,
-    /// For the whole call, a duration such as `3s`.
+    /// The timeout of the whole call, a duration such as `3s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
     #[serde(default, skip_serializing_if = "Map::is_empty")]
@@ -70,13 +70,13 @@ pub struct RetrySettings {
     /// Retries, not attempts: 5 means at most six attempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<u32>,
-    /// Durations; past the end the last one repeats.
+    /// The delays between attempts. The last one repeats.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub schedule: Vec<String>,
 }
 
 impl SubscriptionSettings {
-    /// Pushes these topics to an endpoint.
+    /// A subscription that delivers these topics to an endpoint.
     pub fn push(topics: impl IntoIterator<Item = impl Into<String>>, url: impl Into<String>) -> Self {
         Self {
             topics: topics.into_iter().map(Into::into).collect(),
@@ -85,13 +85,12 @@ impl SubscriptionSettings {
         }
     }
 
-    /// Hands these topics out to whoever pulls.
+    /// A subscription from which consumers pull messages of these topics.
     pub fn pull(topics: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { topics: topics.into_iter().map(Into::into).collect(), mode: Some("pull".into()), ..Self::default() }
     }
 }
 
-/// A subscription as the server shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SubscriptionInfo {
     pub name: String,
@@ -102,17 +101,17 @@ pub struct SubscriptionInfo {
     /// `active`, `paused` or `disabled`.
     #[serde(default)]
     pub state: String,
-    /// Messages that are not done yet, about; nothing where its owner did not answer.
+    /// The approximate number of unfinished messages. `None`: the owner did not reply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lag: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_flight: Option<u64>,
-    /// Whatever else the server says of it: its settings, rates, what is parked, its last error.
+    /// Other members of the response: its settings, rates, parked messages, last error.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
 
-/// Where a subscription's cursor goes.
+/// The target of a seek.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SeekTo {
@@ -122,7 +121,7 @@ pub enum SeekTo {
     Offsets(std::collections::BTreeMap<String, u64>),
 }
 
-/// A stretch of the topics that is delivered once more, beside the cursor.
+/// A range of the topics to deliver again, beside the normal delivery.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct ReplayRange {
     /// `earliest` or a time in RFC 3339.
@@ -137,7 +136,7 @@ pub struct ReplayRange {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeadLetterInfo {
     pub id: String,
-    /// Empty where it is a push.
+    /// Empty for a push.
     #[serde(default)]
     pub topic: String,
     pub partition: u32,
@@ -156,19 +155,19 @@ pub struct DeadLetterInfo {
     pub more: Map<String, Value>,
 }
 
-/// Some dead letters, and where to go on.
+/// A page of dead letters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeadLetterPage {
     pub dead_letters: Vec<DeadLetterInfo>,
-    /// Nothing: there are no more.
+    /// The start of the next page. `None`: this is the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
 }
 
-/// A message that was handed out.
+/// A message that was handed out to this consumer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PulledMessage {
-    /// What it is acknowledged with.
+    /// The id to acknowledge the message with.
     pub ack_id: String,
     #[serde(default)]
     pub attempt: u32,
@@ -178,7 +177,7 @@ pub struct PulledMessage {
     pub message: Message,
 }
 
-/// What became of acknowledgements: those of a lease that is over are unknown.
+/// The result of acknowledgements. `unknown` has the ids whose lease has ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settled {
     #[serde(default)]
@@ -187,7 +186,6 @@ pub struct Settled {
     pub more: Map<String, Value>,
 }
 
-/// What happened to a topic, minute by minute.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TopicFigures {
     #[serde(default)]
@@ -203,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_out_of_a_subscription_is_not_sent() {
+    fn missing_settings_of_a_subscription_are_not_sent() {
         let settings = SubscriptionSettings::push(["orders"], "http://127.0.0.1:9000/hook");
         assert_eq!(
             serde_json::to_string(&settings).unwrap(),
@@ -216,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn a_seek_names_a_place_or_offsets() {
+    fn a_seek_is_encoded_as_a_position_or_offsets() {
         assert_eq!(serde_json::to_string(&SeekTo::To("earliest".into())).unwrap(), r#"{"to":"earliest"}"#);
         let offsets = SeekTo::Offsets([("orders/0".to_owned(), 17)].into());
         assert_eq!(serde_json::to_string(&offsets).unwrap(), r#"{"offsets":{"orders/0":17}}"#);
     }
 
     #[test]
-    fn a_pulled_message_has_its_lease_beside_the_message() {
+    fn a_pulled_message_is_decoded_with_its_lease() {
         let text = r#"{"ack_id":"x","attempt":1,"lease_until":"t","id":"a","topic":"t","partition":0,"offset":3,"payload":"p"}"#;
         let pulled: PulledMessage = serde_json::from_str(text).unwrap();
         assert_eq!((pulled.ack_id.as_str(), pulled.message.offset, pulled.message.bytes()), ("x", 3, Some("p".into())));

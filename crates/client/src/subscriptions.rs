@@ -1,4 +1,4 @@
-//! What can be asked about subscriptions: make, look, pause, resume, seek, replay, dead letters, redrive, pull, settle.
+//! Requests about subscriptions: create, look up, pause, resume, seek, replay, dead letters, redrive, pull, acknowledge.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl Client {
-    /// Makes the subscription, or changes it: progress is kept.
+    /// Creates the subscription, or changes it and keeps its progress.
     pub async fn put_subscription(
         &self,
         name: &str,
@@ -27,11 +27,11 @@ impl Client {
 
     pub async fn subscriptions(&self) -> Result<Vec<SubscriptionInfo>, ClientError> {
         #[derive(Deserialize)]
-        struct Subscriptions {
+        struct SubscriptionList {
             subscriptions: Vec<SubscriptionInfo>,
         }
         let request = self.request(Method::GET, "/v1/subscriptions");
-        let found: Subscriptions = self.answer(request, Bytes::new(), self.answer_wait()).await?;
+        let found: SubscriptionList = self.answer(request, Bytes::new(), self.answer_wait()).await?;
         Ok(found.subscriptions)
     }
 
@@ -40,7 +40,7 @@ impl Client {
         self.answer(request, Bytes::new(), self.answer_wait()).await
     }
 
-    /// Ends it, with its retries, its dead letters and its progress.
+    /// Deletes the subscription, with its retries, dead letters and progress.
     pub async fn delete_subscription(&self, name: &str) -> Result<(), ClientError> {
         self.delete(&subscription_path(name, "")).await
     }
@@ -53,12 +53,12 @@ impl Client {
         self.command(name, "/resume", &json!({})).await
     }
 
-    /// Moves the cursor; what is on its way counts no more.
+    /// Moves the subscription to another position. Results of deliveries in progress are ignored.
     pub async fn seek(&self, name: &str, to: &SeekTo) -> Result<Value, ClientError> {
         self.command(name, "/seek", to).await
     }
 
-    /// Delivers a stretch once more, beside the cursor.
+    /// Delivers a range again, beside the normal delivery.
     pub async fn replay(&self, name: &str, range: &ReplayRange) -> Result<Value, ClientError> {
         self.command(name, "/replay", range).await
     }
@@ -80,21 +80,21 @@ impl Client {
         self.answer(request, Bytes::new(), self.answer_wait()).await
     }
 
-    /// Delivers dead letters anew, those of these messages or all of them.
+    /// Redrives the dead letters of these messages; `None`: all.
     pub async fn redrive(&self, name: &str, ids: Option<&[String]>) -> Result<Value, ClientError> {
         let body = ids.map_or_else(|| json!({ "all": true }), |ids| json!({ "ids": ids }));
         self.command(name, "/redrive", &body).await
     }
 
-    /// Takes up to `max` messages, waiting so long for the first.
+    /// Pulls up to `max` messages, and waits up to `wait` for the first.
     pub async fn pull(&self, name: &str, max: usize, wait: Duration) -> Result<Vec<PulledMessage>, ClientError> {
         #[derive(Deserialize)]
-        struct Pulled {
+        struct PulledBatch {
             messages: Vec<PulledMessage>,
         }
         let body = json!({ "max": max, "wait": format!("{}ms", wait.as_millis()) });
         let path = subscription_path(name, "/pull");
-        let pulled: Pulled = self.ask_json(Method::POST, &path, &body, self.answer_wait() + wait).await?;
+        let pulled: PulledBatch = self.ask_json(Method::POST, &path, &body, self.answer_wait() + wait).await?;
         Ok(pulled.messages)
     }
 
@@ -102,7 +102,7 @@ impl Client {
         self.command(name, "/ack", &json!({ "ack_ids": ack_ids })).await
     }
 
-    /// Gives messages back, to be handed out again after `delay`, or as the schedule of retries says.
+    /// Returns messages, to be handed out again after `delay`; `None`: by the retry schedule.
     pub async fn nack(&self, name: &str, ack_ids: &[String], delay: Option<&str>) -> Result<Settled, ClientError> {
         let mut body = json!({ "ack_ids": ack_ids });
         if let Some(delay) = delay {
@@ -111,12 +111,12 @@ impl Client {
         self.command(name, "/nack", &body).await
     }
 
-    /// Keeps messages for so long from now on.
+    /// Sets the lease of messages to end `lease` from now.
     pub async fn extend_lease(&self, name: &str, ack_ids: &[String], lease: &str) -> Result<Settled, ClientError> {
         self.command(name, "/extend", &json!({ "ack_ids": ack_ids, "lease": lease })).await
     }
 
-    /// What happened to a topic, minute by minute, between two times in RFC 3339.
+    /// The metrics of a topic, minute by minute, between two times in RFC 3339.
     pub async fn topic_figures(
         &self,
         topic: &str,

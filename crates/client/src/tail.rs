@@ -1,4 +1,4 @@
-//! A topic's messages as they come: the server's event stream, read one message after the other.
+//! Follows a topic: the server's event stream as a stream of messages.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -7,17 +7,16 @@ use std::task::{Context, Poll, ready};
 use futures_util::Stream;
 use hyper::body::{Body as _, Incoming};
 
-use crate::sse::{Event, EventReader};
+use crate::sse::{EventReader, SseEvent};
 use crate::{ClientError, Message};
 
-/// The stream that [`crate::Client::tail`] opens. It ends when the server ends it, and after an error. To go on where it ended, open
-/// another one with [`Tail::last_event_id`].
+/// The stream of [`crate::Client::tail`]. It ends when the server ends it, and after an error. [`Tail::last_event_id`] resumes it.
 #[derive(Debug)]
 pub struct Tail {
     server: String,
     body: Incoming,
     reader: EventReader,
-    ready: VecDeque<Event>,
+    ready: VecDeque<SseEvent>,
     last_event_id: Option<String>,
     ended: bool,
 }
@@ -27,12 +26,12 @@ impl Tail {
         Self { server, body, reader: EventReader::default(), ready: VecDeque::new(), last_event_id: None, ended: false }
     }
 
-    /// Where the stream is: what to resume from.
+    /// The position of the stream, to resume from.
     pub fn last_event_id(&self) -> Option<&str> {
         self.last_event_id.as_deref()
     }
 
-    fn message_of(&mut self, event: Event) -> Option<Result<Message, ClientError>> {
+    fn message_of(&mut self, event: SseEvent) -> Option<Result<Message, ClientError>> {
         if event.id.is_some() {
             self.last_event_id = event.id;
         }

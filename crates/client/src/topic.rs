@@ -1,8 +1,8 @@
-//! Topics as the server shows them and as they are asked for.
+//! Topics: their settings and their status.
 
 use serde::{Deserialize, Serialize};
 
-/// What a topic shall be. What is left out stays as it is, or takes the server's default.
+/// The settings of a topic. A missing member stays unchanged, or gets the server's default.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct TopicSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -18,12 +18,11 @@ pub struct TopicSettings {
     pub retention_bytes: Option<u64>,
 }
 
-/// A topic as the server shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TopicInfo {
     pub topic: String,
     pub partitions: u32,
-    /// A duration such as `7d`; nothing: kept until `retention_bytes` drops it.
+    /// A duration such as `7d`. `None`: messages are retained until `retention_bytes` is exceeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -32,15 +31,15 @@ pub struct TopicInfo {
     pub messages: u64,
     #[serde(default)]
     pub rates: Rates,
-    /// Each partition, where one topic was asked for.
+    /// The partitions, if one topic was requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub partition_list: Vec<PartitionInfo>,
-    /// Whatever else the server says of it: when it was made, how it grew, what a change did.
+    /// Other members of the response: when it was created, how it grew, the result of a change.
     #[serde(flatten)]
     pub more: serde_json::Map<String, serde_json::Value>,
 }
 
-/// How much is published to a topic.
+/// The publish rates of a topic, in messages per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
     #[serde(default)]
@@ -62,7 +61,7 @@ pub struct PartitionInfo {
     pub replicas: Vec<i32>,
     #[serde(default)]
     pub in_sync: Vec<i32>,
-    /// Bytes on disk, where the engine knows.
+    /// Bytes on disk, if the engine reports them.
     #[serde(default)]
     pub bytes: Option<u64>,
 }

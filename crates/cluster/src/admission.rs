@@ -1,19 +1,19 @@
-//! Admits callers to the internal port: only callers that present a key which this node accepts.
+//! Admits calls to the internal port: only calls that present a key which this node accepts.
 
 use sha2::{Digest, Sha256};
 use tonic::{Request, Status};
 
-/// The name of the metadata that carries the key.
+/// The name of the metadata field that contains the key.
 pub const KEY_METADATA: &str = "whimbrel-internal-key";
 
-/// Refuses a caller without an accepted key before its request is read. Without keys, it admits every caller.
+/// Rejects a call without an accepted key before its request is read. Without keys, it admits every call.
 #[derive(Clone, Default)]
 pub struct Admission {
     key_hashes: Vec<[u8; 32]>,
 }
 
 impl Admission {
-    /// `previous` is a second key that callers may present.
+    /// `previous` is a second key that calls may present.
     pub fn new(internal_key: Option<&str>, previous: Option<&str>) -> Self {
         let keys = internal_key.into_iter().chain(previous);
         Self { key_hashes: keys.map(|key| Sha256::digest(key.as_bytes()).into()).collect() }
@@ -23,8 +23,8 @@ impl Admission {
         if self.key_hashes.is_empty() {
             return Ok(());
         }
-        let brought = request.metadata().get(KEY_METADATA).map(|key| key.as_bytes()).unwrap_or_default();
-        let hash: [u8; 32] = Sha256::digest(brought).into();
+        let presented = request.metadata().get(KEY_METADATA).map(|key| key.as_bytes()).unwrap_or_default();
+        let hash: [u8; 32] = Sha256::digest(presented).into();
         // Compares all bytes of all hashes, so that the duration reveals nothing about the keys.
         let difference = |key: &[u8; 32]| key.iter().zip(hash).fold(0u8, |sum, (ours, theirs)| sum | (ours ^ theirs));
         let is_known = self.key_hashes.iter().fold(false, |known, key| known | (difference(key) == 0));

@@ -1,12 +1,12 @@
-//! Which center shall own which shard: a pure function of who is there and who owns what, so that all nodes that see the
-//! same picture agree without a word.
+//! Decides which center owns which shard: a pure function of the centers and the present owners, so that all nodes with the same view of
+//! the cluster agree without communication.
 
 use std::collections::BTreeMap;
 
-/// For each shard the center that shall own it; `None` where there is no center.
+/// The assigned center of each shard; `None` if there is no center.
 ///
-/// `present` has the present owner of each shard. Every center gets as many shards as any other, or one more; within that,
-/// as few shards as possible change hands, and a shard without a living owner is no change.
+/// `present` has the present owner of each shard. The shares of the centers differ by at most one shard. Within that, as few shards as
+/// possible move. A shard without a living owner does not count as a move.
 pub fn assign(centers: &[u16], present: &[Option<u16>]) -> Vec<Option<u16>> {
     let mut rooms = rooms(centers, present);
     let mut assigned: Vec<Option<u16>> =
@@ -18,7 +18,7 @@ pub fn assign(centers: &[u16], present: &[Option<u16>]) -> Vec<Option<u16>> {
     assigned
 }
 
-/// How many shards each center shall have. Who has most now may have one more, so that it need not give it up.
+/// The share of each center. The centers with the most shards get the remainder, so that they need not give it up.
 fn rooms(centers: &[u16], present: &[Option<u16>]) -> BTreeMap<u16, usize> {
     let mut owned: BTreeMap<u16, usize> = centers.iter().map(|node| (*node, 0)).collect();
     for node in present.iter().flatten() {
@@ -53,8 +53,8 @@ mod tests {
         centers.iter().map(|node| assigned.iter().filter(|owner| **owner == Some(*node)).count()).collect()
     }
 
-    /// The moves that no fair assignment can avoid: what living centers have beyond their share, given the best choice of who
-    /// may have one more.
+    /// The moves that no fair assignment can avoid: the shards of living centers beyond their share, with the best choice of centers that
+    /// get one more.
     fn fewest_moves(centers: &[u16], present: &[Option<u16>]) -> usize {
         let (each, mut one_more) = (present.len() / centers.len(), present.len() % centers.len());
         let mut owned = counts(centers, present);
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_center_nobody_owns_anything() {
+    fn without_a_center_no_shard_has_an_owner() {
         assert_eq!(assign(&[], &[Some(1), None]), [None, None]);
     }
 
@@ -97,7 +97,7 @@ mod tests {
         }
 
         #[test]
-        fn no_more_shards_move_than_must((centers, present) in cluster()) {
+        fn as_few_shards_as_possible_move((centers, present) in cluster()) {
             let assigned = assign(&centers, &present);
             let moved = present.iter().zip(&assigned).filter(|(had, gets)| {
                 had.is_some_and(|node| centers.contains(&node)) && had != gets
@@ -106,15 +106,15 @@ mod tests {
         }
 
         #[test]
-        fn what_was_assigned_stays_assigned((centers, present) in cluster()) {
+        fn an_assignment_is_stable((centers, present) in cluster()) {
             let assigned = assign(&centers, &present);
             prop_assert_eq!(assign(&centers, &assigned), assigned);
         }
 
         #[test]
-        fn while_shards_are_given_up_the_others_stay((centers, present) in cluster(), half: Vec<bool>) {
+        fn the_other_shards_stay_while_some_are_given_up((centers, present) in cluster(), half: Vec<bool>) {
             let assigned = assign(&centers, &present);
-            // Some of those that must go have been given up and not been taken yet.
+            // Some of the shards that must move have been given up and have no new owner yet.
             let under_way: Vec<_> = present.iter().zip(&assigned).zip(half.into_iter().chain(std::iter::repeat(true)))
                 .map(|((had, gets), given_up)| if had != gets && given_up { None } else { *had })
                 .collect();
@@ -127,7 +127,7 @@ mod tests {
         }
 
         #[test]
-        fn the_order_in_which_centers_are_named_does_not_matter((centers, present) in cluster()) {
+        fn the_order_of_the_centers_does_not_matter((centers, present) in cluster()) {
             let reversed: Vec<u16> = centers.iter().rev().copied().collect();
             prop_assert_eq!(assign(&reversed, &present), assign(&centers, &present));
         }

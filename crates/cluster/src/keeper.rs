@@ -1,4 +1,4 @@
-//! Joins the cluster, owns the shards that are this node's share, and gives up what is not: for as long as the node runs.
+//! Keeps this node in the cluster: joins, takes the shards of this node's share, and gives up all others, while the node runs.
 //!
 //! When the session is lost, the node gives up all shards at once and joins again. It does not join while its internal key differs from
 //! that of another node. A node whose clock differs from the others' stays a member, but not as a center, until the clocks agree.
@@ -13,34 +13,30 @@ use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::{Coordination, CoordinationError, Member, Membership, Node};
 use whimbrel_model::{Clock, Event, EventSink};
 
-use super::clocks::{AskClock, ClocksApart, judge, read};
-use super::families::{CENTER_ROLE, Family, Kind};
-use super::key_check::{KeyCheck, OtherKey};
-use super::sight::{Sight, View};
-use super::tenure::{Ended, Tenure};
+use super::clocks::{ClocksApart, PeerClock, check_agreement, read};
+use super::cluster_view::{ClusterView, ClusterWatch};
+use super::families::{CENTER_ROLE, Family, FamilyKind};
+use super::key_check::{InternalKeyMismatch, KeyCheck};
+use super::ownership::{SessionEnd, SessionOwnership};
 
-/// How long the keeper rests before it tries again what failed.
+/// The pause before a failed call is retried.
 const PAUSE: Duration = Duration::from_millis(200);
 /// The pause before a node whose internal key differs tries to join again.
 const OTHER_KEY_PAUSE: Duration = Duration::from_secs(10);
 /// How long a node that joined again waits for its own entry to appear in the cluster view.
 const SEEN_WITHIN: Duration = Duration::from_secs(5);
 
-/// What a keeper needs to know.
 #[derive(Debug, Clone)]
 pub struct KeeperSettings {
-    /// This node. It owns shards of the families whose role it has. Its incarnation is set at each joining.
+    /// This node. It owns shards of the families whose role it has. Each join sets a new incarnation.
     pub member: Member,
-    /// The internal key of this node, which all others must have too.
+    /// The check of internal keys, which must match on all nodes.
     pub key_check: KeyCheck,
-    /// The node number that it would like.
     pub wanted: Option<u16>,
-    /// How far clocks of nodes may be apart.
+    /// The largest difference between the clocks of nodes.
     pub clocks_apart_max: Duration,
-    /// How often the clocks are compared.
     pub clocks_every: Duration,
-    /// How long a start tries to join. A node that died and comes back under its name must wait for the end of its earlier
-    /// session.
+    /// How long a start tries to join. A node that restarts under its name must wait until its earlier session ends.
     pub join_within: Duration,
 }
 
@@ -57,28 +53,27 @@ impl KeeperSettings {
     }
 }
 
-/// Why a node could not join at its start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
     #[error(transparent)]
     ClocksApart(#[from] ClocksApart),
     #[error(transparent)]
-    OtherKey(#[from] OtherKey),
+    KeyMismatch(#[from] InternalKeyMismatch),
     #[error(transparent)]
     Coordination(#[from] CoordinationError),
 }
 
-/// Where the owner of a shard says that it cannot go on. Cloning shares it.
+/// Reports that the owner of a shard cannot continue. Clones share the channel.
 #[derive(Clone)]
 pub struct Resign {
     sender: mpsc::UnboundedSender<(u32, u64)>,
 }
 
 impl Resign {
-    /// The owner of the shard under that epoch gives it up: `Duties::end` is called, and the shard is taken again by whoever
-    /// shall have it. What is not owned under that epoch any more is no matter. Called at most once by each that was begun.
+    /// Gives up the shard that is owned under `epoch`: the keeper calls `ShardOwner::end`, and the assigned node takes the shard again. A
+    /// call for a shard that is not owned under that epoch has no effect. Each owner calls it at most once.
     pub fn resign(&self, shard: u32, epoch: u64) {
-        // Without a keeper nothing is owned.
+        // Without a keeper no shard is owned.
         let _ = self.sender.send((shard, epoch));
     }
 }
@@ -88,41 +83,39 @@ pub struct Resignations {
     pub(super) receiver: mpsc::UnboundedReceiver<(u32, u64)>,
 }
 
-/// A way for owners to resign; made first, since duties need one end and the keeper the other.
+/// Creates both ends of the channel. It is created before the owners and the keeper, which each need one end.
 pub fn resignations() -> (Resign, Resignations) {
     let (sender, receiver) = mpsc::unbounded_channel();
     (Resign { sender }, Resignations { receiver })
 }
 
-/// What a keeper works with.
 pub struct KeeperParts {
     pub coordination: Arc<dyn Coordination>,
-    /// Each under a name of its own.
+    /// Their names are unique.
     pub families: Vec<Family>,
-    pub clocks: Arc<dyn AskClock>,
+    pub clocks: Arc<dyn PeerClock>,
     pub clock: Arc<dyn Clock>,
     pub events: EventSink,
 }
 
-/// A node that has joined.
-pub struct Keeper {
+pub struct ClusterKeeper {
     settings: KeeperSettings,
     parts: KeeperParts,
-    views: watch::Sender<Arc<View>>,
+    views: watch::Sender<Arc<ClusterView>>,
     me: watch::Sender<Option<GatewayId>>,
     memberships: watch::Sender<Option<Arc<dyn Membership>>>,
     membership: Arc<dyn Membership>,
     incarnation: u64,
 }
 
-impl Keeper {
-    /// Joins for the first time. A clock that is apart or another internal key is an error here: somebody is there to see it.
+impl ClusterKeeper {
+    /// Joins for the first time. A deviating clock or another internal key is an error here, so that the start fails visibly.
     pub async fn join(settings: KeeperSettings, parts: KeeperParts) -> Result<Self, JoinError> {
         let until = Instant::now() + settings.join_within;
-        let kinds: Vec<Kind> = parts.families.iter().map(Family::kind).collect();
+        let kinds: Vec<FamilyKind> = parts.families.iter().map(Family::kind).collect();
         let first = loop {
-            match parts.coordination.picture(0).await {
-                Ok(picture) => break View::of(picture, &kinds),
+            match parts.coordination.snapshot(0).await {
+                Ok(picture) => break ClusterView::of(picture, &kinds),
                 Err(error) if Instant::now() + PAUSE > until => return Err(error.into()),
                 Err(_) => sleep(PAUSE).await,
             }
@@ -130,9 +123,9 @@ impl Keeper {
         settings.key_check.compare(&first.nodes)?;
         if is_center(&settings.member) {
             let readings = read(&first, None, &*parts.clocks, &*parts.clock).await;
-            judge(None, &readings, settings.clocks_apart_max)?;
+            check_agreement(None, &readings, settings.clocks_apart_max)?;
         }
-        let (mut said, mut incarnation) = (false, 0);
+        let (mut is_reported, mut incarnation) = (false, 0);
         let membership = loop {
             incarnation = next_incarnation(&*parts.clock, incarnation);
             let member = settings.key_check.signed(Member { incarnation, ..settings.member.clone() });
@@ -140,15 +133,15 @@ impl Keeper {
                 Ok(membership) => break membership,
                 Err(error) if Instant::now() + PAUSE > until => return Err(error.into()),
                 Err(error) => {
-                    if !std::mem::replace(&mut said, true) {
-                        tracing::warn!(%error, "the node has not joined yet; it tries on");
+                    if !std::mem::replace(&mut is_reported, true) {
+                        tracing::warn!(%error, "the node has not joined the cluster yet; retrying");
                     }
                     sleep(PAUSE).await;
                 }
             }
         };
         let me = GatewayId { node: membership.node(), incarnation };
-        // Nodes that join at the same time do not see each other before that. The later one sees the other now.
+        // Nodes that join at the same time do not see each other before they have joined. The later one sees the other now.
         let seen = see_itself(&*parts.coordination, &kinds, me, until).await;
         let first = match seen.and_then(|view| Ok(settings.key_check.compare(&view.nodes).map(|()| view)?)) {
             Ok(view) => view,
@@ -162,63 +155,63 @@ impl Keeper {
         Ok(Self { settings, parts, views, me, memberships, membership, incarnation })
     }
 
-    /// The sessions of this node, one after the other; `None` while it has none.
+    /// The present session of this node; `None` while it has none.
     pub fn memberships(&self) -> watch::Receiver<Option<Arc<dyn Membership>>> {
         self.memberships.subscribe()
     }
 
-    /// What this node sees; kept up while the keeper runs.
-    pub fn sight(&self) -> Sight {
-        Sight::new(self.views.subscribe(), self.me.subscribe())
+    /// The node's view of the cluster, updated while the keeper runs.
+    pub fn cluster(&self) -> ClusterWatch {
+        ClusterWatch::new(self.views.subscribe(), self.me.subscribe())
     }
 
-    /// The number that the node joined under.
     pub fn node(&self) -> u16 {
         self.membership.node()
     }
 
-    /// Owns this node's share until `shutdown`; then ends everything and leaves.
+    /// Owns this node's share of the shards until `shutdown`. Then it ends all shards and leaves.
     pub async fn run(self, shutdown: CancellationToken) {
         let Self { mut settings, parts, views, me, memberships, mut membership, mut incarnation } = self;
         let KeeperParts { coordination, families, clocks, clock, events } = parts;
-        let kinds: Vec<Kind> = families.iter().map(Family::kind).collect();
-        let (duties, mut resignations): (Vec<_>, Vec<_>) =
-            families.into_iter().map(|family| (family.duties, family.resignations)).unzip();
+        let kinds: Vec<FamilyKind> = families.iter().map(Family::kind).collect();
+        let (owners, mut resignations): (Vec<_>, Vec<_>) =
+            families.into_iter().map(|family| (family.owner, family.resignations)).unzip();
         let watching = watch_pictures(&*coordination, &kinds, &views);
         let keeping = async {
             let mut apart: Option<ClocksApart> = None;
             loop {
                 settings.wanted = Some(membership.node());
-                let tenure = Tenure {
+                let ownership = SessionOwnership {
                     membership: &membership,
                     settings: &settings,
                     families: &kinds,
-                    duties: &duties,
+                    owners: &owners,
                     views: views.subscribe(),
                     clocks: &*clocks,
                     clock: &*clock,
                     was_apart: apart.is_some(),
                 };
-                let ended = tenure.serve(&mut resignations, &shutdown).await;
-                if !matches!(ended, Ended::Lost(_)) {
+                let ended = ownership.serve(&mut resignations, &shutdown).await;
+                if !matches!(ended, SessionEnd::Lost(_)) {
                     membership.leave().await;
                 }
                 me.send_replace(None);
                 memberships.send_replace(None);
                 match ended {
-                    Ended::Shutdown => return,
-                    Ended::Lost(reason) => {
-                        let detail =
-                            format!("this node lost its session ({reason}); it owns nothing until it has joined again");
+                    SessionEnd::Shutdown => return,
+                    SessionEnd::Lost(reason) => {
+                        let detail = format!(
+                            "this node lost its session ({reason}); it owns no shards until it has joined again"
+                        );
                         events(Event::warning("session_lost", detail).with("node", membership.node()));
                     }
-                    Ended::Apart(clocks) => {
+                    SessionEnd::Apart(clocks) => {
                         let detail = format!("{clocks}; until then this node owns no shards");
                         events(Event::failure("clocks_apart", detail).with("node", membership.node()));
                         apart = Some(clocks);
                     }
-                    Ended::Near => {
-                        events(Event::new("clocks_agree", "the clocks agree again: this node owns shards"));
+                    SessionEnd::Near => {
+                        events(Event::new("clocks_agree", "the clocks agree again: this node may own shards"));
                         apart = None;
                     }
                 }
@@ -246,7 +239,7 @@ pub(super) fn is_center(member: &Member) -> bool {
     member.roles.iter().any(|role| role == CENTER_ROLE)
 }
 
-/// The member as others shall see it: one whose clock is apart is no center.
+/// The member as it is published: a node with a deviating clock is not a center.
 fn member_as(member: &Member, apart: bool) -> Member {
     let mut member = member.clone();
     if apart {
@@ -255,40 +248,40 @@ fn member_as(member: &Member, apart: bool) -> Member {
     member
 }
 
-/// Milliseconds, so that a process that starts anew is above its earlier ones; and above the last one whatever the clock says.
+/// A higher number for each join: the time in milliseconds, so that a restarted process exceeds its earlier ones, and always above
+/// `last`.
 fn next_incarnation(clock: &dyn Clock, last: u64) -> u64 {
     u64::try_from(clock.now().as_millis()).unwrap_or(0).max(last + 1)
 }
 
-/// Waits until this node sees its own entry: from then on it sees every node that joined before it.
+/// Waits until this node sees its own entry. From then on it sees every node that joined before it.
 async fn see_itself(
     coordination: &dyn Coordination,
-    kinds: &[Kind],
+    kinds: &[FamilyKind],
     me: GatewayId,
     until: Instant,
-) -> Result<View, JoinError> {
+) -> Result<ClusterView, JoinError> {
     let mut seen = 0;
     loop {
-        let picture = match timeout_at(until, coordination.picture(seen)).await {
+        let picture = match timeout_at(until, coordination.snapshot(seen)).await {
             Ok(picture) => picture?,
             Err(_) => {
-                let reason = "the node joined and does not see its own entry".to_owned();
+                let reason = "the node joined but its entry does not appear in the cluster view".to_owned();
                 return Err(CoordinationError::Unavailable(reason).into());
             }
         };
         seen = picture.revision;
         let is_me = |node: &Node| node.number == me.node && node.member.incarnation == me.incarnation;
         if picture.nodes.iter().any(is_me) {
-            return Ok(View::of(picture, kinds));
+            return Ok(ClusterView::of(picture, kinds));
         }
     }
 }
 
-/// Joins again after a session has ended.
 struct Rejoin<'a> {
     coordination: &'a dyn Coordination,
     settings: &'a KeeperSettings,
-    kinds: &'a [Kind],
+    kinds: &'a [FamilyKind],
     clock: &'a dyn Clock,
     events: &'a EventSink,
 }
@@ -297,13 +290,13 @@ impl Rejoin<'_> {
     /// Tries until the node has joined. While its internal key differs from that of a member, the node stays out.
     async fn join(&self, mut member: Member, last: u64) -> (Arc<dyn Membership>, u64) {
         member.incarnation = last;
-        let mut reported: Option<OtherKey> = None;
+        let mut reported: Option<InternalKeyMismatch> = None;
         loop {
             // Other nodes may have seen an attempt whose answer was lost, so each attempt has a higher incarnation.
             member.incarnation = next_incarnation(self.clock, member.incarnation);
             let pause = match self.try_join(&member).await {
                 Ok(membership) => return (membership, member.incarnation),
-                Err(JoinError::OtherKey(other)) => {
+                Err(JoinError::KeyMismatch(other)) => {
                     if reported.as_ref() != Some(&other) {
                         let event =
                             Event::failure("internal_key_differs", format!("this node cannot join again: {other}"));
@@ -313,7 +306,7 @@ impl Rejoin<'_> {
                     OTHER_KEY_PAUSE
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "the node could not join again yet");
+                    tracing::debug!(%error, "the node cannot join again yet; retrying");
                     PAUSE
                 }
             };
@@ -323,7 +316,7 @@ impl Rejoin<'_> {
 
     async fn try_join(&self, member: &Member) -> Result<Arc<dyn Membership>, JoinError> {
         let (coordination, key_check) = (self.coordination, &self.settings.key_check);
-        key_check.compare(&coordination.picture(0).await?.nodes)?;
+        key_check.compare(&coordination.snapshot(0).await?.nodes)?;
         let membership = coordination.join(key_check.signed(member.clone()), self.settings.wanted).await?;
         let me = GatewayId { node: membership.node(), incarnation: member.incarnation };
         // Checks again: nodes that join at the same time do not see each other before they have joined.
@@ -341,17 +334,21 @@ impl Rejoin<'_> {
     }
 }
 
-/// Keeps the view up; never returns.
-async fn watch_pictures(coordination: &dyn Coordination, kinds: &[Kind], views: &watch::Sender<Arc<View>>) {
+/// Updates the view; never returns.
+async fn watch_pictures(
+    coordination: &dyn Coordination,
+    kinds: &[FamilyKind],
+    views: &watch::Sender<Arc<ClusterView>>,
+) {
     let mut seen = views.borrow().revision;
     loop {
-        match coordination.picture(seen).await {
+        match coordination.snapshot(seen).await {
             Ok(picture) => {
                 seen = picture.revision;
-                views.send_replace(Arc::new(View::of(picture, kinds)));
+                views.send_replace(Arc::new(ClusterView::of(picture, kinds)));
             }
             Err(error) => {
-                tracing::debug!(%error, "the cluster cannot be seen at the moment");
+                tracing::debug!(%error, "cannot read the cluster state; retrying");
                 sleep(PAUSE).await;
             }
         }

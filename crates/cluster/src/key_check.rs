@@ -19,7 +19,7 @@ const PURPOSE: &str = "whimbrel internal key check 1";
     "the `internal_key` of this node differs from that of node {node} (`{name}`): set the same key on every node, or let both nodes accept \
      both keys with `internal_key_previous`"
 )]
-pub struct OtherKey {
+pub struct InternalKeyMismatch {
     pub node: u16,
     pub name: String,
 }
@@ -51,10 +51,10 @@ impl KeyCheck {
     }
 
     /// Fails if this node and a member would reject each other's calls. Members of older versions publish no check value and are skipped.
-    pub(super) fn compare(&self, nodes: &[Node]) -> Result<(), OtherKey> {
+    pub(super) fn compare(&self, nodes: &[Node]) -> Result<(), InternalKeyMismatch> {
         let differs = |node: &&Node| !node.member.key_check.is_empty() && !self.agrees(&node.member);
         match nodes.iter().find(differs) {
-            Some(other) => Err(OtherKey { node: other.number, name: other.member.name.clone() }),
+            Some(other) => Err(InternalKeyMismatch { node: other.number, name: other.member.name.clone() }),
             None => Ok(()),
         }
     }
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_of_one_key_agree_and_another_key_or_none_does_not() {
+    fn nodes_with_one_key_match_and_nodes_with_another_key_or_none_do_not() {
         let nodes = [node(1, Some("secret")), node(2, Some("secret"))];
         assert_eq!(KeyCheck::new(Some("secret")).compare(&nodes), Ok(()));
         for other in [Some("Secret"), Some(""), None] {
@@ -106,23 +106,26 @@ mod tests {
     }
 
     #[test]
-    fn a_check_value_is_of_one_member_and_shows_no_key() {
+    fn a_check_value_is_valid_for_one_member_and_reveals_no_key() {
         let (one, other) = (node(1, Some("secret")).member, node(2, Some("secret")).member);
         assert_ne!(one.key_check, other.key_check);
         assert_eq!(one.key_check.len(), 64);
         let copied = Node { number: 3, member: Member { key_check: one.key_check, ..other } };
-        assert!(KeyCheck::new(Some("secret")).compare(&[copied]).is_err(), "a value of another member proves nothing");
+        assert!(
+            KeyCheck::new(Some("secret")).compare(&[copied]).is_err(),
+            "the value of another member is not accepted"
+        );
         assert_eq!(format!("{:?}", KeyCheck::new(Some("secret"))), "KeyCheck(…)");
     }
 
     #[test]
-    fn a_member_of_an_older_binary_is_left_out() {
+    fn a_member_of_an_older_version_is_skipped() {
         let older = Node { number: 1, member: Member { name: "n1".to_owned(), ..Member::default() } };
         assert_eq!(KeyCheck::new(Some("secret")).compare(&[older]), Ok(()));
     }
 
     #[test]
-    fn nodes_agree_that_accept_each_others_keys() {
+    fn nodes_that_accept_each_others_keys_match() {
         let rotating = |key: &str, previous: Option<&str>| KeyCheck::new(Some(key)).accepting(previous);
         let member = |check: &KeyCheck| Node { number: 1, member: check.signed(node(1, None).member) };
         let (old, old_too) = (rotating("old", None), rotating("old", Some("new")));

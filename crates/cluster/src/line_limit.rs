@@ -13,10 +13,10 @@ const REPEATED_AFTER: Duration = Duration::from_secs(5);
 const REASONS_MAX: usize = 16;
 
 /// The limit of one place that logs.
-pub struct LineLimit(LazyLock<Mutex<Lines>>);
+pub struct LineLimit(LazyLock<Mutex<SuppressedLines>>);
 
 #[derive(Default)]
-struct Lines {
+struct SuppressedLines {
     logged_at: HashMap<String, Instant>,
     left_out: u64,
 }
@@ -38,7 +38,7 @@ impl LineLimit {
     }
 }
 
-impl Lines {
+impl SuppressedLines {
     fn admit(&mut self, reason: &str, now: Instant) -> Option<u64> {
         self.logged_at.retain(|_, at| now.duration_since(*at) < REPEATED_AFTER);
         if self.logged_at.contains_key(reason) || self.logged_at.len() >= REASONS_MAX {
@@ -55,8 +55,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_repeated_for_the_same_reason_after_a_while_and_counts_those_left_out() {
-        let (mut lines, now) = (Lines::default(), Instant::now());
+    fn a_repeated_line_has_the_number_of_suppressed_lines() {
+        let (mut lines, now) = (SuppressedLines::default(), Instant::now());
         assert_eq!(lines.admit("broker 1", now), Some(0));
         for shard in 1..16 {
             assert_eq!(lines.admit("broker 1", now + Duration::from_millis(shard)), None);
@@ -66,8 +66,8 @@ mod tests {
     }
 
     #[test]
-    fn lines_for_ever_new_reasons_are_limited_too() {
-        let (mut lines, now) = (Lines::default(), Instant::now());
+    fn lines_with_changing_reasons_are_limited_too() {
+        let (mut lines, now) = (SuppressedLines::default(), Instant::now());
         let admitted = (0..1000).filter(|each| lines.admit(&each.to_string(), now).is_some()).count();
         assert_eq!((admitted, lines.logged_at.len()), (REASONS_MAX, REASONS_MAX));
         assert_eq!(lines.admit("new", now + REPEATED_AFTER), Some((1000 - REASONS_MAX) as u64));

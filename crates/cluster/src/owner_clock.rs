@@ -1,37 +1,37 @@
-//! The owner's clock: the process's clock made to not run backwards by a little.
+//! The clock of a shard's owner. It follows the process's clock, but does not run backwards for small differences.
 //!
-//! Where the process's clock falls behind by no more than clocks may be apart, this one runs at half speed until they meet, so that
-//! nothing stalls and nothing repeats. Where it falls behind by more, the wall clock was set back and has stayed there: this clock is
-//! set back with it, and its owner begins again with what it had planned. A step forwards is followed at once; the process's clock
-//! does not show those that do not last. "Early" and "late" are meant by this clock.
+//! If the process's clock is behind by no more than the limit, this clock runs at half speed until they meet. So neither stalls nor
+//! repeats occur. If the process's clock is further behind, the wall clock was set back and has stayed there. This clock is then set back
+//! too, and its owner discards its plans. Steps forwards are followed at once: the process's clock hides steps that do not last. "Early"
+//! and "late" refer to this clock.
 
 use whimbrel_model::Timestamp;
 
-/// What two readings of one time may differ by beside the skew of clocks, in milliseconds.
+/// The tolerated difference between two readings of the same time, in addition to the clock skew, in milliseconds.
 const SLACK_MS: i64 = 20;
 
 /// One reading of the process's clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reading {
+pub struct ClockReading {
     pub wall: Timestamp,
-    /// The time that expiry goes by: the wall's, standing still while a step of the wall clock is in doubt.
+    /// The time for expiry: the wall time, but it stands still while a step of the wall clock is in doubt.
     pub expiry: Timestamp,
-    /// Milliseconds of a clock that only runs forwards, from any beginning.
+    /// A monotonic clock in milliseconds, from any origin.
     pub steady_ms: u64,
 }
 
 #[derive(Debug, Clone)]
 pub struct OwnerClock {
     now: Timestamp,
-    /// When it was last read, and the half milliseconds that are still owed from then.
+    /// The time of the last reading, and the half milliseconds left over from it.
     read_at_ms: u64,
     half_owed: u64,
-    /// How far ahead of this node's wall clock another node's may have been.
+    /// How far another node's wall clock may be ahead of this node's.
     skew_ms: i64,
 }
 
 impl OwnerClock {
-    pub fn new(reading: Reading, skew_ms: i64) -> Self {
+    pub fn new(reading: ClockReading, skew_ms: i64) -> Self {
         Self { now: reading.wall, read_at_ms: reading.steady_ms, half_owed: 0, skew_ms }
     }
 
@@ -39,14 +39,14 @@ impl OwnerClock {
         self.now
     }
 
-    /// How far the wall may fall behind before this clock is set back. A predecessor may have been ahead by the skew, and a step
-    /// back within the skew is followed at once.
+    /// How far the wall clock may be behind before this clock is set back. A predecessor may have been ahead by the skew, and a step back
+    /// within the skew is followed at once.
     fn behind_max_ms(&self) -> i64 {
         self.skew_ms.saturating_mul(2).saturating_add(SLACK_MS)
     }
 
-    /// Answers with the step that the clock made, where it made one: in milliseconds, negative where it was set back.
-    pub fn read(&mut self, reading: Reading) -> Option<i64> {
+    /// Updates the clock. Returns its step in milliseconds, if any; negative if the clock was set back.
+    pub fn read(&mut self, reading: ClockReading) -> Option<i64> {
         let elapsed = reading.steady_ms.saturating_sub(self.read_at_ms);
         self.read_at_ms = reading.steady_ms.max(self.read_at_ms);
         let behind_ms = self.now.as_millis().saturating_sub(reading.wall.as_millis());
@@ -66,7 +66,7 @@ impl OwnerClock {
         None
     }
 
-    /// A predecessor decided something at that time: this clock goes on from no lower, within the allowed skew of clocks.
+    /// Continues from the time of a predecessor's decision at least, within the clock skew.
     pub fn no_lower_than(&mut self, decided_at: Timestamp, wall: Timestamp) {
         let bound = Timestamp::from_millis(wall.as_millis().saturating_add(self.skew_ms));
         self.now = self.now.max(decided_at.min(bound));
@@ -78,9 +78,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn reading(wall: i64, steady_ms: u64) -> Reading {
+    fn reading(wall: i64, steady_ms: u64) -> ClockReading {
         let wall = Timestamp::from_millis(wall);
-        Reading { wall, expiry: wall, steady_ms }
+        ClockReading { wall, expiry: wall, steady_ms }
     }
 
     fn read(clock: &mut OwnerClock, wall: i64, steady_ms: u64) -> i64 {
@@ -89,33 +89,33 @@ mod tests {
     }
 
     #[test]
-    fn it_follows_the_wall_and_its_jumps_forwards() {
+    fn it_follows_the_wall_clock_and_its_forward_steps() {
         let mut clock = OwnerClock::new(reading(1_000, 0), 500);
         assert_eq!(read(&mut clock, 1_010, 10), 1_010);
         assert_eq!(read(&mut clock, 9_999, 11), 9_999);
     }
 
     #[test]
-    fn behind_it_the_wall_catches_up_at_twice_its_speed() {
+    fn it_runs_at_half_speed_while_the_wall_clock_is_behind() {
         let mut clock = OwnerClock::new(reading(1_000, 0), 500);
         assert_eq!(read(&mut clock, 900, 0), 1_000);
         assert_eq!(read(&mut clock, 901, 1), 1_000);
         assert_eq!(read(&mut clock, 902, 2), 1_001, "half milliseconds add up");
-        assert_eq!(read(&mut clock, 1_100, 200), 1_100, "they met");
+        assert_eq!(read(&mut clock, 1_100, 200), 1_100, "the clocks met");
         assert_eq!(read(&mut clock, 1_150, 250), 1_150);
     }
 
     #[test]
-    fn it_goes_on_from_what_a_predecessor_decided_within_the_skew() {
+    fn it_starts_at_a_predecessors_decision_within_the_skew() {
         let mut clock = OwnerClock::new(reading(1_000, 0), 500);
         clock.no_lower_than(Timestamp::from_millis(1_200), Timestamp::from_millis(1_000));
         assert_eq!(clock.now().as_millis(), 1_200);
         clock.no_lower_than(Timestamp::from_millis(900_000), Timestamp::from_millis(1_000));
-        assert_eq!(clock.now().as_millis(), 1_500, "a clock that was wrong by hours does not bind its successor");
+        assert_eq!(clock.now().as_millis(), 1_500, "the decision of a clock that was wrong by hours is ignored");
     }
 
     #[test]
-    fn a_wall_that_was_set_back_by_much_sets_it_back_too() {
+    fn a_large_step_back_of_the_wall_clock_sets_it_back_too() {
         let mut clock = OwnerClock::new(reading(100_000, 0), 500);
         assert_eq!(clock.read(reading(98_000, 10)), Some(-2_000));
         assert_eq!(clock.now().as_millis(), 98_000);
@@ -125,7 +125,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_never_runs_backwards_by_a_little_and_never_stands_still_for_long(steps in proptest::collection::vec((-5_000i64..5_000, 0u64..100), 1..60)) {
+        fn it_makes_no_small_step_back_and_never_stalls(steps in proptest::collection::vec((-5_000i64..5_000, 0u64..100), 1..60)) {
             let mut clock = OwnerClock::new(reading(10_000, 0), 500);
             let (mut wall, mut steady, mut before) = (10_000, 0, clock.now());
             for (jump, elapsed) in steps {

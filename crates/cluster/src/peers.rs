@@ -1,7 +1,7 @@
 //! Calls to the internal ports of other nodes.
 //!
-//! What a caller must know of a call that failed is whether the question can have arrived: a connection that was never made
-//! says no; anything later says that nobody knows.
+//! After a failed call the caller must know whether the request may have arrived. Without a connection it did not; after any later
+//! failure it may have.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -12,41 +12,39 @@ use tokio::time::timeout;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, ConnectError, Request, Response, Status};
-use whimbrel_model::ports::{Ask, DispatchAsk, DispatchTold, PortFuture, Told};
+use whimbrel_model::ports::{DispatchReply, DispatchRequest, HoldReply, HoldRequest, PortFuture};
 use whimbrel_model::{SubscriptionNumber, Timestamp, TopicNumber};
 
 use super::admission::KEY_METADATA;
-use super::clocks::AskClock;
+use super::clocks::PeerClock;
 use super::dispatch::wire::{self, Minutes};
 use super::wire::protocol::carriers_client::CarriersClient;
 use super::wire::protocol::dispatch_client::DispatchClient;
 use super::wire::protocol::owners_client::OwnersClient;
 use super::wire::protocol::{ClockRequest, PeopleRequest, PeopleResponse};
-use super::wire::{Garbled, from_response, to_request};
-use super::{DeskError, DispatchDeskError};
+use super::wire::{Malformed, from_response, to_request};
+use super::{LocalDispatchError, LocalHoldsError};
 
-/// Bytes of one answer: a list of many holds, or many messages for a puller.
+/// The most bytes of one answer: a list of many holds, or many pulled messages.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
-/// Connections that are kept; beyond, all are made anew.
+/// The most cached connections. Beyond that, the cache is cleared.
 const PEERS_MAX: usize = 4096;
-/// How long making a connection may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(1);
-/// How long another node may take to say what time it is: beyond, its answer tells too little.
+/// Timeout of a clock query: a later answer is too inexact.
 const CLOCK_WITHIN: Duration = Duration::from_secs(1);
-/// How long another node may take to look its figures up: what is shown must not wait for one that hangs.
+/// Timeout of a query for statistics, so that a hanging node does not delay a page.
 const MINUTES_WITHIN: Duration = Duration::from_secs(3);
-/// How long an owner may take to append all dead letters of a subscription anew.
+/// Timeout for an owner that redrives all dead letters of a subscription.
 const REDRIVEN_WITHIN: Duration = Duration::from_secs(60);
-/// A node that is called and silent is asked whether it lives: one that was stopped keeps its connections.
+/// The interval of keep-alive pings, which detect a suspended node: it keeps its connections open.
 const PING_EVERY: Duration = Duration::from_secs(1);
 const PING_ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
-/// How calls to other nodes are made.
 #[derive(Debug, Clone)]
 pub struct PeerSettings {
-    /// The secret that all nodes of an installation share, where one is set.
+    /// The secret that all nodes share, if one is set.
     pub internal_key: Option<String>,
-    /// After this a question that was sent and got no answer is one whose outcome is not known.
+    /// The timeout of a request. Its outcome is unknown afterwards.
     pub answer_within: Duration,
 }
 
@@ -56,41 +54,43 @@ impl Default for PeerSettings {
     }
 }
 
-/// A key that cannot be sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the internal key may have visible ASCII characters only")]
+#[error("the internal key contains characters other than visible ASCII")]
 pub struct BadInternalKey;
 
-/// Other nodes, by address.
-pub struct Peers {
+pub struct PeerClients {
     key: Option<MetadataValue<Ascii>>,
     answer_within: Duration,
     channels: Mutex<HashMap<String, Channel>>,
 }
 
-/// What became of a question to another node.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Asked<A> {
+pub enum PeerReply<A> {
     Answered(A),
-    /// It never arrived.
+    /// The request never arrived.
     NotDelivered(String),
-    /// It was refused unread. Nothing was done.
+    /// The request was rejected before it was read. Nothing was done.
     Refused(String),
-    /// It may have arrived, and may have been done.
+    /// The request may have arrived, and may have been executed.
     Unknown(String),
 }
 
-impl Peers {
+impl PeerClients {
     pub fn new(settings: PeerSettings) -> Result<Self, BadInternalKey> {
         let key = settings.internal_key.map(|key| MetadataValue::try_from(key).map_err(|_| BadInternalKey));
         let key = key.transpose()?;
         Ok(Self { key, answer_within: settings.answer_within, channels: Mutex::default() })
     }
 
-    pub async fn ask(&self, address: &str, shard: u32, ask: &Ask) -> Asked<Result<Told, DeskError>> {
+    pub async fn ask(
+        &self,
+        address: &str,
+        shard: u32,
+        ask: &HoldRequest,
+    ) -> PeerReply<Result<HoldReply, LocalHoldsError>> {
         let mut client = match self.client(address) {
             Ok(client) => client,
-            Err(reason) => return Asked::NotDelivered(reason),
+            Err(reason) => return PeerReply::NotDelivered(reason),
         };
         let answer = client.ask(self.request(to_request(shard, ask)));
         self.asked(answer, self.answer_within, |response| from_response(shard, response)).await
@@ -100,22 +100,22 @@ impl Peers {
         &self,
         address: &str,
         subscription: SubscriptionNumber,
-        ask: &DispatchAsk,
-    ) -> Asked<Result<DispatchTold, DispatchDeskError>> {
+        ask: &DispatchRequest,
+    ) -> PeerReply<Result<DispatchReply, LocalDispatchError>> {
         let mut client = match self.dispatch_client(address) {
             Ok(client) => client,
-            Err(reason) => return Asked::NotDelivered(reason),
+            Err(reason) => return PeerReply::NotDelivered(reason),
         };
         let answer = client.ask(self.request(wire::to_request(subscription, ask)));
         let within = match ask {
-            DispatchAsk::Pull { wait_ms, .. } => self.answer_within + Duration::from_millis(*wait_ms),
-            DispatchAsk::Redrive { .. } => self.answer_within.max(REDRIVEN_WITHIN),
+            DispatchRequest::Pull { wait_ms, .. } => self.answer_within + Duration::from_millis(*wait_ms),
+            DispatchRequest::Redrive { .. } => self.answer_within.max(REDRIVEN_WITHIN),
             _ => self.answer_within,
         };
         self.asked(answer, within, wire::from_response).await
     }
 
-    /// What another node counted of a topic by the minute.
+    /// Another node's statistics of a topic by the minute.
     pub async fn minutes(
         &self,
         address: &str,
@@ -126,40 +126,39 @@ impl Peers {
         let mut client = self.dispatch_client(address)?;
         let answer = client.minutes(self.request(wire::to_minutes_request(topic, from, to)));
         match self.asked(answer, MINUTES_WITHIN, wire::from_minutes).await {
-            Asked::Answered(minutes) => Ok(minutes),
-            Asked::NotDelivered(reason) | Asked::Refused(reason) | Asked::Unknown(reason) => Err(reason),
+            PeerReply::Answered(minutes) => Ok(minutes),
+            PeerReply::NotDelivered(reason) | PeerReply::Refused(reason) | PeerReply::Unknown(reason) => Err(reason),
         }
     }
 
-    /// A question about a user, whose words are elsewhere.
+    /// Sends a request about a user. The caller converts the messages.
     pub async fn ask_carrier<A>(
         &self,
         address: &str,
         question: PeopleRequest,
-        read: impl FnOnce(PeopleResponse) -> Result<A, Garbled>,
-    ) -> Asked<A> {
+        read: impl FnOnce(PeopleResponse) -> Result<A, Malformed>,
+    ) -> PeerReply<A> {
         let channel = match self.channel(address) {
             Ok(channel) => channel,
-            Err(reason) => return Asked::NotDelivered(reason),
+            Err(reason) => return PeerReply::NotDelivered(reason),
         };
         let mut client = CarriersClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
         let answer = client.ask(self.request(question));
         self.asked(answer, self.answer_within, read).await
     }
 
-    /// Waits for an answer and reads it.
     async fn asked<R, A>(
         &self,
         answer: impl Future<Output = Result<Response<R>, Status>>,
         within: Duration,
-        read: impl FnOnce(R) -> Result<A, Garbled>,
-    ) -> Asked<A> {
+        read: impl FnOnce(R) -> Result<A, Malformed>,
+    ) -> PeerReply<A> {
         match timeout(within, answer).await {
-            Err(_) => Asked::Unknown(format!("the other node did not answer within {within:?}")),
+            Err(_) => PeerReply::Unknown(format!("the other node did not answer within {within:?}")),
             Ok(Err(status)) => outcome_of(&status),
             Ok(Ok(response)) => match read(response.into_inner()) {
-                Ok(answer) => Asked::Answered(answer),
-                Err(garbled) => Asked::Unknown(garbled.to_string()),
+                Ok(answer) => PeerReply::Answered(answer),
+                Err(garbled) => PeerReply::Unknown(garbled.to_string()),
             },
         }
     }
@@ -180,14 +179,14 @@ impl Peers {
         Ok(DispatchClient::new(self.channel(address)?).max_decoding_message_size(ANSWER_BYTES_MAX))
     }
 
-    /// The connection to a node, made when it is first used.
+    /// The connection to a node, created at its first use.
     pub fn channel(&self, address: &str) -> Result<Channel, String> {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         let channel = match channels.get(address) {
             Some(channel) => channel.clone(),
             None => {
                 let endpoint = Endpoint::from_shared(format!("http://{address}"));
-                let endpoint = endpoint.map_err(|error| format!("`{address}` is no address: {error}"))?;
+                let endpoint = endpoint.map_err(|error| format!("`{address}` is not a valid address: {error}"))?;
                 let channel = endpoint
                     .connect_timeout(CONNECT_WITHIN)
                     .tcp_nodelay(true)
@@ -205,28 +204,30 @@ impl Peers {
     }
 }
 
-impl AskClock for Peers {
-    fn ask_clock<'a>(&'a self, address: &'a str) -> PortFuture<'a, Result<Timestamp, String>> {
+impl PeerClock for PeerClients {
+    fn read_clock<'a>(&'a self, address: &'a str) -> PortFuture<'a, Result<Timestamp, String>> {
         Box::pin(async move {
             let mut client = self.client(address)?;
             let answer = timeout(CLOCK_WITHIN, client.clock(self.request(ClockRequest {}))).await;
-            let answer = answer.map_err(|_| "no answer in time".to_owned())?.map_err(|status| status.to_string())?;
+            let answer = answer
+                .map_err(|_| "the node did not answer in time".to_owned())?
+                .map_err(|status| status.to_string())?;
             Ok(Timestamp::from_millis(answer.into_inner().now_ms))
         })
     }
 }
 
-fn outcome_of<A>(status: &Status) -> Asked<A> {
+fn outcome_of<A>(status: &Status) -> PeerReply<A> {
     let reason = if status.message().is_empty() { format!("{:?}", status.code()) } else { status.message().to_owned() };
     match status.code() {
-        // These are told by the other node itself before it looks at the question.
-        Code::Unauthenticated | Code::InvalidArgument | Code::Unimplemented => Asked::Refused(reason),
-        _ if was_never_connected(status) => Asked::NotDelivered(reason),
-        _ => Asked::Unknown(reason),
+        // The other node returns these before it reads the request.
+        Code::Unauthenticated | Code::InvalidArgument | Code::Unimplemented => PeerReply::Refused(reason),
+        _ if was_never_connected(status) => PeerReply::NotDelivered(reason),
+        _ => PeerReply::Unknown(reason),
     }
 }
 
-/// Whether the question certainly never left this node.
+/// Whether the request certainly never left this node.
 pub fn was_never_connected(status: &Status) -> bool {
     let mut cause: Option<&(dyn Error + 'static)> = status.source();
     while let Some(error) = cause {

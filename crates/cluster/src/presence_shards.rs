@@ -19,11 +19,11 @@ pub struct ShardFreshness {
     pub shard: u32,
     /// The internal address of the process that writes it; `None`: this process.
     pub writer: Option<String>,
-    pub state: ShardState,
+    pub state: PresenceShardState,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ShardState {
+pub enum PresenceShardState {
     Fresh,
     /// Its writer has not confirmed the shard for too long, or has never confirmed it.
     Stale {
@@ -35,7 +35,7 @@ pub enum ShardState {
 
 impl ShardFreshness {
     pub fn is_fresh(&self) -> bool {
-        self.state == ShardState::Fresh
+        self.state == PresenceShardState::Fresh
     }
 
     pub fn is_remote(&self) -> bool {
@@ -77,7 +77,7 @@ impl StaleReports {
         let shards = listed(&lasting);
         let detail = format!(
             "shards {shards} of presence are stale or cannot be read; their writers are {writers}. Start those processes, or check the \
-             network to them. This process serves on; questions about users of these shards are answered 503"
+             network to them. This process continues; requests about users of these shards get 503"
         );
         Some(Event::warning("presence_shards_stale", detail).with("shards", shards).with("writers", writers))
     }
@@ -92,7 +92,8 @@ mod tests {
     use super::*;
 
     fn shard(shard: u32, writer: Option<&str>, is_fresh: bool) -> ShardFreshness {
-        let state = if is_fresh { ShardState::Fresh } else { ShardState::Stale { ago_ms: Some(9_000) } };
+        let state =
+            if is_fresh { PresenceShardState::Fresh } else { PresenceShardState::Stale { ago_ms: Some(9_000) } };
         ShardFreshness { shard, writer: writer.map(str::to_owned), state }
     }
 
@@ -100,7 +101,7 @@ mod tests {
     fn a_remote_shard_is_reported_once_when_it_stays_stale_and_once_when_all_are_fresh() {
         let mut reports = StaleReports::default();
         let stale = [shard(0, None, true), shard(1, Some("b:7601"), false)];
-        assert_eq!(reports.update(&stale), None, "it may not be drawn yet");
+        assert_eq!(reports.update(&stale), None, "it may have no snapshot yet");
         let event = reports.update(&stale).unwrap();
         assert_eq!(event.kind, "presence_shards_stale");
         assert!(event.detail.contains("shards 1 ") && event.detail.contains("b:7601"), "{}", event.detail);

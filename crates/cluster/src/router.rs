@@ -1,91 +1,97 @@
-//! The port `Holds`: every question finds the owner of its shard, on this node or another, or says that there is none.
+//! The port `Holds`: passes each request to the owner of its shard, on this node or another. Without an owner it fails.
 //!
-//! A question that was certainly not delivered is asked again, at whoever owns the shard then. One that may have arrived and
-//! got no answer is never asked again where it could have changed something: its outcome is not known.
+//! A request that was certainly not delivered is retried, at the present owner of the shard. A request that may have arrived and got no
+//! answer is retried only if it changes nothing. Otherwise its outcome is unknown.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
-use whimbrel_model::ports::{Ask, Holds, HoldsError, PortFuture, Told};
+use whimbrel_model::ports::{HoldReply, HoldRequest, Holds, HoldsError, PortFuture};
 
+use super::cluster_view::ClusterWatch;
 use super::families::HOLDS_FAMILY;
-use super::peers::{Asked, Peers};
-use super::sight::Sight;
-use super::{Desk, DeskError};
+use super::peers::{PeerClients, PeerReply};
+use super::{LocalHolds, LocalHoldsError};
 
-/// How long a question waits for an owner, unless configured otherwise.
+/// How long a request waits for an owner, unless configured otherwise.
 pub const OWNER_WAIT_DEFAULT: Duration = Duration::from_secs(5);
-/// How soon an owner that was not ready is asked again: the picture may be ahead of it, or behind.
+/// The retry pause for an owner that was not ready: the cluster view may be ahead of it, or behind.
 const AGAIN_AFTER: Duration = Duration::from_millis(20);
 
-/// Questions to the owners of all shards.
-pub struct Router {
+pub struct HoldsRouter {
     shards: u32,
-    sight: Sight,
-    desk: Arc<dyn Desk>,
-    peers: Arc<Peers>,
+    cluster: ClusterWatch,
+    local: Arc<dyn LocalHolds>,
+    peers: Arc<PeerClients>,
     owner_wait: Duration,
 }
 
-impl Router {
-    pub fn new(shards: u32, sight: Sight, desk: Arc<dyn Desk>, peers: Arc<Peers>, owner_wait: Duration) -> Self {
-        Self { shards, sight, desk, peers, owner_wait }
+impl HoldsRouter {
+    pub fn new(
+        shards: u32,
+        cluster: ClusterWatch,
+        local: Arc<dyn LocalHolds>,
+        peers: Arc<PeerClients>,
+        owner_wait: Duration,
+    ) -> Self {
+        Self { shards, cluster, local, peers, owner_wait }
     }
 
-    /// Asks whoever owns the shard now; `Err` where nothing was done and another try makes sense, with the reason.
-    async fn ask_once(&self, shard: u32, ask: &Ask) -> Result<Result<Told, HoldsError>, Option<String>> {
-        let view = self.sight.view();
+    /// Makes one attempt at the present owner of the shard. `Err` with the reason if nothing was done and a retry makes sense.
+    async fn ask_once(&self, shard: u32, ask: &HoldRequest) -> Result<Result<HoldReply, HoldsError>, Option<String>> {
+        let view = self.cluster.view();
         let owner = view.owner(HOLDS_FAMILY, shard).ok_or(None)?.node;
-        if self.sight.me() == Some(owner) {
-            return match self.desk.ask(shard, ask.clone()).await {
-                Err(DeskError::NotHere) => Err(None),
-                Err(DeskError::Holds(error)) => Ok(Err(error)),
+        if self.cluster.me() == Some(owner) {
+            return match self.local.ask(shard, ask.clone()).await {
+                Err(LocalHoldsError::NotHere) => Err(None),
+                Err(LocalHoldsError::Holds(error)) => Ok(Err(error)),
                 Ok(told) => Ok(Ok(told)),
             };
         }
         let address = view.address_of(owner).ok_or(None)?;
         match self.peers.ask(address, shard, ask).await {
-            Asked::Answered(Err(DeskError::NotHere)) => Err(None),
-            Asked::Answered(Err(DeskError::Holds(error))) => Ok(Err(error)),
-            Asked::Answered(Ok(told)) => Ok(Ok(told)),
-            Asked::NotDelivered(reason) => Err(Some(reason)),
-            Asked::Unknown(reason) if changes_nothing(ask) => Err(Some(reason)),
-            Asked::Unknown(reason) => Ok(Err(HoldsError::OutcomeUnknown(reason))),
-            Asked::Refused(reason) => {
-                tracing::error!(node = owner, reason, "another node refuses what this one asks");
-                Ok(Err(HoldsError::Unavailable(format!("node {owner} refused the question: {reason}"))))
+            PeerReply::Answered(Err(LocalHoldsError::NotHere)) => Err(None),
+            PeerReply::Answered(Err(LocalHoldsError::Holds(error))) => Ok(Err(error)),
+            PeerReply::Answered(Ok(told)) => Ok(Ok(told)),
+            PeerReply::NotDelivered(reason) => Err(Some(reason)),
+            PeerReply::Unknown(reason) if changes_nothing(ask) => Err(Some(reason)),
+            PeerReply::Unknown(reason) => Ok(Err(HoldsError::OutcomeUnknown(reason))),
+            PeerReply::Refused(reason) => {
+                tracing::error!(node = owner, reason, "another node rejected a request of this node");
+                Ok(Err(HoldsError::Unavailable(format!("peer {owner} rejected the request: {reason}"))))
             }
         }
     }
 }
 
-/// Whether asking twice is as good as once.
-fn changes_nothing(ask: &Ask) -> bool {
+fn changes_nothing(ask: &HoldRequest) -> bool {
     match ask {
-        Ask::Look { .. } | Ask::List(_) | Ask::Dead(_) | Ask::Count(_) => true,
-        Ask::Accept(_) | Ask::Extend { .. } | Ask::Withdraw { .. } | Ask::Fire { .. } | Ask::WithdrawTopic { .. } => {
-            false
-        }
+        HoldRequest::Look { .. } | HoldRequest::List(_) | HoldRequest::Dead(_) | HoldRequest::Count(_) => true,
+        HoldRequest::Accept(_)
+        | HoldRequest::Extend { .. }
+        | HoldRequest::Withdraw { .. }
+        | HoldRequest::Fire { .. }
+        | HoldRequest::WithdrawTopic { .. } => false,
     }
 }
 
-impl Holds for Router {
+impl Holds for HoldsRouter {
     fn shards(&self) -> u32 {
         self.shards
     }
 
-    fn ask(&self, shard: u32, ask: Ask) -> PortFuture<'_, Result<Told, HoldsError>> {
+    fn ask(&self, shard: u32, ask: HoldRequest) -> PortFuture<'_, Result<HoldReply, HoldsError>> {
         Box::pin(async move {
-            let asked = until_answered(&self.sight, self.owner_wait, shard, || self.ask_once(shard, &ask)).await;
+            let asked = until_answered(&self.cluster, self.owner_wait, shard, || self.ask_once(shard, &ask)).await;
             asked.unwrap_or(Err(HoldsError::NoOwner(shard)))
         })
     }
 }
 
-/// Asks again for as long as another try makes sense; `None` where nobody answered in time.
+/// Retries while that makes sense. `None` if no owner answered in time.
 pub async fn until_answered<A, F>(
-    sight: &Sight,
+    cluster: &ClusterWatch,
     owner_wait: Duration,
     shard: u32,
     ask_once: impl Fn() -> F,
@@ -93,8 +99,8 @@ pub async fn until_answered<A, F>(
 where
     F: Future<Output = Result<A, Option<String>>>,
 {
-    let patience = Instant::now() + owner_wait;
-    let mut views = sight.views.clone();
+    let deadline = Instant::now() + owner_wait;
+    let mut views = cluster.views.clone();
     loop {
         views.mark_unchanged();
         let reason = match ask_once().await {
@@ -102,13 +108,13 @@ where
             Err(reason) => reason,
         };
         let now = Instant::now();
-        if now >= patience {
+        if now >= deadline {
             if let Some(reason) = reason {
-                tracing::warn!(shard, reason, "the owner of a shard could not be asked");
+                tracing::warn!(shard, reason, "no owner of the shard answered in time");
             }
             return None;
         }
-        // A new picture may name another owner; the same one may become ready without one.
-        let _ = timeout_at(patience.min(now + AGAIN_AFTER), views.changed()).await;
+        // A new cluster view may have another owner. The present owner may become ready without a new view.
+        let _ = timeout_at(deadline.min(now + AGAIN_AFTER), views.changed()).await;
     }
 }

@@ -1,45 +1,44 @@
-//! The internal port's side of questions: what other nodes ask goes to the desk of this one.
+//! The service for requests of other nodes about shards of this node.
 
 use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 use whimbrel_model::Clock;
 
-use super::Desk;
+use super::LocalHolds;
 use super::admission::Admission;
 use super::wire::protocol::owners_server::{Owners, OwnersServer};
 use super::wire::protocol::{AskRequest, AskResponse, ClockRequest, ClockResponse};
 use super::wire::{from_request, to_response};
 
-/// Bytes of one question: a hold with the largest message that any door lets in, and its framing.
+/// The most bytes of one request: a hold with the largest message that an API accepts, and its framing.
 const QUESTION_BYTES_MAX: usize = 256 << 20;
 
-/// The service `whimbrel.internal.v1.Owners`, to be mounted on the internal port.
+/// The service `whimbrel.internal.v1.Owners` of the internal port.
 ///
-/// Where a key is set, whoever does not bring it is refused before the question is looked at.
+/// If a key is set, calls without it are rejected before the request is read.
 pub fn service(
-    desk: Arc<dyn Desk>,
+    local: Arc<dyn LocalHolds>,
     clock: Arc<dyn Clock>,
     admission: impl Into<Admission>,
-) -> OwnersServer<OwnersDoor> {
+) -> OwnersServer<OwnersService> {
     let admission = admission.into();
-    OwnersServer::new(OwnersDoor { desk, clock, admission }).max_decoding_message_size(QUESTION_BYTES_MAX)
+    OwnersServer::new(OwnersService { local, clock, admission }).max_decoding_message_size(QUESTION_BYTES_MAX)
 }
 
-/// Who answers other nodes.
-pub struct OwnersDoor {
-    desk: Arc<dyn Desk>,
+pub struct OwnersService {
+    local: Arc<dyn LocalHolds>,
     clock: Arc<dyn Clock>,
     admission: Admission,
 }
 
 #[tonic::async_trait]
-impl Owners for OwnersDoor {
+impl Owners for OwnersService {
     async fn ask(&self, request: Request<AskRequest>) -> Result<Response<AskResponse>, Status> {
         self.admission.admit(&request)?;
         let asked = from_request(request.into_inner());
         let (shard, ask) = asked.map_err(|garbled| Status::invalid_argument(garbled.to_string()))?;
-        Ok(Response::new(to_response(self.desk.ask(shard, ask).await)))
+        Ok(Response::new(to_response(self.local.ask(shard, ask).await)))
     }
 
     async fn clock(&self, request: Request<ClockRequest>) -> Result<Response<ClockResponse>, Status> {

@@ -1,5 +1,5 @@
-//! A cluster in memory for the tests of this folder: sessions that can be ended from outside, duties that keep a diary, clocks
-//! that are set by hand. Time is tokio's.
+//! A cluster in memory for the tests of this crate: sessions that a test can end, shard owners that record their shards, and clocks that
+//! a test sets. The time is tokio's.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -10,26 +10,26 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::{
-    Ask, Coordination, CoordinationError, Member, Membership, Node, Owner, Picture, PortFuture, Told,
+    ClusterSnapshot, Coordination, CoordinationError, HoldReply, HoldRequest, Member, Membership, Node, Owner,
+    PortFuture,
 };
 use whimbrel_model::{Clock, Timestamp};
 
-use super::clocks::AskClock;
+use super::clocks::PeerClock;
+use super::cluster_view::ClusterView;
 use super::families::{CENTER_ROLE, HOLDS_FAMILY};
-use super::sight::View;
-use super::{Desk, DeskError, Duties};
+use super::{LocalHolds, LocalHoldsError, ShardOwner};
 
-/// How long the property of a test may take to come about, in the test's own time.
+/// Timeout for the condition that a test waits for, in the test's own time.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// All sessions and owners.
 pub struct FakeCluster {
-    state: Mutex<State>,
+    state: Mutex<FakeClusterState>,
     revision: watch::Sender<u64>,
 }
 
 #[derive(Default)]
-struct State {
+struct FakeClusterState {
     last_epoch: u64,
     last_session: u64,
     nodes: BTreeMap<u16, (u64, Member)>,
@@ -46,11 +46,11 @@ impl FakeCluster {
         Arc::new(FakeCoordination { cluster: self.clone() })
     }
 
-    /// Tells the session of that node that it is lost, and lets go of what it has only when the returned value is used.
+    /// Signals the loss of the node's session. Its entries remain until [`FakeCluster::let_go`] is called with the returned session.
     pub fn tell_lost(&self, node: u16) -> u64 {
         let state = self.state.lock().unwrap();
         let session = state.nodes[&node].0;
-        state.sessions[&session].send_replace(Some("cut off".to_owned()));
+        state.sessions[&session].send_replace(Some("connection lost".to_owned()));
         session
     }
 
@@ -77,14 +77,13 @@ impl FakeCluster {
         self.state.lock().unwrap().nodes.get(&node).map(|(_, member)| member.clone())
     }
 
-    fn picture(&self, revision: u64) -> Picture {
+    fn snapshot(&self, revision: u64) -> ClusterSnapshot {
         let state = self.state.lock().unwrap();
         let nodes = state.nodes.iter().map(|(number, (_, member))| Node { number: *number, member: member.clone() });
         let owners = state.owners.iter().map(|(name, (_, owner))| (name.clone(), *owner));
-        Picture { revision, nodes: nodes.collect(), owners: owners.collect() }
+        ClusterSnapshot { revision, nodes: nodes.collect(), owners: owners.collect() }
     }
 
-    /// Waits until the cluster is so.
     pub async fn wait_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let mut revisions = self.revision.subscribe();
         let waiting = async {
@@ -93,7 +92,7 @@ impl FakeCluster {
             }
         };
         if tokio::time::timeout(PATIENCE, waiting).await.is_err() {
-            panic!("waited in vain until {what}: {:?}", self.owners());
+            panic!("timed out before {what}: {:?}", self.owners());
         }
     }
 
@@ -135,12 +134,12 @@ impl Coordination for FakeCoordination {
         })
     }
 
-    fn picture(&self, seen: u64) -> PortFuture<'_, Result<Picture, CoordinationError>> {
+    fn snapshot(&self, seen: u64) -> PortFuture<'_, Result<ClusterSnapshot, CoordinationError>> {
         let mut revisions = self.cluster.revision.subscribe();
         Box::pin(async move {
             let revision = *revisions.wait_for(|revision| *revision > seen).await.unwrap();
-            let picture = self.cluster.picture(revision);
-            // Others may join between this look and what it leads to.
+            let picture = self.cluster.snapshot(revision);
+            // Other nodes may join between this read and its use.
             tokio::task::yield_now().await;
             Ok(picture)
         })
@@ -159,7 +158,7 @@ impl Membership for FakeMembership {
         self.node
     }
 
-    fn stands(&self) -> bool {
+    fn is_valid(&self) -> bool {
         self.lost.borrow().is_none()
     }
 
@@ -215,15 +214,15 @@ impl Membership for FakeMembership {
     }
 }
 
-/// Who serves which shard under which epoch, over all nodes: two at once are caught where it happens.
+/// The node and epoch that serve each shard, over all nodes. Serving a shard twice panics.
 #[derive(Default)]
-pub struct Ledger {
+pub struct ServedShards {
     serving: Mutex<BTreeMap<u32, (u16, u64)>>,
     highest: Mutex<BTreeMap<u32, u64>>,
     changed: Notify,
 }
 
-impl Ledger {
+impl ServedShards {
     pub fn serving(&self) -> BTreeMap<u32, (u16, u64)> {
         self.serving.lock().unwrap().clone()
     }
@@ -239,19 +238,19 @@ impl Ledger {
             }
         };
         if tokio::time::timeout(PATIENCE, waiting).await.is_err() {
-            panic!("waited in vain until {what}: {:?}", self.serving());
+            panic!("timed out before {what}: {:?}", self.serving());
         }
     }
 }
 
-/// Duties that do nothing but keep the ledger; ending takes a while.
-pub struct FakeDuties {
+/// A shard owner that only records its shards. Ending a shard takes `ending_takes`.
+pub struct FakeShardOwner {
     pub node_name: u16,
-    pub ledger: Arc<Ledger>,
+    pub ledger: Arc<ServedShards>,
     pub ending_takes: Duration,
 }
 
-impl Duties for FakeDuties {
+impl ShardOwner for FakeShardOwner {
     fn begin(&self, shard: u32, epoch: u64, _: Arc<dyn Membership>) {
         let before = self.ledger.serving.lock().unwrap().insert(shard, (self.node_name, epoch));
         assert_eq!(before, None, "shard {shard} is served twice");
@@ -264,14 +263,18 @@ impl Duties for FakeDuties {
         Box::pin(async move {
             tokio::time::sleep(self.ending_takes).await;
             let mut serving = self.ledger.serving.lock().unwrap();
-            assert_eq!(serving.remove(&shard).map(|(node, _)| node), Some(self.node_name), "it was served here");
+            assert_eq!(
+                serving.remove(&shard).map(|(node, _)| node),
+                Some(self.node_name),
+                "the shard was served by this node"
+            );
             drop(serving);
             self.ledger.changed.notify_waiters();
         })
     }
 }
 
-/// A wall clock that runs with the test's time and is off by a number that can be set.
+/// A wall clock that runs with the test's time and deviates by a settable number of milliseconds.
 pub struct FakeClock {
     began: Instant,
     off_ms: AtomicI64,
@@ -294,40 +297,39 @@ impl Clock for FakeClock {
     }
 }
 
-/// The clocks of all nodes by their addresses.
 #[derive(Default)]
 pub struct FakeClocks {
     pub clocks: Mutex<BTreeMap<String, Arc<FakeClock>>>,
 }
 
-impl AskClock for FakeClocks {
-    fn ask_clock<'a>(&'a self, address: &'a str) -> PortFuture<'a, Result<Timestamp, String>> {
+impl PeerClock for FakeClocks {
+    fn read_clock<'a>(&'a self, address: &'a str) -> PortFuture<'a, Result<Timestamp, String>> {
         Box::pin(async move {
             let clock = self.clocks.lock().unwrap().get(address).cloned();
-            clock.map(|clock| clock.now()).ok_or_else(|| "nobody is there".to_owned())
+            clock.map(|clock| clock.now()).ok_or_else(|| "no node has this address".to_owned())
         })
     }
 }
 
-/// A desk that answers as it is told to, and counts.
-pub struct FakeDesk {
-    pub answer: Mutex<Result<Told, DeskError>>,
+/// An owner with a preset answer that counts its requests.
+pub struct FakeLocalHolds {
+    pub answer: Mutex<Result<HoldReply, LocalHoldsError>>,
     pub asked: AtomicU64,
     pub hangs: bool,
 }
 
-impl FakeDesk {
-    pub fn answering(answer: Result<Told, DeskError>) -> Arc<Self> {
+impl FakeLocalHolds {
+    pub fn answering(answer: Result<HoldReply, LocalHoldsError>) -> Arc<Self> {
         Arc::new(Self { answer: Mutex::new(answer), asked: AtomicU64::new(0), hangs: false })
     }
 
     pub fn hanging() -> Arc<Self> {
-        Arc::new(Self { answer: Mutex::new(Ok(Told::Unknown)), asked: AtomicU64::new(0), hangs: true })
+        Arc::new(Self { answer: Mutex::new(Ok(HoldReply::Unknown)), asked: AtomicU64::new(0), hangs: true })
     }
 }
 
-impl Desk for FakeDesk {
-    fn ask(&self, _: u32, _: Ask) -> PortFuture<'_, Result<Told, DeskError>> {
+impl LocalHolds for FakeLocalHolds {
+    fn ask(&self, _: u32, _: HoldRequest) -> PortFuture<'_, Result<HoldReply, LocalHoldsError>> {
         Box::pin(async move {
             self.asked.fetch_add(1, Ordering::SeqCst);
             if self.hangs {
@@ -343,13 +345,11 @@ pub fn center(number: u16) -> Member {
     Member { name: format!("n{number}"), roles, address: format!("n{number}:1"), ..Member::default() }
 }
 
-/// What a node sees where these own the shards of the holds.
-pub fn view_of(nodes: Vec<Node>, owners: Vec<Option<u16>>) -> Arc<View> {
+pub fn view_of(nodes: Vec<Node>, owners: Vec<Option<u16>>) -> Arc<ClusterView> {
     let owners = owners.into_iter().map(|owner| Some(Owner { node: owner?, epoch: 1 })).collect();
-    Arc::new(View { revision: 1, nodes, owners: BTreeMap::from([(HOLDS_FAMILY, owners)]) })
+    Arc::new(ClusterView { revision: 1, nodes, owners: BTreeMap::from([(HOLDS_FAMILY, owners)]) })
 }
 
-/// What this node is called where that is its number.
 pub fn identity(node: u16) -> Option<GatewayId> {
     Some(GatewayId { node, incarnation: 1 })
 }

@@ -1,6 +1,6 @@
-//! Questions and answers as they travel between nodes.
+//! Conversions of requests about holds, and of their answers, between the model and the node-to-node protocol.
 //!
-//! What comes from another node is checked as anything from a network is: what cannot be understood is refused, never guessed.
+//! Messages of other nodes are validated as any input from a network: a message that cannot be decoded is rejected, never guessed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,91 +8,94 @@ use std::time::Duration;
 use bytes::Bytes;
 use whimbrel_model::hold::HOLD_ID_MAX_BYTES;
 use whimbrel_model::limits::IDEMPOTENCY_KEY_MAX_CHARS;
-use whimbrel_model::ports::{Ask, CountQuery, DueCursor, HoldQuery, HoldView, HoldsError, NewDue, Told};
+use whimbrel_model::ports::{
+    CountQuery, DueCursor, HoldQuery, HoldReply, HoldRequest, HoldView, HoldsError, NewDueTime,
+};
 use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
 
-use super::DeskError;
+use super::LocalHoldsError;
 use protocol::ask_request::Ask as WireAsk;
 use protocol::ask_response::Told as WireTold;
 use protocol::refusal::Kind;
 use protocol::{AskRequest, AskResponse, Nothing, Refusal};
 
-/// The generated types, client and service.
 pub mod protocol {
     tonic::include_proto!("whimbrel.internal.v1");
 }
 
-/// Bytes of a key in UTF-8.
+/// The most bytes of an idempotency key, in UTF-8.
 const KEY_MAX_BYTES: usize = IDEMPOTENCY_KEY_MAX_CHARS * 4;
 
-/// What another node sent cannot be understood.
+/// A message of another node cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("another node sent what cannot be understood: {0}")]
-pub struct Garbled(pub &'static str);
+#[error("another node sent an invalid message: {0}")]
+pub struct Malformed(pub &'static str);
 
-pub fn to_request(shard: u32, ask: &Ask) -> AskRequest {
+pub fn to_request(shard: u32, ask: &HoldRequest) -> AskRequest {
     let ask = match ask {
-        Ask::Accept(hold) => WireAsk::Accept(hold.encode().into()),
-        Ask::Extend { id, to, if_version, key } => WireAsk::Extend(protocol::Extend {
+        HoldRequest::Accept(hold) => WireAsk::Accept(hold.encode().into()),
+        HoldRequest::Extend { id, to, if_version, key } => WireAsk::Extend(protocol::Extend {
             id: text(id),
             to: Some(match to {
-                NewDue::By(ms) => protocol::extend::To::ByMs(*ms),
-                NewDue::Until(time) => protocol::extend::To::UntilMs(time.as_millis()),
+                NewDueTime::By(ms) => protocol::extend::To::ByMs(*ms),
+                NewDueTime::Until(time) => protocol::extend::To::UntilMs(time.as_millis()),
             }),
             if_version: *if_version,
             key: key.as_ref().map(|key| key.to_string()),
         }),
-        Ask::Withdraw { id } => WireAsk::Withdraw(text(id)),
-        Ask::Fire { id } => WireAsk::Fire(text(id)),
-        Ask::Look { id } => WireAsk::Look(text(id)),
-        Ask::List(query) => WireAsk::List(to_query(query)),
-        Ask::Dead(query) => WireAsk::Dead(to_query(query)),
-        Ask::Count(query) => WireAsk::Count(protocol::CountQuery {
+        HoldRequest::Withdraw { id } => WireAsk::Withdraw(text(id)),
+        HoldRequest::Fire { id } => WireAsk::Fire(text(id)),
+        HoldRequest::Look { id } => WireAsk::Look(text(id)),
+        HoldRequest::List(query) => WireAsk::List(to_query(query)),
+        HoldRequest::Dead(query) => WireAsk::Dead(to_query(query)),
+        HoldRequest::Count(query) => WireAsk::Count(protocol::CountQuery {
             topic: query.topic.map(|topic| topic.0),
             from_ms: query.from.map(Timestamp::as_millis),
             to_ms: query.to.map(Timestamp::as_millis),
             bucket_ms: u64::try_from(query.bucket.as_millis()).unwrap_or(u64::MAX),
         }),
-        Ask::WithdrawTopic { topic } => WireAsk::WithdrawTopic(topic.0),
+        HoldRequest::WithdrawTopic { topic } => WireAsk::WithdrawTopic(topic.0),
     };
     AskRequest { shard, ask: Some(ask) }
 }
 
-pub fn from_request(request: AskRequest) -> Result<(u32, Ask), Garbled> {
-    let ask = match request.ask.ok_or(Garbled("a request that asks nothing"))? {
-        WireAsk::Accept(hold) => Ask::Accept(Arc::new(Hold::decode(hold).map_err(|_| Garbled("no hold"))?.compact())),
+pub fn from_request(request: AskRequest) -> Result<(u32, HoldRequest), Malformed> {
+    let ask = match request.ask.ok_or(Malformed("a request without contents"))? {
+        WireAsk::Accept(hold) => {
+            HoldRequest::Accept(Arc::new(Hold::decode(hold).map_err(|_| Malformed("an invalid hold"))?.compact()))
+        }
         WireAsk::Extend(extend) => {
-            let to = match extend.to.ok_or(Garbled("a move to nowhere"))? {
-                protocol::extend::To::ByMs(ms) => NewDue::By(ms),
-                protocol::extend::To::UntilMs(ms) => NewDue::Until(Timestamp::from_millis(ms)),
+            let to = match extend.to.ok_or(Malformed("a move without a due time"))? {
+                protocol::extend::To::ByMs(ms) => NewDueTime::By(ms),
+                protocol::extend::To::UntilMs(ms) => NewDueTime::Until(Timestamp::from_millis(ms)),
             };
             if extend.key.as_ref().is_some_and(|key| key.len() > KEY_MAX_BYTES) {
-                return Err(Garbled("a key that is too long"));
+                return Err(Malformed("a key that is too long"));
             }
             let key = extend.key.map(Into::into);
-            Ask::Extend { id: from_text(&extend.id)?, to, if_version: extend.if_version, key }
+            HoldRequest::Extend { id: from_text(&extend.id)?, to, if_version: extend.if_version, key }
         }
-        WireAsk::Withdraw(id) => Ask::Withdraw { id: from_text(&id)? },
-        WireAsk::Fire(id) => Ask::Fire { id: from_text(&id)? },
-        WireAsk::Look(id) => Ask::Look { id: from_text(&id)? },
-        WireAsk::List(query) => Ask::List(from_query(query)?),
-        WireAsk::Dead(query) => Ask::Dead(from_query(query)?),
-        WireAsk::Count(query) => Ask::Count(CountQuery {
+        WireAsk::Withdraw(id) => HoldRequest::Withdraw { id: from_text(&id)? },
+        WireAsk::Fire(id) => HoldRequest::Fire { id: from_text(&id)? },
+        WireAsk::Look(id) => HoldRequest::Look { id: from_text(&id)? },
+        WireAsk::List(query) => HoldRequest::List(from_query(query)?),
+        WireAsk::Dead(query) => HoldRequest::Dead(from_query(query)?),
+        WireAsk::Count(query) => HoldRequest::Count(CountQuery {
             topic: query.topic.map(TopicNumber),
             from: query.from_ms.map(Timestamp::from_millis),
             to: query.to_ms.map(Timestamp::from_millis),
             bucket: Duration::from_millis(query.bucket_ms),
         }),
-        WireAsk::WithdrawTopic(topic) => Ask::WithdrawTopic { topic: TopicNumber(topic) },
+        WireAsk::WithdrawTopic(topic) => HoldRequest::WithdrawTopic { topic: TopicNumber(topic) },
     };
     Ok((request.shard, ask))
 }
 
-pub fn to_response(answer: Result<Told, DeskError>) -> AskResponse {
+pub fn to_response(answer: Result<HoldReply, LocalHoldsError>) -> AskResponse {
     let told = match answer {
         Ok(told) => to_told(told),
-        Err(DeskError::NotHere) => WireTold::NotHere(Nothing {}),
-        Err(DeskError::Holds(error)) => {
+        Err(LocalHoldsError::NotHere) => WireTold::NotHere(Nothing {}),
+        Err(LocalHoldsError::Holds(error)) => {
             let (kind, reason) = match error {
                 HoldsError::NoOwner(_) => (Kind::NoOwner, String::new()),
                 HoldsError::OutcomeUnknown(reason) => (Kind::OutcomeUnknown, reason),
@@ -105,76 +108,78 @@ pub fn to_response(answer: Result<Told, DeskError>) -> AskResponse {
     AskResponse { told: Some(told) }
 }
 
-fn to_told(told: Told) -> WireTold {
+fn to_told(told: HoldReply) -> WireTold {
     match told {
-        Told::Held { due } => WireTold::HeldDueMs(due.as_millis()),
-        Told::Taken => WireTold::Taken(Nothing {}),
-        Told::Rescheduled { due, version } => WireTold::Rescheduled(to_due(due, version)),
-        Told::Withdrawn => WireTold::Withdrawn(Nothing {}),
-        Told::Fired { at, partition, offset } => {
+        HoldReply::Held { due } => WireTold::HeldDueMs(due.as_millis()),
+        HoldReply::Taken => WireTold::Taken(Nothing {}),
+        HoldReply::Rescheduled { due, version } => WireTold::Rescheduled(to_due(due, version)),
+        HoldReply::Withdrawn => WireTold::Withdrawn(Nothing {}),
+        HoldReply::Fired { at, partition, offset } => {
             WireTold::Fired(protocol::Fired { at_ms: at.as_millis(), partition, offset })
         }
-        Told::Pending(view) => WireTold::Pending(to_view(view)),
-        Told::Ended(end) => WireTold::Ended(end.encode().into()),
-        Told::Unknown => WireTold::Unknown(Nothing {}),
-        Told::OtherVersion { version, due } => WireTold::OtherVersion(to_due(due, version)),
-        Told::TooFar => WireTold::TooFar(Nothing {}),
-        Told::Listed(views) => {
+        HoldReply::Pending(view) => WireTold::Pending(to_view(view)),
+        HoldReply::Ended(end) => WireTold::Ended(end.encode().into()),
+        HoldReply::Unknown => WireTold::Unknown(Nothing {}),
+        HoldReply::OtherVersion { version, due } => WireTold::OtherVersion(to_due(due, version)),
+        HoldReply::TooFar => WireTold::TooFar(Nothing {}),
+        HoldReply::Listed(views) => {
             WireTold::Listed(protocol::HoldViews { holds: views.into_iter().map(to_view).collect() })
         }
-        Told::ListedDead(ends) => {
+        HoldReply::ListedDead(ends) => {
             let ends = ends.into_iter().map(|(id, end)| protocol::End { id: text(&id), end: end.encode().into() });
             WireTold::ListedDead(protocol::Ends { ends: ends.collect() })
         }
-        Told::Counted(counts) => {
+        HoldReply::Counted(counts) => {
             let counts = counts.into_iter();
             let counts = counts.map(|(from, count)| protocol::Count { from_ms: from.as_millis(), count }).collect();
             WireTold::Counted(protocol::Counts { counts })
         }
-        Told::WithdrawnMany(count) => WireTold::WithdrawnMany(count),
+        HoldReply::WithdrawnMany(count) => WireTold::WithdrawnMany(count),
     }
 }
 
-/// What the owner on another node answered about that shard.
-pub fn from_response(shard: u32, response: AskResponse) -> Result<Result<Told, DeskError>, Garbled> {
-    Ok(Ok(match response.told.ok_or(Garbled("an answer that tells nothing"))? {
-        WireTold::NotHere(_) => return Ok(Err(DeskError::NotHere)),
+/// Decodes the answer of an owner on another node about `shard`.
+pub fn from_response(shard: u32, response: AskResponse) -> Result<Result<HoldReply, LocalHoldsError>, Malformed> {
+    Ok(Ok(match response.told.ok_or(Malformed("an answer without contents"))? {
+        WireTold::NotHere(_) => return Ok(Err(LocalHoldsError::NotHere)),
         WireTold::Refusal(refusal) => {
             let error = match refusal.kind() {
                 Kind::NoOwner => HoldsError::NoOwner(shard),
                 Kind::OutcomeUnknown => HoldsError::OutcomeUnknown(refusal.reason),
                 Kind::Unavailable => HoldsError::Unavailable(refusal.reason),
                 Kind::Overloaded => HoldsError::Overloaded(shard),
-                Kind::Unspecified => return Err(Garbled("a refusal for no known reason")),
+                Kind::Unspecified => return Err(Malformed("an error of unknown kind")),
             };
             return Ok(Err(error.into()));
         }
-        WireTold::HeldDueMs(due) => Told::Held { due: Timestamp::from_millis(due) },
-        WireTold::Taken(_) => Told::Taken,
+        WireTold::HeldDueMs(due) => HoldReply::Held { due: Timestamp::from_millis(due) },
+        WireTold::Taken(_) => HoldReply::Taken,
         WireTold::Rescheduled(due) => {
-            Told::Rescheduled { due: Timestamp::from_millis(due.due_ms), version: due.version }
+            HoldReply::Rescheduled { due: Timestamp::from_millis(due.due_ms), version: due.version }
         }
-        WireTold::Withdrawn(_) => Told::Withdrawn,
-        WireTold::Fired(fired) => {
-            Told::Fired { at: Timestamp::from_millis(fired.at_ms), partition: fired.partition, offset: fired.offset }
-        }
-        WireTold::Pending(view) => Told::Pending(from_view(view)?),
-        WireTold::Ended(end) => Told::Ended(from_end(end)?),
-        WireTold::Unknown(_) => Told::Unknown,
+        WireTold::Withdrawn(_) => HoldReply::Withdrawn,
+        WireTold::Fired(fired) => HoldReply::Fired {
+            at: Timestamp::from_millis(fired.at_ms),
+            partition: fired.partition,
+            offset: fired.offset,
+        },
+        WireTold::Pending(view) => HoldReply::Pending(from_view(view)?),
+        WireTold::Ended(end) => HoldReply::Ended(from_end(end)?),
+        WireTold::Unknown(_) => HoldReply::Unknown,
         WireTold::OtherVersion(due) => {
-            Told::OtherVersion { version: due.version, due: Timestamp::from_millis(due.due_ms) }
+            HoldReply::OtherVersion { version: due.version, due: Timestamp::from_millis(due.due_ms) }
         }
-        WireTold::TooFar(_) => Told::TooFar,
-        WireTold::Listed(views) => Told::Listed(views.holds.into_iter().map(from_view).collect::<Result<_, _>>()?),
+        WireTold::TooFar(_) => HoldReply::TooFar,
+        WireTold::Listed(views) => HoldReply::Listed(views.holds.into_iter().map(from_view).collect::<Result<_, _>>()?),
         WireTold::ListedDead(ends) => {
             let ends = ends.ends.into_iter().map(|each| Ok((from_text(&each.id)?, from_end(each.end)?)));
-            Told::ListedDead(ends.collect::<Result<_, Garbled>>()?)
+            HoldReply::ListedDead(ends.collect::<Result<_, Malformed>>()?)
         }
         WireTold::Counted(counts) => {
             let counts = counts.counts.into_iter();
-            Told::Counted(counts.map(|each| (Timestamp::from_millis(each.from_ms), each.count)).collect())
+            HoldReply::Counted(counts.map(|each| (Timestamp::from_millis(each.from_ms), each.count)).collect())
         }
-        WireTold::WithdrawnMany(count) => Told::WithdrawnMany(count),
+        WireTold::WithdrawnMany(count) => HoldReply::WithdrawnMany(count),
     }))
 }
 
@@ -182,12 +187,12 @@ fn text(id: &HoldId) -> String {
     id.as_str().to_owned()
 }
 
-fn from_text(id: &str) -> Result<HoldId, Garbled> {
-    if id.len() > HOLD_ID_MAX_BYTES { Err(Garbled("an id that is too long")) } else { Ok(HoldId::new(id)) }
+fn from_text(id: &str) -> Result<HoldId, Malformed> {
+    if id.len() > HOLD_ID_MAX_BYTES { Err(Malformed("an id that is too long")) } else { Ok(HoldId::new(id)) }
 }
 
-fn from_end(end: Bytes) -> Result<HoldEnd, Garbled> {
-    HoldEnd::decode(end).map_err(|_| Garbled("no end of a hold"))
+fn from_end(end: Bytes) -> Result<HoldEnd, Malformed> {
+    HoldEnd::decode(end).map_err(|_| Malformed("an invalid end of a hold"))
 }
 
 fn to_due(due: Timestamp, version: u64) -> protocol::Due {
@@ -207,7 +212,7 @@ fn to_query(query: &HoldQuery) -> protocol::HoldQuery {
     }
 }
 
-fn from_query(query: protocol::HoldQuery) -> Result<HoldQuery, Garbled> {
+fn from_query(query: protocol::HoldQuery) -> Result<HoldQuery, Malformed> {
     let after = match query.after {
         None => None,
         Some(after) => Some(DueCursor { due: Timestamp::from_millis(after.due_ms), id: from_text(&after.id)? }),
@@ -217,7 +222,7 @@ fn from_query(query: protocol::HoldQuery) -> Result<HoldQuery, Garbled> {
         from: query.from_ms.map(Timestamp::from_millis),
         to: query.to_ms.map(Timestamp::from_millis),
         after,
-        limit: usize::try_from(query.limit).map_err(|_| Garbled("a limit that is too high"))?,
+        limit: usize::try_from(query.limit).map_err(|_| Malformed("a limit that is too large"))?,
     })
 }
 
@@ -233,7 +238,7 @@ fn to_view(view: HoldView) -> protocol::HoldView {
     }
 }
 
-fn from_view(view: protocol::HoldView) -> Result<HoldView, Garbled> {
+fn from_view(view: protocol::HoldView) -> Result<HoldView, Malformed> {
     Ok(HoldView {
         id: from_text(&view.id)?,
         topic: TopicNumber(view.topic),
@@ -249,7 +254,7 @@ fn from_view(view: protocol::HoldView) -> Result<HoldView, Garbled> {
 mod tests {
     use super::*;
     use prost::Message;
-    use whimbrel_model::{Ending, Headers, HeldMessage};
+    use whimbrel_model::{Headers, HoldEndKind, MessageBody};
 
     fn at(ms: i64) -> Timestamp {
         Timestamp::from_millis(ms)
@@ -265,7 +270,7 @@ mod tests {
             version: 3,
             fresh: false,
             moves: Vec::new(),
-            message: HeldMessage {
+            message: MessageBody {
                 key: Some(Bytes::from_static(b"eva")),
                 value: Bytes::from_static(b"body"),
                 headers: Headers::EMPTY,
@@ -273,45 +278,50 @@ mod tests {
         }
     }
 
-    fn every_ask() -> Vec<Ask> {
+    fn every_ask() -> Vec<HoldRequest> {
         let id = HoldId::new("order-1");
         let query = |after| HoldQuery { topic: Some(TopicNumber(0)), from: None, to: Some(at(-5)), after, limit: 9 };
         vec![
-            Ask::Accept(Arc::new(hold())),
-            Ask::Extend { id: id.clone(), to: NewDue::By(-3), if_version: Some(0), key: Some("".into()) },
-            Ask::Extend { id: id.clone(), to: NewDue::Until(at(0)), if_version: None, key: None },
-            Ask::Withdraw { id: id.clone() },
-            Ask::Fire { id: id.clone() },
-            Ask::Look { id: id.clone() },
-            Ask::List(query(None)),
-            Ask::Dead(query(Some(DueCursor { due: at(8), id }))),
-            Ask::Count(CountQuery { topic: None, from: Some(at(1)), to: None, bucket: Duration::from_secs(60) }),
-            Ask::WithdrawTopic { topic: TopicNumber(0) },
+            HoldRequest::Accept(Arc::new(hold())),
+            HoldRequest::Extend { id: id.clone(), to: NewDueTime::By(-3), if_version: Some(0), key: Some("".into()) },
+            HoldRequest::Extend { id: id.clone(), to: NewDueTime::Until(at(0)), if_version: None, key: None },
+            HoldRequest::Withdraw { id: id.clone() },
+            HoldRequest::Fire { id: id.clone() },
+            HoldRequest::Look { id: id.clone() },
+            HoldRequest::List(query(None)),
+            HoldRequest::Dead(query(Some(DueCursor { due: at(8), id }))),
+            HoldRequest::Count(CountQuery {
+                topic: None,
+                from: Some(at(1)),
+                to: None,
+                bucket: Duration::from_secs(60),
+            }),
+            HoldRequest::WithdrawTopic { topic: TopicNumber(0) },
         ]
     }
 
-    fn every_answer() -> Vec<Result<Told, DeskError>> {
-        let end = hold().ended(Ending::Dead { reason: "too large".into() }, at(5));
+    fn every_answer() -> Vec<Result<HoldReply, LocalHoldsError>> {
+        let end = hold().ended(HoldEndKind::Dead { reason: "too large".into() }, at(5));
         let view = HoldView::of(&hold());
-        let refused = |error: HoldsError| Err(DeskError::Holds(error));
+        let refused = |error: HoldsError| Err(LocalHoldsError::Holds(error));
         vec![
-            Ok(Told::Held { due: at(0) }),
-            Ok(Told::Taken),
-            Ok(Told::Rescheduled { due: at(-1), version: 0 }),
-            Ok(Told::Withdrawn),
-            Ok(Told::Fired { at: at(1), partition: 0, offset: Some(0) }),
-            Ok(Told::Fired { at: at(1), partition: 2, offset: None }),
-            Ok(Told::Pending(HoldView { key: None, ..view.clone() })),
-            Ok(Told::Ended(end.clone())),
-            Ok(Told::Unknown),
-            Ok(Told::OtherVersion { version: 9, due: at(1) }),
-            Ok(Told::TooFar),
-            Ok(Told::Listed(vec![view])),
-            Ok(Told::Listed(Vec::new())),
-            Ok(Told::ListedDead(vec![(HoldId::new("x"), end)])),
-            Ok(Told::Counted(vec![(at(60_000), 2)])),
-            Ok(Told::WithdrawnMany(0)),
-            Err(DeskError::NotHere),
+            Ok(HoldReply::Held { due: at(0) }),
+            Ok(HoldReply::Taken),
+            Ok(HoldReply::Rescheduled { due: at(-1), version: 0 }),
+            Ok(HoldReply::Withdrawn),
+            Ok(HoldReply::Fired { at: at(1), partition: 0, offset: Some(0) }),
+            Ok(HoldReply::Fired { at: at(1), partition: 2, offset: None }),
+            Ok(HoldReply::Pending(HoldView { key: None, ..view.clone() })),
+            Ok(HoldReply::Ended(end.clone())),
+            Ok(HoldReply::Unknown),
+            Ok(HoldReply::OtherVersion { version: 9, due: at(1) }),
+            Ok(HoldReply::TooFar),
+            Ok(HoldReply::Listed(vec![view])),
+            Ok(HoldReply::Listed(Vec::new())),
+            Ok(HoldReply::ListedDead(vec![(HoldId::new("x"), end)])),
+            Ok(HoldReply::Counted(vec![(at(60_000), 2)])),
+            Ok(HoldReply::WithdrawnMany(0)),
+            Err(LocalHoldsError::NotHere),
             refused(HoldsError::NoOwner(4)),
             refused(HoldsError::OutcomeUnknown("why".to_owned())),
             refused(HoldsError::Unavailable("why".to_owned())),
@@ -320,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn every_question_arrives_as_it_was_asked() {
+    fn every_request_is_decoded_as_it_was_encoded() {
         for ask in every_ask() {
             let bytes = to_request(4, &ask).encode_to_vec();
             let request = AskRequest::decode(&bytes[..]).unwrap();
@@ -329,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_arrives_as_it_was_told() {
+    fn every_answer_is_decoded_as_it_was_encoded() {
         for answer in every_answer() {
             let bytes = to_response(answer.clone()).encode_to_vec();
             let response = AskResponse::decode(&bytes[..]).unwrap();
@@ -338,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_question_is_refused() {
+    fn malformed_requests_and_answers_are_rejected() {
         assert!(from_request(AskRequest { shard: 0, ask: None }).is_err());
         assert!(from_request(AskRequest { shard: 0, ask: Some(WireAsk::Accept(Bytes::from_static(b"?"))) }).is_err());
         let long = "x".repeat(HOLD_ID_MAX_BYTES + 1);

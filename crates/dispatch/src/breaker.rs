@@ -1,5 +1,5 @@
-//! The circuit breaker of a subscription: after many failures in a row nothing is tried for a while, then one delivery is, and its
-//! answer decides. While it is open no attempt is spent. Pure.
+//! The circuit breaker of a subscription. Many failures in a row open it, and no calls are made for a while. Then one trial delivery
+//! decides. While the breaker is open, no attempt is spent. Pure.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use whimbrel_model::Timestamp;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BreakerSettings {
-    /// Failures in a row that open it.
+    /// The number of failures in a row that opens the breaker.
     pub failures: u32,
-    /// How long it stays open at first; doubled each time that the trial fails.
+    /// How long the breaker stays open at first. The pause doubles each time a trial fails, up to `pause_max`.
     pub pause: Duration,
     pub pause_max: Duration,
 }
@@ -23,10 +23,7 @@ impl Default for BreakerSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BreakerState {
     Closed,
-    Open {
-        until: Timestamp,
-    },
-    /// One delivery is out to try.
+    Open { until: Timestamp },
     HalfOpen,
 }
 
@@ -64,7 +61,7 @@ impl Breaker {
         }
     }
 
-    /// When it may let something through again.
+    /// When the next delivery may start, if the breaker is open.
     pub fn next_time(&self) -> Option<Timestamp> {
         match self.state {
             BreakerState::Open { until } => Some(until),
@@ -72,21 +69,20 @@ impl Breaker {
         }
     }
 
-    /// A delivery starts.
     pub fn started(&mut self) {
         if let BreakerState::Open { .. } = self.state {
             self.state = BreakerState::HalfOpen;
         }
     }
 
-    /// The endpoint has answered as one that works. `true`: the breaker was not closed.
+    /// Records that the endpoint works. Returns true if the breaker was not closed.
     pub fn succeeded(&mut self) -> bool {
         self.failures = 0;
         self.pause = self.settings.pause;
         std::mem::replace(&mut self.state, BreakerState::Closed) != BreakerState::Closed
     }
 
-    /// The endpoint did not answer, or as one that does not work. `true`: the breaker opened.
+    /// Records that the endpoint does not work. Returns true if the breaker opened.
     pub fn failed(&mut self, now: Timestamp) -> bool {
         self.failures = self.failures.saturating_add(1);
         match self.state {
@@ -99,19 +95,19 @@ impl Breaker {
                 self.open(now);
                 true
             }
-            // What was out when it opened says nothing new.
+            // A delivery that was in flight when the breaker opened is no new evidence.
             _ => false,
         }
     }
 
-    /// The delivery that was out to try came to nothing: another may.
+    /// Records that the trial delivery was not made: another one may start.
     pub fn not_tried(&mut self, now: Timestamp) {
         if self.state == BreakerState::HalfOpen {
             self.state = BreakerState::Open { until: now };
         }
     }
 
-    /// The clock was set back by so much.
+    /// Moves the times after the clock was set back by `by`.
     pub fn set_back(&mut self, by: Duration) {
         if let BreakerState::Open { until } = &mut self.state {
             *until = until.saturating_sub(by);
@@ -133,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_in_a_row_open_it_and_a_success_between_them_does_not() {
+    fn failures_in_a_row_open_the_breaker_and_a_success_resets_the_count() {
         let mut breaker = Breaker::new(BreakerSettings { failures: 3, ..BreakerSettings::default() });
         breaker.failed(at(0));
         breaker.failed(at(0));
@@ -147,28 +143,28 @@ mod tests {
     }
 
     #[test]
-    fn one_delivery_tries_and_its_answer_decides() {
+    fn one_trial_delivery_decides() {
         let settings = BreakerSettings { failures: 1, ..BreakerSettings::default() };
         let mut breaker = Breaker::new(settings);
         breaker.failed(at(0));
         breaker.started();
-        assert!(!breaker.lets_through(at(5_000)), "one is out already");
+        assert!(!breaker.lets_through(at(5_000)), "a trial is in flight");
         breaker.failed(at(5_000));
-        assert_eq!(breaker.next_time(), Some(at(15_000)), "twice as long");
+        assert_eq!(breaker.next_time(), Some(at(15_000)), "the pause doubles");
         for _ in 0..10 {
             breaker.started();
             breaker.failed(at(20_000));
         }
-        assert_eq!(breaker.next_time(), Some(at(80_000)), "and never longer than the longest");
+        assert_eq!(breaker.next_time(), Some(at(80_000)), "up to `pause_max`");
         breaker.started();
         assert!(breaker.succeeded());
         assert!(breaker.lets_through(at(20_000)));
         breaker.failed(at(20_000));
-        assert_eq!(breaker.next_time(), Some(at(25_000)), "it begins anew");
+        assert_eq!(breaker.next_time(), Some(at(25_000)), "the pause starts at its first value again");
     }
 
     #[test]
-    fn a_trial_that_came_to_nothing_leaves_room_for_another() {
+    fn a_trial_that_was_not_made_is_repeated() {
         let mut breaker = Breaker::new(BreakerSettings { failures: 1, ..BreakerSettings::default() });
         breaker.failed(at(0));
         breaker.started();

@@ -1,20 +1,21 @@
-//! Dispatch: every subscription gets every message of its topics, in order, at its own pace.
+//! Dispatch: delivers the messages of topics to subscriptions, in order, and retries failed deliveries.
 //!
-//! [`window`], [`line`], [`ladder`], [`breaker`], [`pace`], [`throttle`], [`filter`], [`judge`] and [`letters`] decide, and are pure.
-//! [`runner`] is the shell around one subscription. The [`Dispatcher`] runs those of the shards that this node owns, each on one of its
-//! threads, so that no call of a subscription crosses from one thread to another.
+//! [`window`], [`delivery_line`], [`retry_schedule`], [`breaker`], [`concurrency_limit`], [`throttle`], [`message_filter`],
+//! [`call_verdict`] and [`outbound_message`] decide, and are pure. [`runner`] is the shell around one subscription. The [`Dispatcher`]
+//! runs the subscriptions of the shards that this node owns. Each subscription stays on one thread, so that its calls need no
+//! synchronization.
 
 pub mod breaker;
-mod figures;
-pub mod filter;
-pub mod judge;
-pub mod ladder;
-pub mod letters;
-pub mod line;
-pub mod pace;
+pub mod call_verdict;
+pub mod concurrency_limit;
+pub mod delivery_line;
+pub mod message_filter;
+pub mod outbound_message;
+pub mod progress_format;
+pub mod retry_schedule;
 mod runner;
-pub mod saved;
 pub mod settings;
+mod subscription_metrics;
 pub mod throttle;
 pub mod window;
 
@@ -29,38 +30,36 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::ports::{
-    Callbacks, DispatchAsk, DispatchError, DispatchTold, Holds, Log, Membership, MinuteRow, Notebook, PortFuture,
-    Progress,
+    AttemptStore, Callbacks, DispatchError, DispatchReply, DispatchRequest, Holds, Log, Membership, MinuteRow,
+    PortFuture, Progress,
 };
 use whimbrel_model::{Clock, EventSink, HOLDS_TOPIC, SubscriptionNumber, Timestamp, TopicNumber};
 
-use runner::{Ended, Question, Reach, Tools, run};
-use whimbrel_catalogue::subscriptions::Subscriptions;
+use runner::{DispatchContext, JoinedPorts, RunEnd, SubscriptionRequest, run};
+use whimbrel_catalogue::subscriptions::SubscriptionRegistry;
 use whimbrel_catalogue::topic_stats::TopicStats;
 use whimbrel_catalogue::topics::Registry;
-use whimbrel_cluster::{DispatchDesk, DispatchDeskError, Duties};
+use whimbrel_cluster::{LocalDispatch, LocalDispatchError, ShardOwner};
 
-pub use figures::NAMES as METRIC_NAMES;
 pub use settings::DispatchSettings;
+pub use subscription_metrics::NAMES as METRIC_NAMES;
 
-/// Questions to one subscription that wait at most.
-const QUESTIONS_WAITING: usize = 1024;
-/// How long a subscription that ended badly is left alone.
+/// The most requests to one subscription that wait.
+const REQUESTS_WAITING_MAX: usize = 1024;
+/// The pause before a failed subscription is restarted.
 const REST: Duration = Duration::from_secs(1);
 
-/// What the dispatcher works with.
 pub struct DispatchPorts {
     pub log: Arc<dyn Log>,
     pub registry: Arc<Registry>,
-    pub subscriptions: Arc<Subscriptions>,
+    pub subscriptions: Arc<SubscriptionRegistry>,
     pub progress: Arc<dyn Progress>,
-    pub notebook: Arc<dyn Notebook>,
+    pub notebook: Arc<dyn AttemptStore>,
     pub clock: Arc<dyn Clock>,
     pub events: EventSink,
     pub stats: Arc<TopicStats>,
 }
 
-/// The reason why a dispatcher could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum DispatcherError {
     #[error("the topic `{HOLDS_TOPIC}` does not exist")]
@@ -69,14 +68,14 @@ pub enum DispatcherError {
     Thread(#[from] std::io::Error),
 }
 
-/// Runs the subscriptions of the shards that are owned here.
+/// Runs the subscriptions of the shards that this node owns.
 pub struct Dispatcher {
-    tools: Arc<Tools>,
+    context: Arc<DispatchContext>,
     shards: u32,
     threads: Vec<Handle>,
-    reach: watch::Sender<Option<Reach>>,
+    joined: watch::Sender<Option<JoinedPorts>>,
     owned: Mutex<HashMap<u32, OwnedShard>>,
-    running: Arc<Mutex<HashMap<SubscriptionNumber, Running>>>,
+    running: Arc<Mutex<HashMap<SubscriptionNumber, RunningSubscription>>>,
     shutdown: CancellationToken,
 }
 
@@ -85,13 +84,13 @@ struct OwnedShard {
     ended: watch::Receiver<bool>,
 }
 
-struct Running {
+struct RunningSubscription {
     epoch: u64,
-    questions: mpsc::Sender<Question>,
+    requests: mpsc::Sender<SubscriptionRequest>,
 }
 
 impl Dispatcher {
-    /// Starts the threads. Nothing is dispatched before a shard is owned and [`Dispatcher::reach`] was called.
+    /// Starts the threads. Deliveries begin when this node owns a shard and [`Dispatcher::connect`] was called.
     pub fn start(ports: DispatchPorts, settings: DispatchSettings) -> Result<Arc<Self>, DispatcherError> {
         let shards = ports.registry.get(HOLDS_TOPIC).ok_or(DispatcherError::NoHolds)?.partitions();
         let count = match settings.threads {
@@ -107,7 +106,7 @@ impl Dispatcher {
             let thread = std::thread::Builder::new().name(format!("dispatch-{number}"));
             thread.spawn(move || runtime.block_on(ends.cancelled()))?;
         }
-        let tools = Tools {
+        let context = DispatchContext {
             log: ports.log,
             registry: ports.registry,
             subscriptions: ports.subscriptions,
@@ -120,22 +119,22 @@ impl Dispatcher {
             began: Instant::now(),
         };
         Ok(Arc::new(Self {
-            tools: Arc::new(tools),
+            context: Arc::new(context),
             shards,
             threads,
-            reach: watch::Sender::new(None),
+            joined: watch::Sender::new(None),
             owned: Mutex::default(),
             running: Arc::default(),
             shutdown,
         }))
     }
 
-    /// What is there once the node has joined the others: the owners of holds, and the workers.
-    pub fn reach(&self, holds: Arc<dyn Holds>, callbacks: Arc<dyn Callbacks>) {
-        self.reach.send_replace(Some(Reach { holds, callbacks }));
+    /// Provides the owners of holds and the workers, once the node has joined the cluster.
+    pub fn connect(&self, holds: Arc<dyn Holds>, callbacks: Arc<dyn Callbacks>) {
+        self.joined.send_replace(Some(JoinedPorts { holds, callbacks }));
     }
 
-    /// Gives every subscription up, each behind its last progress, and ends the threads.
+    /// Stops all subscriptions after saving their progress, and ends the threads.
     pub async fn close(&self) {
         let owned: Vec<u32> = self.owned().keys().copied().collect();
         join_all(owned.into_iter().map(|shard| self.end(shard))).await;
@@ -146,11 +145,11 @@ impl Dispatcher {
         self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why a subscription does not run here: one that is being deleted never will, and nobody need wait for it.
-    fn not_running(&self, number: SubscriptionNumber) -> DispatchDeskError {
-        let is_deleted = self.tools.subscriptions.by_number(number).is_some_and(|known| known.stored.deleting);
+    /// The error for a subscription that does not run here. A subscription that is being deleted never will, so callers need not retry.
+    fn not_running(&self, number: SubscriptionNumber) -> LocalDispatchError {
+        let is_deleted = self.context.subscriptions.by_number(number).is_some_and(|known| known.stored.deleting);
         let is_ours = self.owned().contains_key(&number.shard(self.shards));
-        if is_deleted && is_ours { DispatchError::Unknown.into() } else { DispatchDeskError::NotHere }
+        if is_deleted && is_ours { DispatchError::Unknown.into() } else { LocalDispatchError::NotHere }
     }
 
     fn thread_of(&self, number: SubscriptionNumber) -> &Handle {
@@ -158,14 +157,14 @@ impl Dispatcher {
     }
 }
 
-impl Duties for Dispatcher {
+impl ShardOwner for Dispatcher {
     fn begin(&self, shard: u32, epoch: u64, _: Arc<dyn Membership>) {
         let stop = CancellationToken::new();
         let (ended_sender, ended) = watch::channel(false);
         self.owned().insert(shard, OwnedShard { stop: stop.clone(), ended });
         let keeper = ShardKeeper {
-            tools: Arc::clone(&self.tools),
-            reach: self.reach.subscribe(),
+            context: Arc::clone(&self.context),
+            joined: self.joined.subscribe(),
             threads: self.threads.clone(),
             running: Arc::clone(&self.running),
             shard,
@@ -185,35 +184,36 @@ impl Duties for Dispatcher {
         Box::pin(async move {
             if let Some(mut owned) = owned {
                 owned.stop.cancel();
-                // An error says that the task is gone, which is as good.
+                // An error means that the task has ended already.
                 let _ = owned.ended.wait_for(|ended| *ended).await;
             }
         })
     }
 }
 
-impl DispatchDesk for Dispatcher {
+impl LocalDispatch for Dispatcher {
     fn ask(
         &self,
         subscription: SubscriptionNumber,
-        ask: DispatchAsk,
-    ) -> PortFuture<'_, Result<DispatchTold, DispatchDeskError>> {
+        ask: DispatchRequest,
+    ) -> PortFuture<'_, Result<DispatchReply, LocalDispatchError>> {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let questions = running.get(&subscription).map(|running| running.questions.clone());
+        let requests = running.get(&subscription).map(|running| running.requests.clone());
         drop(running);
-        let questions = questions.ok_or_else(|| self.not_running(subscription));
+        let requests = requests.ok_or_else(|| self.not_running(subscription));
         Box::pin(async move {
-            let questions = questions?;
+            let requests = requests?;
             let (reply, answer) = oneshot::channel();
-            match questions.try_send(Question { ask, reply }) {
+            match requests.try_send(SubscriptionRequest { ask, reply }) {
                 Ok(()) => {}
                 Err(mpsc::error::TrySendError::Full(_)) => {
-                    let why = format!("{QUESTIONS_WAITING} questions wait for it already");
+                    let why = format!("{REQUESTS_WAITING_MAX} requests wait for the subscription already");
                     return Err(DispatchError::Unavailable(why).into());
                 }
-                Err(mpsc::error::TrySendError::Closed(_)) => return Err(DispatchDeskError::NotHere),
+                Err(mpsc::error::TrySendError::Closed(_)) => return Err(LocalDispatchError::NotHere),
             }
-            let gone = || DispatchError::OutcomeUnknown("its owner ended without an answer".to_owned());
+            let gone =
+                || DispatchError::OutcomeUnknown("the owner of the subscription stopped before it answered".to_owned());
             Ok(answer.await.unwrap_or_else(|_| Err(gone()))?)
         })
     }
@@ -224,16 +224,16 @@ impl DispatchDesk for Dispatcher {
         from: Timestamp,
         to: Timestamp,
     ) -> PortFuture<'_, Vec<(Timestamp, MinuteRow)>> {
-        Box::pin(self.tools.stats.minutes(topic, from, to))
+        Box::pin(self.context.stats.minutes(topic, from, to))
     }
 }
 
-/// Runs whatever subscriptions a shard has, for as long as the shard is owned.
+/// Runs the subscriptions of a shard while the shard is owned.
 struct ShardKeeper {
-    tools: Arc<Tools>,
-    reach: watch::Receiver<Option<Reach>>,
+    context: Arc<DispatchContext>,
+    joined: watch::Receiver<Option<JoinedPorts>>,
     threads: Vec<Handle>,
-    running: Arc<Mutex<HashMap<SubscriptionNumber, Running>>>,
+    running: Arc<Mutex<HashMap<SubscriptionNumber, RunningSubscription>>>,
     shard: u32,
     shards: u32,
     epoch: u64,
@@ -242,12 +242,12 @@ struct ShardKeeper {
 
 impl ShardKeeper {
     async fn keep(self) {
-        let mut changes = self.tools.subscriptions.changes();
-        let (ended_sender, mut ended) = mpsc::unbounded_channel::<(SubscriptionNumber, Ended)>();
+        let mut changes = self.context.subscriptions.changes();
+        let (ended_sender, mut ended) = mpsc::unbounded_channel::<(SubscriptionNumber, RunEnd)>();
         let mut begun: HashMap<SubscriptionNumber, ()> = HashMap::new();
         loop {
             changes.mark_unchanged();
-            for subscription in self.tools.subscriptions.all() {
+            for subscription in self.context.subscriptions.all() {
                 let number = subscription.number();
                 let is_ours = number.shard(self.shards) == self.shard && !subscription.stored.deleting;
                 if is_ours && begun.insert(number, ()).is_none() {
@@ -258,8 +258,8 @@ impl ShardKeeper {
                 () = self.stop.cancelled() => break,
                 changed = changes.changed() => if changed.is_err() { break },
                 Some((number, how)) = ended.recv() => {
-                    if let Ended::Failed(why) = &how {
-                        tracing::warn!(subscription = number.0, why, "a subscription ended badly and is begun again");
+                    if let RunEnd::Failed(why) = &how {
+                        tracing::warn!(subscription = number.0, why, "a subscription failed and is restarted");
                         tokio::select! {
                             () = tokio::time::sleep(REST) => {}
                             () = self.stop.cancelled() => {}
@@ -276,23 +276,23 @@ impl ShardKeeper {
         }
     }
 
-    fn begin(&self, number: SubscriptionNumber, ended: mpsc::UnboundedSender<(SubscriptionNumber, Ended)>) {
-        let (questions, asked) = mpsc::channel(QUESTIONS_WAITING);
+    fn begin(&self, number: SubscriptionNumber, ended: mpsc::UnboundedSender<(SubscriptionNumber, RunEnd)>) {
+        let (requests, asked) = mpsc::channel(REQUESTS_WAITING_MAX);
         let lock = || self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        lock().insert(number, Running { epoch: self.epoch, questions });
+        lock().insert(number, RunningSubscription { epoch: self.epoch, requests });
         let (running, epoch) = (Arc::clone(&self.running), self.epoch);
-        let running_it = run(Arc::clone(&self.tools), self.reach.clone(), number, epoch, asked, self.stop.clone());
+        let running_it = run(Arc::clone(&self.context), self.joined.clone(), number, epoch, asked, self.stop.clone());
         let thread = &self.threads[number.0 as usize % self.threads.len()];
         thread.spawn(async move {
-            // One that panics must not leave a subscription that is owned and delivers nothing: it begins again from its progress.
+            // A panic must not leave an owned subscription that delivers nothing. It restarts from its saved progress.
             let how = AssertUnwindSafe(running_it).catch_unwind().await;
-            let how = how.unwrap_or_else(|_| Ended::Failed("it panicked".to_owned()));
+            let how = how.unwrap_or_else(|_| RunEnd::Failed("the runner panicked".to_owned()));
             let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
             if running.get(&number).is_some_and(|each| each.epoch == epoch) {
                 running.remove(&number);
             }
             drop(running);
-            // Without a keeper nobody waits for it.
+            // An error means that the shard was given up.
             let _ = ended.send((number, how));
         });
     }

@@ -1,17 +1,18 @@
-//! The shell around one subscription: reads for its lines, calls, settles, saves, answers questions. One task, on one thread.
+//! The shell around one subscription: reads for its lines, makes calls, settles failed messages, saves progress, answers requests. One
+//! task on one thread.
 //!
-//! It owns the subscription while its shard is owned. What people decide comes from the catalogue and is followed; what an answer means is
-//! decided by the pure parts. Everything that takes time is under way beside the task: reads, calls, appends, one save, chores.
+//! It owns the subscription while this node owns its shard. It follows the subscription's entry in the catalogue; the pure modules
+//! classify answers. Slow operations run beside the task: reads, calls, appends, one save, background tasks.
 
-mod answering;
-mod calling;
-mod following;
-mod letters;
-mod pulling;
-mod reading;
+mod calls;
+mod catalogue_sync;
+mod dead_letters;
+mod leases;
+mod log_reads;
+mod progress_save;
+mod requests;
 mod retry_holds;
-mod saving;
-mod settling;
+mod settlement;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -23,50 +24,48 @@ use roaring::RoaringTreemap;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::ports::{
-    AttemptNote, CallTarget, Callbacks, DispatchAsk, DispatchError, DispatchTold, Holds, LastError, Log, Notebook,
-    PortFuture, Progress, ProgressError, ProgressPlace, ProgressRow,
+    AttemptRecord, AttemptStore, CallTarget, Callbacks, DispatchError, DispatchReply, DispatchRequest, Holds,
+    LastError, Log, PortFuture, Progress, ProgressError, ProgressKey, ProgressRow,
 };
 use whimbrel_model::{
     Clock, Event, EventSink, HOLDS_TOPIC, PartitionId, Record, SubscriptionNumber, Timestamp, TopicNumber,
 };
 
 use super::breaker::Breaker;
-use super::figures::SubscriptionFigures;
-use super::line::Line;
-use super::pace::Pace;
+use super::concurrency_limit::ConcurrencyLimit;
+use super::delivery_line::DeliveryLine;
 use super::settings::DispatchSettings;
+use super::subscription_metrics::SubscriptionMetrics;
 use super::throttle::Throttle;
-use calling::CallDone;
-use following::Source;
-use pulling::Leases;
-use reading::ReadDone;
-use saving::SaveDone;
-use settling::{AppendDone, Settlement};
-use whimbrel_catalogue::subscriptions::{Subscription, Subscriptions};
+use calls::CallDone;
+use catalogue_sync::SourceTopic;
+use leases::Leases;
+use log_reads::ReadDone;
+use progress_save::SaveDone;
+use settlement::{AppendDone, Settlement};
+use whimbrel_catalogue::subscriptions::{Subscription, SubscriptionRegistry};
 use whimbrel_catalogue::topic_stats::TopicStats;
-use whimbrel_catalogue::topics::{Registry, rates::Meter};
-use whimbrel_cluster::owner_clock::{OwnerClock, Reading};
+use whimbrel_catalogue::topics::{Registry, rate_meter::RateMeter};
+use whimbrel_cluster::owner_clock::{ClockReading, OwnerClock};
 
-/// The process's clock may fall behind by this much without anything being planned again; it is caught up with at half speed.
+/// How far the process's clock may be behind before times are planned again. Up to that, the owner's clock runs at half speed.
 const CLOCK_SLACK_MS: i64 = 500;
-/// How often topics are looked at and figures are noted.
+/// How often topics are checked and metrics are updated.
 const HOUSEKEEPING: Duration = Duration::from_millis(500);
-/// How long what failed rests before it is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
-/// Things that were under way and ended, taken in before new ones are begun.
+/// The most finished calls that are processed before new ones are started.
 const TAKEN_AT_ONCE: usize = 256;
-/// Attempts that are gathered before they are noted, and how long.
+/// The number of attempts that are gathered before they are recorded.
 const NOTES_AT_ONCE: usize = 4096;
-/// How long the last save may take when a subscription is given up.
+/// Timeout of the last save when a subscription is given up.
 const LAST_SAVE_WITHIN: Duration = Duration::from_secs(3);
 
-/// What all subscriptions work with.
-pub struct Tools {
+pub struct DispatchContext {
     pub log: Arc<dyn Log>,
     pub registry: Arc<Registry>,
-    pub subscriptions: Arc<Subscriptions>,
+    pub subscriptions: Arc<SubscriptionRegistry>,
     pub progress: Arc<dyn Progress>,
-    pub notebook: Arc<dyn Notebook>,
+    pub notebook: Arc<dyn AttemptStore>,
     pub clock: Arc<dyn Clock>,
     pub events: EventSink,
     pub stats: Arc<TopicStats>,
@@ -74,64 +73,61 @@ pub struct Tools {
     pub began: Instant,
 }
 
-/// What is reached only once the node has joined the others.
+/// Ports that are available once the node has joined the cluster.
 #[derive(Clone)]
-pub struct Reach {
+pub struct JoinedPorts {
     pub holds: Arc<dyn Holds>,
     pub callbacks: Arc<dyn Callbacks>,
 }
 
-/// A question and where its answer goes.
-pub struct Question {
-    pub ask: DispatchAsk,
-    pub reply: oneshot::Sender<Result<DispatchTold, DispatchError>>,
+pub struct SubscriptionRequest {
+    pub ask: DispatchRequest,
+    pub reply: oneshot::Sender<Result<DispatchReply, DispatchError>>,
 }
 
-/// Why a subscription is no longer run.
+/// Why a subscription stopped running.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
-    /// It was told to stop.
+pub enum RunEnd {
     Stopped,
-    /// It is no more, or is being deleted.
+    /// The subscription was deleted, or is being deleted.
     Deleted,
-    /// Somebody else owns it, or its progress cannot be used.
+    /// Another node owns the subscription, or its progress cannot be used.
     Failed(String),
 }
 
-/// Something that was done beside, and what to do with what came of it.
-type Chore = PortFuture<'static, Box<dyn FnOnce(&mut Runner) + Send>>;
+/// A background task. It returns a function that applies its result.
+type BackgroundTask = PortFuture<'static, Box<dyn FnOnce(&mut SubscriptionRunner) + Send>>;
 
-pub struct Runner {
-    tools: Arc<Tools>,
-    reach: Reach,
+pub struct SubscriptionRunner {
+    context: Arc<DispatchContext>,
+    joined: JoinedPorts,
     epoch: u64,
-    /// Tells this runner from others of its epoch.
+    /// Distinguishes this runner from others of its epoch.
     began_at_ms: i64,
     subscription: Arc<Subscription>,
-    lines: BTreeMap<u32, Line<Record>>,
+    lines: BTreeMap<u32, DeliveryLine<Record>>,
     last_incarnation: u64,
     last_line: u32,
-    /// What partitions belong to.
-    sources: HashMap<TopicNumber, Source>,
-    /// Rows that were saved and not used yet.
-    rows: HashMap<ProgressPlace, ProgressRow>,
+    sources: HashMap<TopicNumber, SourceTopic>,
+    /// Saved rows that are not used yet.
+    rows: HashMap<ProgressKey, ProgressRow>,
     targets: HashMap<Arc<str>, Arc<CallTarget>>,
 
     was_active: bool,
-    /// What breaker and pace were learned of.
+    /// The URL to which the breaker and the concurrency limit apply.
     called_url: Option<String>,
     breaker: Breaker,
-    pace: Pace,
+    concurrency: ConcurrencyLimit,
     throttle: Option<Throttle>,
-    /// The endpoint asked everybody to wait until then.
+    /// Until when the endpoint requested that no calls are made.
     held_off: Option<Timestamp>,
     failing_since: Option<Timestamp>,
-    /// Retries that wait as holds, about.
+    /// The approximate number of retries that wait as holds.
     retry_holds: u64,
     counted_at: Option<Instant>,
     /// When to check the due times of retries that wait as holds: once after the takeover, and after each backward step of the clock.
     retry_check_at: Option<Instant>,
-    /// Offsets of dead letters that were redriven, and whether that is not saved yet.
+    /// Offsets of redriven dead letters, and whether they changed since the last save.
     redriven: RoaringTreemap,
     redriven_changed: bool,
     redriving: bool,
@@ -143,116 +139,116 @@ pub struct Runner {
     to_append: Vec<Settlement>,
     appends: FuturesUnordered<PortFuture<'static, AppendDone>>,
     saving: FuturesUnordered<PortFuture<'static, SaveDone>>,
-    chores: FuturesUnordered<Chore>,
+    background: FuturesUnordered<BackgroundTask>,
     save_due: Instant,
     housekeeping_due: Instant,
     leases: Leases,
-    /// Questions that wait until the catalogue's entry of that version is followed.
-    catching_up: Vec<(u64, oneshot::Sender<Result<DispatchTold, DispatchError>>)>,
+    /// Requests that wait until the runner follows that version of the catalogue's entry.
+    catching_up: Vec<(u64, oneshot::Sender<Result<DispatchReply, DispatchError>>)>,
 
     clock: OwnerClock,
     random: u64,
-    notes: Vec<AttemptNote>,
-    figures: SubscriptionFigures,
-    delivered: Meter,
-    failed: Meter,
+    notes: Vec<AttemptRecord>,
+    metrics: SubscriptionMetrics,
+    delivered: RateMeter,
+    failed: RateMeter,
     last_error: Option<LastError>,
-    /// Signed callbacks whose body is not UTF-8.
+    /// The number of signed callbacks whose body is not UTF-8.
     unverifiable: u64,
     stalled: Option<&'static str>,
     buried_unsaid: u64,
-    /// Why the last of them died.
+    /// The reason of the last unreported dead letter.
     buried_lastly: String,
     failure: Option<String>,
 }
 
-/// Runs a subscription until it is told to stop, is no more, or belongs to somebody else.
+/// Runs a subscription until it is stopped, is deleted, or has another owner.
 pub async fn run(
-    tools: Arc<Tools>,
-    mut reach: watch::Receiver<Option<Reach>>,
+    context: Arc<DispatchContext>,
+    mut joined: watch::Receiver<Option<JoinedPorts>>,
     number: SubscriptionNumber,
     epoch: u64,
-    mut questions: mpsc::Receiver<Question>,
+    mut requests: mpsc::Receiver<SubscriptionRequest>,
     stop: CancellationToken,
-) -> Ended {
-    let reach = tokio::select! {
-        found = reach.wait_for(Option::is_some) => match found {
-            Ok(found) => found.clone().expect("it was waited for"),
-            Err(_) => return Ended::Stopped,
+) -> RunEnd {
+    let joined = tokio::select! {
+        found = joined.wait_for(Option::is_some) => match found {
+            Ok(found) => found.clone().expect("the value is present"),
+            Err(_) => return RunEnd::Stopped,
         },
-        () = stop.cancelled() => return Ended::Stopped,
+        () = stop.cancelled() => return RunEnd::Stopped,
     };
-    let mut changes = tools.subscriptions.changes();
+    let mut changes = context.subscriptions.changes();
     let rows = loop {
-        match tools.progress.open(number, epoch).await {
+        match context.progress.open(number, epoch).await {
             Ok(rows) => break rows,
             Err(ProgressError::Unavailable(why)) => {
-                tracing::warn!(subscription = number.0, why, "the store of progress does not answer; trying on");
+                tracing::warn!(subscription = number.0, why, "the store of progress does not answer; retrying");
             }
-            Err(error) => return Ended::Failed(error.to_string()),
+            Err(error) => return RunEnd::Failed(error.to_string()),
         }
         tokio::select! {
             () = tokio::time::sleep(RETRY_AFTER) => {}
-            () = stop.cancelled() => return Ended::Stopped,
+            () = stop.cancelled() => return RunEnd::Stopped,
         }
     };
-    // The owner before may have followed what this node has not seen yet: a pause, a seek.
+    // The previous owner may have followed a catalogue entry that this node does not have yet: a pause or a seek.
     let subscription = loop {
-        match tools.subscriptions.look_again(number).await {
+        match context.subscriptions.refresh(number).await {
             Ok(Some(subscription)) => break subscription,
-            Ok(None) => return Ended::Deleted,
-            Err(error) => tracing::warn!(subscription = number.0, %error, "the catalogue does not answer; trying on"),
+            Ok(None) => return RunEnd::Deleted,
+            Err(error) => tracing::warn!(subscription = number.0, %error, "the catalogue does not answer; retrying"),
         }
         tokio::select! {
             () = tokio::time::sleep(RETRY_AFTER) => {}
-            () = stop.cancelled() => return Ended::Stopped,
+            () = stop.cancelled() => return RunEnd::Stopped,
         }
     };
-    let mut runner = Runner::new(tools, reach, epoch, subscription, rows);
+    let mut runner = SubscriptionRunner::new(context, joined, epoch, subscription, rows);
     runner.follow();
     let ended = loop {
         if let Some(why) = runner.failure.take() {
-            break Ended::Failed(why);
+            break RunEnd::Failed(why);
         }
         if runner.subscription.stored.deleting {
-            break Ended::Deleted;
+            break RunEnd::Deleted;
         }
         let wake = runner.turn();
         tokio::select! {
-            () = stop.cancelled() => break Ended::Stopped,
+            () = stop.cancelled() => break RunEnd::Stopped,
             Some(done) = runner.calls.next() => runner.answered(done),
             Some(done) = runner.reads.next() => runner.was_read(done),
             Some(done) = runner.appends.next() => runner.appended(done),
             Some(done) = runner.saving.next() => runner.was_saved(done),
-            Some(done) = runner.chores.next() => done(&mut runner),
-            Some(question) = questions.recv() => runner.answer(question),
-            Ok(()) = changes.changed() => match runner.tools.subscriptions.by_number(number) {
+            Some(done) = runner.background.next() => done(&mut runner),
+            Some(request) = requests.recv() => runner.answer(request),
+            Ok(()) = changes.changed() => match runner.context.subscriptions.by_number(number) {
                 Some(subscription) if subscription.version != runner.subscription.version => {
                     runner.subscription = subscription;
                     runner.follow();
                 }
                 Some(_) => {}
-                None => break Ended::Deleted,
+                None => break RunEnd::Deleted,
             },
             () = tokio::time::sleep_until(wake.into()) => {}
         }
         runner.take_what_ended();
-        // Where the log has everything in memory nothing here ever waits, and the others on this thread would.
+        // If the log has everything in memory, no await here ever pends, which would starve other tasks on this thread.
         tokio::task::coop::consume_budget().await;
     };
     runner.hand_over(&ended).await;
     ended
 }
 
-impl Runner {
+impl SubscriptionRunner {
     fn new(
-        tools: Arc<Tools>,
-        reach: Reach,
+        context: Arc<DispatchContext>,
+        joined: JoinedPorts,
         epoch: u64,
         subscription: Arc<Subscription>,
         rows: Vec<ProgressRow>,
     ) -> Self {
-        let reading = reading(&tools);
+        let reading = reading(&context);
         let spec = &subscription.stored.spec;
         let number = subscription.number();
         Self {
@@ -266,8 +262,8 @@ impl Runner {
             targets: HashMap::new(),
             was_active: subscription.stored.is_active(),
             called_url: spec.endpoint.as_ref().and_then(|endpoint| endpoint.url.clone()),
-            breaker: Breaker::new(tools.settings.breaker),
-            pace: Pace::new(spec.concurrency),
+            breaker: Breaker::new(context.settings.breaker),
+            concurrency: ConcurrencyLimit::new(spec.concurrency),
             throttle: spec.rate.map(Throttle::new),
             held_off: None,
             failing_since: None,
@@ -284,30 +280,30 @@ impl Runner {
             to_append: Vec::new(),
             appends: FuturesUnordered::new(),
             saving: FuturesUnordered::new(),
-            chores: FuturesUnordered::new(),
-            save_due: Instant::now() + tools.settings.save_interval,
+            background: FuturesUnordered::new(),
+            save_due: Instant::now() + context.settings.save_interval,
             housekeeping_due: Instant::now(),
             leases: Leases::default(),
             catching_up: Vec::new(),
             clock: OwnerClock::new(reading, CLOCK_SLACK_MS),
             random: (reading.wall.as_millis() as u64) ^ (u64::from(number.0) << 32) ^ epoch | 1,
             notes: Vec::new(),
-            figures: SubscriptionFigures::of(&subscription.name),
-            delivered: Meter::default(),
-            failed: Meter::default(),
+            metrics: SubscriptionMetrics::of(&subscription.name),
+            delivered: RateMeter::default(),
+            failed: RateMeter::default(),
             last_error: None,
             unverifiable: 0,
             stalled: None,
             buried_unsaid: 0,
             buried_lastly: String::new(),
             failure: None,
-            tools,
-            reach,
+            context,
+            joined,
             subscription,
         }
     }
 
-    /// Begins everything that can be begun now. Answers with when to look again, whatever happens until then.
+    /// Starts all work that can start now. Returns when to run again if nothing happens before.
     fn turn(&mut self) -> Instant {
         let now = self.now();
         let instant = Instant::now();
@@ -320,13 +316,13 @@ impl Runner {
             self.start_reads();
             self.start_calls(now);
             self.serve_pulls(now);
-            // What was handed out has made room.
+            // Delivered messages have freed space in the window.
             self.start_reads();
         }
         self.start_appends();
         if instant >= self.save_due && self.saving.is_empty() {
             self.start_save();
-            self.save_due = instant + self.tools.settings.save_interval;
+            self.save_due = instant + self.context.settings.save_interval;
         }
         if self.notes.len() >= NOTES_AT_ONCE {
             self.flush_notes();
@@ -334,7 +330,7 @@ impl Runner {
         let times = self.lines.values().filter_map(|line| line.window.next_time());
         let times = times.chain(self.breaker.next_time()).chain(self.held_off).chain(self.leases.next_time());
         let times = times.chain(self.throttle.as_ref().and_then(Throttle::next_time));
-        // What is past has had its turn, and waits for something else.
+        // A time that has passed had its chance in this turn.
         let next = times.filter(|time| *time > now).min();
         let next = next.map(|time| instant + Duration::from_millis((time.as_millis() - now.as_millis()) as u64));
         next.into_iter()
@@ -343,7 +339,7 @@ impl Runner {
             .unwrap_or(instant)
     }
 
-    /// Takes in what else has ended by now, so that what is begun next knows of all of it.
+    /// Processes everything else that has finished, so that new work takes all of it into account.
     fn take_what_ended(&mut self) {
         for _ in 0..TAKEN_AT_ONCE {
             let Some(Some(done)) = self.calls.next().now_or_never() else { break };
@@ -358,14 +354,14 @@ impl Runner {
     }
 
     fn now(&mut self) -> Timestamp {
-        // A step forwards makes what waits come at once, as after a machine was suspended.
-        if let Some(step_ms) = self.clock.read(reading(&self.tools)).filter(|step_ms| *step_ms < 0) {
+        // After a forward step, waiting work is due at once, as after the machine was suspended.
+        if let Some(step_ms) = self.clock.read(reading(&self.context)).filter(|step_ms| *step_ms < 0) {
             self.set_back(step_ms.unsigned_abs());
         }
         self.clock.now()
     }
 
-    /// The clock was set back: what was planned by it comes as much earlier.
+    /// Moves planned times after the clock was set back by `by_ms`.
     fn set_back(&mut self, by_ms: u64) {
         let by = Duration::from_millis(by_ms);
         self.lines.values_mut().for_each(|line| line.window.set_back(by));
@@ -376,7 +372,6 @@ impl Runner {
         self.retry_check_at = Some(Instant::now());
     }
 
-    /// A number that nobody can foresee, and that need not be better than that.
     fn random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -391,21 +386,21 @@ impl Runner {
         self.end_replays();
         self.flush_notes();
         let in_flight: usize = self.lines.values().map(|line| line.window.in_flight()).sum();
-        self.figures.in_flight.set(in_flight as f64);
+        self.metrics.in_flight.set(in_flight as f64);
         let parked: u64 = self.lines.values().map(|line| line.window.parked().1).sum();
-        self.figures.parked.set(parked as f64);
+        self.metrics.parked.set(parked as f64);
         let prefetched: usize = self.lines.values().map(|line| line.window.body_bytes()).sum();
-        self.figures.prefetched.set(prefetched as f64);
-        self.figures.breaker.set(if self.breaker.word() == "closed" { 0.0 } else { 1.0 });
+        self.metrics.prefetched.set(prefetched as f64);
+        self.metrics.breaker.set(if self.breaker.word() == "closed" { 0.0 } else { 1.0 });
         self.note_stall();
-        self.say_buried();
+        self.report_dead_letters();
     }
 
-    /// Says once why the subscription does not go on, and once that it does again.
+    /// Reports once that the subscription is stalled, and once that it is not any more.
     fn note_stall(&mut self) {
         let full = self.lines.values().any(|line| line.window.is_full());
         let retries_full =
-            !self.subscription.stored.spec.retries_in_place() && self.retry_holds >= self.tools.settings.retry_holds;
+            !self.subscription.stored.spec.retries_in_place() && self.retry_holds >= self.context.settings.retry_holds;
         let stalled = match self.stalled {
             Some(word @ ("log_unavailable" | "store_unavailable")) => Some(word),
             _ if full => Some("parked_full"),
@@ -429,28 +424,29 @@ impl Runner {
                     "log_unavailable" => "the log does not answer",
                     _ => "its progress cannot be saved",
                 };
-                Event::warning("subscription_stalled", format!("subscription `{name}` slows down: {why}"))
+                Event::warning("subscription_stalled", format!("subscription `{name}` is stalled: {why}"))
                     .with("reason", word)
             }
-            None => Event::new("subscription_goes_on", format!("subscription `{name}` goes on")),
+            None => Event::new("subscription_goes_on", format!("subscription `{name}` resumes")),
         };
-        (self.tools.events)(event.with("subscription", name));
+        (self.context.events)(event.with("subscription", name));
     }
 
-    /// An attempt failed. Where all have for too long, the subscription is disabled; while nothing is tried, nothing fails.
+    /// Records a failed attempt. If all attempts have failed for `disable_after_ms`, the subscription is disabled. Without attempts, this
+    /// time does not run.
     fn fails_since(&mut self, now: Timestamp) {
         let after = self.subscription.stored.spec.disable_after_ms;
         let since = *self.failing_since.get_or_insert(now);
         if after > 0 && now.as_millis() - since.as_millis() >= after as i64 {
             self.disable(format!(
-                "it failed for {} without one success",
+                "all attempts failed for {}",
                 whimbrel_model::format_duration(Duration::from_millis(after))
             ));
         }
     }
 
-    /// Every row that was saved meanwhile says that it fails: they are saved once more, or a later owner would believe the one whose
-    /// partition has been silent since.
+    /// Clears the time since which all attempts have failed. Rows that were saved meanwhile contain it, so all rows are saved again.
+    /// Otherwise a later owner would read it from the row of an idle partition.
     fn fails_no_more(&mut self) {
         if self.failing_since.take().is_none() {
             return;
@@ -465,15 +461,15 @@ impl Runner {
         if !self.subscription.stored.is_active() || std::mem::replace(&mut self.disabling, true) {
             return;
         }
-        let (subscriptions, number) = (Arc::clone(&self.tools.subscriptions), self.subscription.number());
-        self.chores.push(Box::pin(async move {
+        let (subscriptions, number) = (Arc::clone(&self.context.subscriptions), self.subscription.number());
+        self.background.push(Box::pin(async move {
             let outcome = subscriptions.disable(number, &reason).await;
             let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
                 runner.disabling = false;
-                // It begins to count anew when somebody resumes it.
+                // The failing time starts again when an operator resumes the subscription.
                 runner.fails_no_more();
                 if let Err(error) = outcome {
-                    tracing::error!(%error, subscription = %runner.subscription.name, "it could not be disabled");
+                    tracing::error!(%error, subscription = %runner.subscription.name, "cannot disable the subscription");
                 }
             });
             after
@@ -481,20 +477,20 @@ impl Runner {
     }
 
     fn holds_partition(&self, hold_id: &whimbrel_model::HoldId) -> Option<PartitionId> {
-        let topic = self.tools.registry.get(HOLDS_TOPIC)?;
+        let topic = self.context.registry.get(HOLDS_TOPIC)?;
         Some(topic.partition(hold_id.shard(topic.partitions())))
     }
 
     fn flush_notes(&mut self) {
         if !self.notes.is_empty() {
-            self.tools.notebook.note(std::mem::take(&mut self.notes));
+            self.context.notebook.note(std::mem::take(&mut self.notes));
         }
     }
 
-    /// Nothing is begun any more; what is under way may still end, then everything is saved.
-    async fn hand_over(&mut self, ended: &Ended) {
-        let until = tokio::time::Instant::now() + self.tools.settings.handover_wait;
-        while *ended == Ended::Stopped
+    /// Starts no new work, waits for work in progress, then saves everything.
+    async fn hand_over(&mut self, ended: &RunEnd) {
+        let until = tokio::time::Instant::now() + self.context.settings.handover_wait;
+        while *ended == RunEnd::Stopped
             && !(self.calls.is_empty() && self.appends.is_empty() && self.to_append.is_empty())
         {
             self.start_appends();
@@ -505,8 +501,8 @@ impl Runner {
             }
         }
         self.flush_notes();
-        self.figures.clear();
-        if *ended != Ended::Stopped {
+        self.metrics.clear();
+        if *ended != RunEnd::Stopped {
             return;
         }
         let saved = tokio::time::timeout(LAST_SAVE_WITHIN, async {
@@ -519,12 +515,12 @@ impl Runner {
             }
         });
         if saved.await.is_err() {
-            tracing::warn!(subscription = %self.subscription.name, "its last progress could not be saved in time");
+            tracing::warn!(subscription = %self.subscription.name, "the last save of the progress timed out");
         }
     }
 }
 
-fn reading(tools: &Tools) -> Reading {
-    let steady_ms = u64::try_from(tools.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Reading { wall: tools.clock.now(), expiry: tools.clock.expiry_now(), steady_ms }
+fn reading(context: &DispatchContext) -> ClockReading {
+    let steady_ms = u64::try_from(context.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    ClockReading { wall: context.clock.now(), expiry: context.clock.expiry_now(), steady_ms }
 }

@@ -1,4 +1,4 @@
-//! What the dispatch of subscriptions takes from the configuration.
+//! The settings of the dispatch of subscriptions.
 
 use std::time::Duration;
 
@@ -6,18 +6,17 @@ use super::breaker::BreakerSettings;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DispatchSettings {
-    /// Bytes of bodies in memory, of each line of a subscription.
+    /// The most bytes of bodies in memory, for each line of a subscription.
     pub prefetch_bytes: usize,
-    /// Bytes of what is parked, of each partition of a subscription.
+    /// The most bytes of parked state, for each partition of a subscription.
     pub parked_bytes: usize,
-    /// Retries of one subscription that wait as holds at most; beyond, it delivers nothing new.
+    /// The most retries of one subscription that wait as holds. Beyond that, it delivers no new messages.
     pub retry_holds: u64,
-    /// How often progress is saved.
     pub save_interval: Duration,
     pub breaker: BreakerSettings,
-    /// Threads that dispatch; a subscription is on one of them. Zero: as many as there are cores.
+    /// The number of dispatch threads; a subscription is on one of them. Zero: one for each core.
     pub threads: usize,
-    /// How long calls under way are waited for when a subscription is handed over.
+    /// How long to wait for calls in progress when a subscription is handed over.
     pub handover_wait: Duration,
 }
 

@@ -1,9 +1,9 @@
-//! A subscription's `rate`: so many deliveries in so long, evenly, with a little saved up. Pure.
+//! A subscription's `rate`: evenly spaced deliveries, with a small burst. Pure.
 
 use whimbrel_model::Timestamp;
 use whimbrel_model::subscription::Rate;
 
-/// What may be saved up: the deliveries of a tenth of a second, at least one.
+/// The burst: the deliveries of 100 ms, at least one.
 const BURST_MS: f64 = 100.0;
 
 #[derive(Debug)]
@@ -21,7 +21,7 @@ impl Throttle {
         Self { per_ms, most, saved: most, at: None }
     }
 
-    /// Whether one may go now; it must then be [`Throttle::take`]n.
+    /// Whether a delivery may start now. It must then be counted with [`Throttle::take`].
     pub fn lets_through(&mut self, now: Timestamp) -> bool {
         self.refill(now);
         self.saved >= 1.0
@@ -31,7 +31,7 @@ impl Throttle {
         self.saved -= 1.0;
     }
 
-    /// When the next may go.
+    /// When the next delivery may start.
     pub fn next_time(&self) -> Option<Timestamp> {
         let at = self.at.filter(|_| self.saved < 1.0)?;
         let wait = ((1.0 - self.saved) / self.per_ms).ceil() as i64;
@@ -40,7 +40,7 @@ impl Throttle {
 
     fn refill(&mut self, now: Timestamp) {
         let passed = self.at.map_or(0, |at| now.as_millis() - at.as_millis());
-        // A wall clock that was set back gives nothing, and takes nothing.
+        // While the wall clock is behind the last reading, the budget does not change.
         self.saved = (self.saved + passed.max(0) as f64 * self.per_ms).min(self.most);
         self.at = Some(now);
     }
@@ -63,14 +63,14 @@ mod tests {
     }
 
     #[test]
-    fn so_many_pass_and_no_more() {
-        assert!((10_000..=10_101).contains(&passed(1_000, 1_000, 10_000)), "a thousand a second");
-        assert!((60..=62).contains(&passed(60, 60_000, 60_000)), "sixty a minute");
-        assert!((2..=3).contains(&passed(2, 3_600_000, 3_600_000)), "two an hour");
+    fn deliveries_pass_at_the_rate() {
+        assert!((10_000..=10_101).contains(&passed(1_000, 1_000, 10_000)), "1 000 per second");
+        assert!((60..=62).contains(&passed(60, 60_000, 60_000)), "60 per minute");
+        assert!((2..=3).contains(&passed(2, 3_600_000, 3_600_000)), "2 per hour");
     }
 
     #[test]
-    fn it_says_when_the_next_may_go() {
+    fn next_time_is_when_the_next_delivery_may_start() {
         let mut throttle = Throttle::new(Rate { count: 1, per_ms: 1_000 });
         assert!(throttle.lets_through(Timestamp::from_millis(0)));
         throttle.take();

@@ -1,7 +1,7 @@
-//! How many callbacks one thread makes a second against a sink on another thread, and what of its processor each costs: signed calls of
-//! the worker, beside a bare loop over hyper-util's pooled client.
+//! Callbacks per second of one thread against a sink on another thread, and the CPU time of each: signed calls of the worker, compared with
+//! a bare loop over hyper-util's pooled client.
 //!
-//! `cargo run --release -p whimbrel-roles --example callbacks_throughput [seconds] [concurrency]`
+//! `cargo run --release -p whimbrel-egress --example callbacks_throughput [seconds] [concurrency]`
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -45,12 +45,12 @@ fn main() {
     }
 }
 
-/// Runs for so long, and says what was done in it.
+/// Runs `work` and formats its rate and CPU time.
 async fn measured<F: Future<Output = u64>>(seconds: Duration, work: impl FnOnce() -> F) -> String {
     let before = thread_cpu();
     let count = work().await;
     let cpu_us = (thread_cpu() - before).as_micros() as f64 / count.max(1) as f64;
-    format!("{:>8.0}/s  {cpu_us:>6.2} µs of its thread each", count as f64 / seconds.as_secs_f64())
+    format!("{:>8.0}/s  {cpu_us:>6.2} µs of CPU time each", count as f64 / seconds.as_secs_f64())
 }
 
 fn thread_cpu() -> Duration {
@@ -58,14 +58,14 @@ fn thread_cpu() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Answers everything with 200 and nothing.
+/// Answers every request with 200 and an empty body.
 fn sink() -> SocketAddr {
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async move {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            tell.send(listener.local_addr().unwrap()).unwrap();
+            sender.send(listener.local_addr().unwrap()).unwrap();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 stream.set_nodelay(true).unwrap();
@@ -79,7 +79,7 @@ fn sink() -> SocketAddr {
             }
         });
     });
-    told.recv().unwrap()
+    receiver.recv().unwrap()
 }
 
 async fn bare(address: SocketAddr, concurrency: usize, seconds: Duration) -> u64 {

@@ -1,5 +1,5 @@
-//! What inboxes in the data folder can do on this machine: writes in batches, reads of a box and of a page, and the disk that one body to
-//! many users takes.
+//! Measures inboxes in the data folder on this machine: writes in batches, reads of a box and of a page, and the disk space that one body
+//! to many users takes.
 //!
 //! ```text
 //! cargo run --release -p whimbrel-engines --no-default-features --example inbox_throughput -- [messages]
@@ -12,7 +12,7 @@ use bytes::Bytes;
 use whimbrel_engines::embedded::{LsmInbox, StoreReports};
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::Uid;
-use whimbrel_model::ports::timers::Applied;
+use whimbrel_model::ports::timers::ApplyOutcome;
 use whimbrel_model::ports::{Inbox, InboxChange, InboxWrite, RowKey};
 
 const USERS: u64 = 10_000;
@@ -27,24 +27,26 @@ const PAGE: u64 = 50;
 async fn main() {
     let messages: u64 = std::env::args().nth(1).map_or(200_000, |text| text.parse().expect("a number of messages"));
     let folder = tempfile::tempdir().expect("a folder");
-    let mut owner =
-        Owner { inbox: LsmInbox::open(folder.path(), StoreReports::default()).expect("it opens"), applied: 0 };
+    let mut owner = PartitionWriter {
+        inbox: LsmInbox::open(folder.path(), StoreReports::default()).expect("it opens"),
+        applied: 0,
+    };
     shared(&mut owner, folder.path()).await;
     stored(&mut owner, messages).await;
     read(&owner).await;
     owner.inbox.close().await;
 }
 
-struct Owner {
+struct PartitionWriter {
     inbox: LsmInbox,
     applied: u64,
 }
 
-impl Owner {
+impl PartitionWriter {
     async fn write(&mut self, changes: Vec<InboxChange>) {
         let (expected, applied) = (self.applied, self.applied + 1);
         let write = InboxWrite { epoch: 1, expected, reset: false, changes, applied, synced: false };
-        assert_eq!(self.inbox.apply(0, write).await, Ok(Applied::Done));
+        assert_eq!(self.inbox.apply(0, write).await, Ok(ApplyOutcome::Done));
         self.applied = applied;
     }
 }
@@ -58,14 +60,14 @@ fn put_box(user: u64) -> InboxChange {
     InboxChange::PutBox { uid: uid(user), state: Some(vec![7; BOX_BYTES].into()), reclaim_at, was: None }
 }
 
-async fn shared(owner: &mut Owner, folder: &Path) {
+async fn shared(owner: &mut PartitionWriter, folder: &Path) {
     let body = InboxChange::PutShared { seq: 1, row: vec![7; BODY_BYTES].into(), references: USERS as u32 };
     owner.write((0..USERS).map(put_box).chain([body]).collect()).await;
     owner.inbox.close().await;
     println!("one body of {BODY_BYTES} bytes to {USERS} users: {} KB of tables", table_bytes(folder) >> 10);
 }
 
-async fn stored(owner: &mut Owner, messages: u64) {
+async fn stored(owner: &mut PartitionWriter, messages: u64) {
     let began = Instant::now();
     for first in (0..messages).step_by(BATCH as usize) {
         let row = |seq: u64| {
@@ -91,7 +93,7 @@ async fn stored(owner: &mut Owner, messages: u64) {
     owner.write(page.collect()).await;
 }
 
-async fn read(owner: &Owner) {
+async fn read(owner: &PartitionWriter) {
     let began = Instant::now();
     for n in 0..READS {
         let found = owner.inbox.boxes(0, vec![uid(n * 7919 % USERS)]).await.expect("it reads").found;
@@ -108,7 +110,7 @@ async fn read(owner: &Owner) {
     println!("a page of {PAGE} rows in {:.0} µs", began.elapsed().as_secs_f64() * 1e6 / READS as f64);
 }
 
-/// Bytes of everything but journals.
+/// Bytes of all files except journals.
 fn table_bytes(folder: &Path) -> u64 {
     let entries = std::fs::read_dir(folder).expect("the folder can be read").flatten();
     let bytes = |entry: std::fs::DirEntry| match entry.path() {

@@ -1,5 +1,5 @@
-//! Throughput and latency of the Kafka engine through the port: appends, reads, commits. Where an outside program measures the same, its
-//! figures are beside them, from the same run: Kafka's own ProducerPerformance (`acks=all`, idempotent) and ConsumerPerformance.
+//! Measures throughput and latency of the Kafka engine through the port: appends, reads, commits. Beside them are the figures of Kafka's
+//! own programs for the same work in the same run: ProducerPerformance (`acks=all`, idempotent) and ConsumerPerformance.
 //!
 //! `scripts/services up && source target/services/env && cargo run --release -p whimbrel-engines --example kafka_port`
 
@@ -14,7 +14,7 @@ use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
 use whimbrel_model::ports::{CommitOutcome, Entry, ExactTopic, Fence, Log, LogTopics, ReadLimits};
 use whimbrel_model::{Headers, PartitionId, Record, Retention, Timestamp, TopicNumber, TopicSpec};
 
-/// Rounds that count, after one that warms up.
+/// The number of measured rounds. One round before them warms up.
 const ROUNDS_DEFAULT: usize = 9;
 const PARTITIONS: u32 = 4;
 const BATCHED_RECORDS: usize = 400_000;
@@ -31,10 +31,10 @@ const FENCES: usize = 32;
 const FENCE_COMMITS: usize = 20;
 const FENCE_COMMIT_RECORDS: usize = 100;
 const FENCE_RECORD_BYTES: usize = 200;
-/// Records of the topic that is read back, in one partition.
+/// Records of the topic that the benchmark reads, in one partition.
 const READ_RECORDS: usize = 1_000_000;
 
-/// The topic of the port's appends and commits, and the one that is read back.
+/// The topic of the port's appends and commits, and the topic that is read.
 const WRITTEN: TopicNumber = TopicNumber(1);
 const READ: TopicNumber = TopicNumber(2);
 
@@ -57,7 +57,7 @@ async fn main() {
         log.create(spec).await.expect("the topic can be created");
     }
     fill(&log).await;
-    let bare = Bare::new(bootstrap);
+    let bare = KafkaTools::new(bootstrap);
     let fences = join_all((0..FENCES).map(|n| open(&log, format!("{prefix}-{n}")))).await;
 
     let mut rows = [
@@ -109,7 +109,7 @@ async fn open(log: &Arc<KafkaLog>, name: String) -> Fence {
     log.fence(&name, 1).await.expect("the fence can be opened")
 }
 
-/// Writes the records that are read back.
+/// Writes the records that are read later.
 async fn fill(log: &Arc<KafkaLog>) {
     let payload = Bytes::from(vec![b'x'; BATCHED_RECORD_BYTES]);
     for _ in 0..READ_RECORDS / (CALL_RECORDS * 10) {
@@ -132,7 +132,7 @@ async fn port_read(log: &Arc<KafkaLog>) -> Figures {
     Figures { rate: records as f64 / began.elapsed().as_secs_f64(), latency: None }
 }
 
-/// Commits one after the other, of so many records each.
+/// Commits one after the other, with this many records each.
 async fn port_commits(log: &Arc<KafkaLog>, fence: &Fence, records: usize) -> Figures {
     let (began, mut latencies) = (Instant::now(), Vec::new());
     for _ in 0..COMMITS {
@@ -143,7 +143,7 @@ async fn port_commits(log: &Arc<KafkaLog>, fence: &Fence, records: usize) -> Fig
     Figures::of(COMMITS * records, began.elapsed(), latencies)
 }
 
-/// Commits under many fences at once; the records of a fence are in one partition.
+/// Concurrent commits under many fences. The records of a fence are in one partition.
 async fn port_fences(log: &Arc<KafkaLog>, fences: &[Fence]) -> Figures {
     let payload = Bytes::from(vec![b'x'; FENCE_RECORD_BYTES]);
     let began = Instant::now();
@@ -188,7 +188,7 @@ impl Row {
         let time = |figures: &Option<Figures>, of: fn(Latency) -> Duration| {
             figures.and_then(|figures| figures.latency).map_or(String::new(), |latency| millis(of(latency)))
         };
-        // The ratio of each round: other load on the machine changes from round to round.
+        // The ratio of each round: other load on the machine varies between rounds.
         let ratios: Vec<f64> = self.bare.iter().zip(&self.port).map(|(bare, port)| port.rate / bare.rate).collect();
         let ratio = median(ratios).map_or(String::new(), |ratio| format!("{ratio:.2}"));
         let (bare, port) = (Figures::median(&self.bare), Figures::median(&self.port));
@@ -243,19 +243,19 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 /// Kafka's own client, run by its performance tools.
-struct Bare {
+struct KafkaTools {
     bootstrap: String,
     jars: String,
 }
 
-impl Bare {
-    /// `None` where the jars are not named.
+impl KafkaTools {
+    /// `None` if the folder of the jars is not set.
     fn new(bootstrap: String) -> Option<Self> {
         let jars = std::env::var("WHIMBREL_TEST_KAFKA_LIBS").ok()?;
         Some(Self { bootstrap, jars })
     }
 
-    /// Writes as many records as the port does; as many before them warm the program up and do not count.
+    /// Writes as many records as the port. The same number before them warms the program up and does not count.
     fn produce(&self, topic: &str) -> Figures {
         let printed = self.run(
             "org.apache.kafka.tools.ProducerPerformance",
@@ -288,7 +288,7 @@ impl Bare {
         }
     }
 
-    /// Reads the topic that the port reads. The time that the consumer group takes to form does not count.
+    /// Reads the topic that the port reads. The start of the consumer group does not count.
     fn consume(&self, topic: &str) -> Figures {
         let printed = self.run(
             "org.apache.kafka.tools.ConsumerPerformance",

@@ -1,4 +1,4 @@
-//! What the notebook can do: how many notes a second it writes, what a note costs whoever notes, and how long a look-up takes.
+//! Measures the notebook: notes written per second, the cost of a note for its caller, and the time of a look-up.
 //!
 //! ```text
 //! cargo run --release -p whimbrel-engines --no-default-features --example notebook_throughput -- [notes] [folder]
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use whimbrel_engines::embedded::{FileNotebook, NotebookSettings, StoreReports};
-use whimbrel_model::ports::{AfterFailure, AttemptNote, AttemptOutcome, Notebook};
+use whimbrel_model::ports::{AfterFailure, AttemptOutcome, AttemptRecord, AttemptStore};
 use whimbrel_model::{PartitionId, SubscriptionNumber, Timestamp, TopicNumber};
 
 #[global_allocator]
@@ -20,12 +20,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const START_MS: i64 = 1_800_000_000_000;
 const SUBSCRIPTIONS: u64 = 8;
 const PARTITIONS: u64 = 4;
-/// Notes that are handed over together, as a dispatcher does.
+/// Notes per call, as a dispatcher hands them over.
 const TOGETHER: u64 = 64;
-/// Of so many notes one is a failure, with an answer of so many bytes.
+/// One of this many notes is a failure, with an answer of `ANSWER_BYTES`.
 const FAILED_EVERY: u64 = 1_000;
 const ANSWER_BYTES: usize = 512;
-/// Notes that wait at most before whoever notes lets the notebook write: it drops what is beyond its bound.
+/// The maximum number of notes before the caller waits for the notebook's writes: the notebook drops notes beyond its bound.
 const AHEAD_MAX: u64 = 256 << 10;
 const LOOKS: u64 = 20;
 
@@ -76,7 +76,7 @@ async fn main() {
     println!("a look-up took {:.1?} in the middle, {:.1?} at most", looks[looks.len() / 2], looks[looks.len() - 1]);
 }
 
-fn note(number: u64) -> AttemptNote {
+fn note(number: u64) -> AttemptRecord {
     let group = number / TOGETHER % (SUBSCRIPTIONS * PARTITIONS);
     let outcome = if number.is_multiple_of(FAILED_EVERY) {
         let (answer, next) = (Bytes::from(vec![b'x'; ANSWER_BYTES]), AfterFailure::DeadLetter);
@@ -84,7 +84,7 @@ fn note(number: u64) -> AttemptNote {
     } else {
         AttemptOutcome::Delivered { status: 200 }
     };
-    AttemptNote {
+    AttemptRecord {
         subscription: SubscriptionNumber((group / PARTITIONS) as u32),
         run: 1,
         partition: PartitionId::new(TopicNumber(3), (group % PARTITIONS) as u32),

@@ -1,5 +1,4 @@
-//! What timers on Redis can do on this machine: writes of several sizes, questions for ids, pages of what is due, counts, and
-//! the memory that Redis needs.
+//! Measures timers on Redis on this machine: writes of several sizes, look-ups by id, pages of due holds, counts, and the memory of Redis.
 //!
 //! ```text
 //! cargo run --release -p whimbrel-engines --no-default-features --features redis --example redis_timers -- <addresses> [holds]
@@ -14,8 +13,8 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use whimbrel_engines::embedded::TimerSettings;
 use whimbrel_engines::redis::{RedisConnection, RedisSettings, RedisTimers};
-use whimbrel_model::ports::{Applied, Change, CountQuery, DueCursor, Row, Timers, Write};
-use whimbrel_model::{Ending, Headers, HeldMessage, Hold, HoldId, Timestamp, TopicNumber};
+use whimbrel_model::ports::{ApplyOutcome, CountQuery, DueCursor, DueKey, TimerChange, Timers, TimersWrite};
+use whimbrel_model::{Headers, Hold, HoldEndKind, HoldId, MessageBody, Timestamp, TopicNumber};
 
 const SHARDS: u32 = 16;
 const PAYLOAD_BYTES: usize = 200;
@@ -32,7 +31,8 @@ async fn main() {
     let connection = RedisConnection::connect(settings).await.expect("Redis can be reached");
     println!("{}, {SHARDS} shards, holds of {PAYLOAD_BYTES} bytes", connection.description());
     let timers: Arc<dyn Timers> = Arc::new(RedisTimers::new(connection, TimerSettings::default()));
-    let mut owners: Vec<_> = (0..SHARDS).map(|shard| Owner { timers: timers.clone(), shard, applied: 0 }).collect();
+    let mut owners: Vec<_> =
+        (0..SHARDS).map(|shard| ShardWriter { timers: timers.clone(), shard, applied: 0 }).collect();
 
     let per_size = holds / WRITE_SIZES.len() as u64;
     for (size, n) in WRITE_SIZES.into_iter().zip(0..) {
@@ -43,24 +43,24 @@ async fn main() {
     counts(&owners).await;
     ends(&mut owners, holds).await;
     let emptied = Instant::now();
-    join_all(owners.iter_mut().map(Owner::reset)).await;
+    join_all(owners.iter_mut().map(ShardWriter::reset)).await;
     println!("emptied all shards in {:.1} ms", emptied.elapsed().as_secs_f64() * 1000.0);
 }
 
-/// The writer of one shard. Hold `n` is of shard `n % SHARDS`.
-struct Owner {
+/// The writer of one shard. Hold `n` belongs to shard `n % SHARDS`.
+struct ShardWriter {
     timers: Arc<dyn Timers>,
     shard: u32,
     applied: u64,
 }
 
-impl Owner {
-    async fn write(&mut self, reset: bool, changes: Vec<Change>) -> Duration {
+impl ShardWriter {
+    async fn write(&mut self, reset: bool, changes: Vec<TimerChange>) -> Duration {
         let (expected, applied) = (self.applied, self.applied + 1);
         let (floor, now) = (Timestamp::from_millis(0), Timestamp::from_millis(START_MS));
-        let write = Write { epoch: 1, expected, reset, changes, applied, floor, now, synced: false };
+        let write = TimersWrite { epoch: 1, expected, reset, changes, applied, floor, now, synced: false };
         let began = Instant::now();
-        assert_eq!(self.timers.apply(self.shard, write).await, Ok(Applied::Done));
+        assert_eq!(self.timers.apply(self.shard, write).await, Ok(ApplyOutcome::Done));
         self.applied = applied;
         began.elapsed()
     }
@@ -93,7 +93,7 @@ fn hold(n: u64) -> Hold {
         version: n,
         fresh: true,
         moves: Vec::new(),
-        message: HeldMessage {
+        message: MessageBody {
             key: Some(Bytes::from_static(b"customer-1")),
             value: Bytes::from(vec![b'x'; PAYLOAD_BYTES]),
             headers: Headers::EMPTY,
@@ -112,13 +112,13 @@ fn report(what: &str, count: u64, took: Duration, mut each: Vec<Duration>) {
     );
 }
 
-async fn writes(owners: &mut [Owner], first: u64, count: u64, size: u64) {
+async fn writes(owners: &mut [ShardWriter], first: u64, count: u64, size: u64) {
     let began = Instant::now();
     let each = join_all(owners.iter_mut().map(async |owner| {
         let numbers: Vec<u64> = owner.numbers(first, count).collect();
         let mut took = Vec::new();
         for chunk in numbers.chunks(size as usize) {
-            let puts = chunk.iter().map(|n| Change::Put { hold: Arc::new(hold(*n)), was: None }).collect();
+            let puts = chunk.iter().map(|n| TimerChange::Put { hold: Arc::new(hold(*n)), was: None }).collect();
             took.push(owner.write(false, puts).await);
         }
         took
@@ -127,7 +127,7 @@ async fn writes(owners: &mut [Owner], first: u64, count: u64, size: u64) {
     report(&format!("put, {size} to a write"), count, began.elapsed(), each.into_iter().flatten().collect());
 }
 
-async fn questions(owners: &[Owner], holds: u64) {
+async fn questions(owners: &[ShardWriter], holds: u64) {
     let began = Instant::now();
     let each = join_all(owners.iter().map(async |owner| {
         let numbers: Vec<u64> = owner.numbers(0, holds).take(5_000).collect();
@@ -150,7 +150,7 @@ async fn questions(owners: &[Owner], holds: u64) {
     );
 }
 
-async fn pages(owners: &[Owner]) {
+async fn pages(owners: &[ShardWriter]) {
     let began = Instant::now();
     let each = join_all(owners.iter().map(async |owner| {
         let (mut after, mut took, mut read) = (None, Vec::new(), 0);
@@ -170,7 +170,7 @@ async fn pages(owners: &[Owner]) {
     report("due, pages of 1 000", read, took, each.into_iter().flat_map(|(_, took)| took).collect());
 }
 
-async fn counts(owners: &[Owner]) {
+async fn counts(owners: &[ShardWriter]) {
     let query = CountQuery { topic: None, from: None, to: None, bucket: Duration::from_secs(60) };
     let began = Instant::now();
     let mut each = Vec::new();
@@ -182,7 +182,7 @@ async fn counts(owners: &[Owner]) {
     report("count, a day by the minute", each.len() as u64, began.elapsed(), each);
 }
 
-async fn ends(owners: &mut [Owner], holds: u64) {
+async fn ends(owners: &mut [ShardWriter], holds: u64) {
     let began = Instant::now();
     let each = join_all(owners.iter_mut().map(async |owner| {
         let numbers: Vec<u64> = owner.numbers(0, holds).collect();
@@ -190,8 +190,12 @@ async fn ends(owners: &mut [Owner], holds: u64) {
         for chunk in numbers.chunks(1_000) {
             let ends = chunk.iter().map(|n| {
                 let hold = hold(*n);
-                let was = Some(Row { due: hold.due, topic: hold.topic });
-                Change::End { id: hold.id.clone(), end: hold.ended(Ending::Fired { partition: 0 }, hold.due), was }
+                let was = Some(DueKey { due: hold.due, topic: hold.topic });
+                TimerChange::End {
+                    id: hold.id.clone(),
+                    end: hold.ended(HoldEndKind::Fired { partition: 0 }, hold.due),
+                    was,
+                }
             });
             took.push(owner.write(false, ends.collect()).await);
         }

@@ -1,4 +1,4 @@
-//! What the embedded timers can do: filling, questions for ids, a steady load, a burst, and a start with everything pending.
+//! Measures the embedded timers: filling, look-ups by id, a steady load, a burst, and a start with all holds pending.
 //!
 //! ```text
 //! cargo run --release -p whimbrel-engines --no-default-features --example timers_throughput -- [rows] [folder]
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use whimbrel_engines::embedded::{LsmTimers, StoreReports, TimerSettings};
-use whimbrel_model::ports::{Applied, Change, DueCursor, Row, Timers, Write};
-use whimbrel_model::{Ending, Headers, HeldMessage, Hold, HoldId, Timestamp, TopicNumber};
+use whimbrel_model::ports::{ApplyOutcome, DueCursor, DueKey, TimerChange, Timers, TimersWrite};
+use whimbrel_model::{Headers, Hold, HoldEndKind, HoldId, MessageBody, Timestamp, TopicNumber};
 
-/// The server's allocator, since the figures are about memory too.
+/// The server's allocator, since the example measures memory too.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -27,9 +27,9 @@ const PAGE: usize = 1_000;
 const PAGE_BYTES: usize = 8 << 20;
 const START_MS: i64 = 1_800_000_000_000;
 const QUESTIONS: u64 = 50_000;
-/// How long the store may catch up before its memory is looked at.
+/// The time for which the store may catch up before its memory is measured.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Holds of the burst, at most.
+/// The maximum number of holds in the burst.
 const BURST_MAX: u64 = 1_000_000;
 const STEADY_SECONDS: u64 = 10;
 const STEADY_PER_SECOND: u64 = 20_000;
@@ -45,7 +45,7 @@ async fn main() {
     println!("{rows} holds of {PAYLOAD_BYTES} bytes in {SHARDS} shards, {} MB resident", resident_mb());
     let mut owners = open(&folder).await;
     // Spread over an hour; the burst below has a second of its own.
-    let filled = Spent::now();
+    let filled = TimeSpent::now();
     each(&mut owners, |owner| {
         owner.fill(0, rows / u64::from(SHARDS), |n| START_MS + 60_000 + (n * 7919 % 3_600_000) as i64)
     })
@@ -56,25 +56,25 @@ async fn main() {
     questions(&owners, rows).await;
     owners = open_again(owners, &folder).await;
     questions(&owners, rows).await;
-    let spent = Spent::now();
+    let spent = TimeSpent::now();
     steady(&mut owners, rows).await;
     spent.report("steady: put, read and end of each", STEADY_SECONDS * STEADY_PER_SECOND);
     burst(&mut owners, rows.min(BURST_MAX)).await;
     println!("{} MB resident at the end", resident_mb());
 }
 
-async fn open(folder: &Path) -> Vec<Owner> {
+async fn open(folder: &Path) -> Vec<ShardWriter> {
     let timers: Arc<dyn Timers> =
         Arc::new(LsmTimers::open(folder, TimerSettings::default(), StoreReports::default()).expect("the store opens"));
     let mut owners = Vec::new();
     for shard in 0..SHARDS {
         timers.open(shard, 1).await.expect("the shard opens").expect("the epoch is the newest");
-        owners.push(Owner { timers: Arc::clone(&timers), shard, applied: 0 });
+        owners.push(ShardWriter { timers: Arc::clone(&timers), shard, applied: 0 });
     }
     owners
 }
 
-async fn open_again(owners: Vec<Owner>, folder: &Path) -> Vec<Owner> {
+async fn open_again(owners: Vec<ShardWriter>, folder: &Path) -> Vec<ShardWriter> {
     let applied: Vec<_> = owners.iter().map(|owner| owner.applied).collect();
     drop(owners);
     let closed = resident_mb();
@@ -86,10 +86,10 @@ async fn open_again(owners: Vec<Owner>, folder: &Path) -> Vec<Owner> {
     owners
 }
 
-/// Lets all shards work at once.
-async fn each<F: Future + Send + 'static>(owners: &mut [Owner], work: impl Fn(Owner) -> F)
+/// Runs the work on all shards concurrently.
+async fn each<F: Future + Send + 'static>(owners: &mut [ShardWriter], work: impl Fn(ShardWriter) -> F)
 where
-    F::Output: Send + Into<Owner>,
+    F::Output: Send + Into<ShardWriter>,
 {
     let tasks: Vec<_> = owners.iter().map(|owner| tokio::spawn(work(owner.clone()))).collect();
     for (owner, done) in owners.iter_mut().zip(join_all(tasks).await) {
@@ -97,8 +97,8 @@ where
     }
 }
 
-/// Questions for one id and for many, one after the other.
-async fn questions(owners: &[Owner], rows: u64) {
+/// Look-ups of one id and of many, one after the other.
+async fn questions(owners: &[ShardWriter], rows: u64) {
     for ids in [1, 5] {
         let mut times = Vec::new();
         for question in 0..QUESTIONS / ids {
@@ -122,8 +122,8 @@ async fn questions(owners: &[Owner], rows: u64) {
     percentiles("get of an unknown id", times);
 }
 
-/// Every second each shard writes its share of new holds and of ends, and reads as many as come due.
-async fn steady(owners: &mut [Owner], rows: u64) {
+/// Every second each shard writes its share of new holds and of ends, and reads as many due holds.
+async fn steady(owners: &mut [ShardWriter], rows: u64) {
     let per_shard = STEADY_PER_SECOND / u64::from(SHARDS);
     let first = rows / u64::from(SHARDS);
     let began = Instant::now();
@@ -145,13 +145,13 @@ async fn steady(owners: &mut [Owner], rows: u64) {
     .await;
 }
 
-/// More holds, all due in one second: read in due order and ended.
-async fn burst(owners: &mut [Owner], rows: u64) {
+/// Many holds, all due in one second: read in due order and ended.
+async fn burst(owners: &mut [ShardWriter], rows: u64) {
     let (first, count) = (1 << 40, rows / u64::from(SHARDS));
-    let spent = Spent::now();
+    let spent = TimeSpent::now();
     each(owners, move |owner| owner.fill(first, count, |n| START_MS + (n % 1000) as i64)).await;
     spent.report("put for the burst", rows);
-    let spent = Spent::now();
+    let spent = TimeSpent::now();
     each(owners, |owner| async move {
         let (mut after, mut read) = (None, 0);
         loop {
@@ -165,7 +165,7 @@ async fn burst(owners: &mut [Owner], rows: u64) {
     })
     .await;
     spent.report("read of the burst", rows);
-    let spent = Spent::now();
+    let spent = TimeSpent::now();
     each(owners, |mut owner| async move {
         let (mut after, mut slowest) = (None, Duration::ZERO);
         loop {
@@ -185,17 +185,16 @@ async fn burst(owners: &mut [Owner], rows: u64) {
     println!("first page after the burst in {:.1?}", began.elapsed());
 }
 
-/// Who writes one shard.
 #[derive(Clone)]
-struct Owner {
+struct ShardWriter {
     timers: Arc<dyn Timers>,
     shard: u32,
     applied: u64,
 }
 
-impl From<(Owner, Vec<Duration>)> for Owner {
-    /// The slowest writes are worth a line where a shard noted them.
-    fn from((owner, times): (Owner, Vec<Duration>)) -> Self {
+impl From<(ShardWriter, Vec<Duration>)> for ShardWriter {
+    /// Prints the slowest writes if a shard has recorded them.
+    fn from((owner, times): (ShardWriter, Vec<Duration>)) -> Self {
         if owner.shard == 0 {
             percentiles("writes of shard 0", times);
         }
@@ -203,7 +202,7 @@ impl From<(Owner, Vec<Duration>)> for Owner {
     }
 }
 
-impl Owner {
+impl ShardWriter {
     async fn fill(mut self, first: u64, count: u64, due: impl Fn(u64) -> i64) -> Self {
         let mut next = first;
         while next < first + count {
@@ -215,13 +214,13 @@ impl Owner {
         self
     }
 
-    async fn write(&mut self, changes: Vec<Change>, floor: i64) {
-        // Time has come as far as everything that ended.
+    async fn write(&mut self, changes: Vec<TimerChange>, floor: i64) {
+        // The present time is that of the last end.
         let (floor, now) = (Timestamp::from_millis(floor), Timestamp::from_millis(floor));
         let applied = self.applied + changes.len() as u64;
         let write =
-            Write { epoch: 1, expected: self.applied, reset: false, changes, applied, floor, now, synced: false };
-        assert_eq!(self.timers.apply(self.shard, write).await, Ok(Applied::Done));
+            TimersWrite { epoch: 1, expected: self.applied, reset: false, changes, applied, floor, now, synced: false };
+        assert_eq!(self.timers.apply(self.shard, write).await, Ok(ApplyOutcome::Done));
         self.applied = applied;
     }
 
@@ -231,12 +230,12 @@ impl Owner {
     }
 }
 
-/// As long as a minted id, and ordered by time like one.
+/// As long as a minted id, and also ordered by time.
 fn id(shard: u32, number: u64) -> HoldId {
     HoldId::new(&format!("0190a1b2-{number:012x}-{shard:04x}-8000-00"))
 }
 
-fn put(shard: u32, number: u64, due: i64) -> Change {
+fn put(shard: u32, number: u64, due: i64) -> TimerChange {
     let mut headers = Headers::builder();
     headers.push("whimbrel-id", id(shard, number).as_str().as_bytes());
     let hold = Hold {
@@ -248,23 +247,23 @@ fn put(shard: u32, number: u64, due: i64) -> Change {
         version: number,
         fresh: true,
         moves: Vec::new(),
-        message: HeldMessage { key: None, value: Bytes::from(vec![b'x'; PAYLOAD_BYTES]), headers: headers.take() },
+        message: MessageBody { key: None, value: Bytes::from(vec![b'x'; PAYLOAD_BYTES]), headers: headers.take() },
     };
-    Change::Put { hold: Arc::new(hold), was: None }
+    TimerChange::Put { hold: Arc::new(hold), was: None }
 }
 
-fn end(hold: &Hold) -> Change {
-    let end = hold.ended(Ending::Fired { partition: 0 }, Timestamp::from_millis(START_MS));
-    Change::End { id: hold.id.clone(), end, was: Some(Row { due: hold.due, topic: hold.topic }) }
+fn end(hold: &Hold) -> TimerChange {
+    let end = hold.ended(HoldEndKind::Fired { partition: 0 }, Timestamp::from_millis(START_MS));
+    TimerChange::End { id: hold.id.clone(), end, was: Some(DueKey { due: hold.due, topic: hold.topic }) }
 }
 
-/// What something took.
-struct Spent {
+/// The time and CPU time of a step.
+struct TimeSpent {
     began: Instant,
     cpu_seconds: f64,
 }
 
-impl Spent {
+impl TimeSpent {
     fn now() -> Self {
         Self { began: Instant::now(), cpu_seconds: cpu_seconds() }
     }
@@ -283,7 +282,7 @@ fn percentiles(what: &str, mut times: Vec<Duration>) {
     println!("{what}: p50 {:.1?}, p99 {:.1?}, max {:.1?}", of(0.5), of(0.99), of(1.0));
 }
 
-/// What all threads have used, in hundredths of a second as Linux tells it: the figure that a busy machine does not spoil.
+/// The CPU time of all threads, in units of 10 ms as Linux reports it. Other load on the machine does not change it.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let after_name = stat.rsplit(") ").next().unwrap_or_default();
@@ -291,7 +290,7 @@ fn cpu_seconds() -> f64 {
     ticks.sum::<f64>() / 100.0
 }
 
-/// Memory of the process that is in no file.
+/// Anonymous memory of the process.
 fn resident_mb() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));

@@ -10,15 +10,14 @@ use std::sync::Arc;
 use whimbrel_storage::disk::RealDisk;
 use whimbrel_storage::verify::Verifier;
 
-pub use whimbrel_storage::verify::{Finding, NotChecked, Report};
+pub use whimbrel_storage::verify::{CheckReport, DamageFinding, NotChecked};
 
 use crate::embedded::lsm::verify::{OnRead, StoreCheck, bytes_in, verify};
 use crate::embedded::{catalogue, notebook};
 use crate::resolve::NOTEBOOK_FOLDER;
 
-/// The progress of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Progress {
+pub enum CheckProgress {
     /// The check will read about this many bytes.
     Planned(u64),
     /// The check has read this many further bytes.
@@ -26,18 +25,18 @@ pub enum Progress {
 }
 
 /// Checks the data folder. Fails if its contents cannot be listed; the report contains every other error.
-pub fn deep_check(data: &Path, on_progress: Arc<dyn Fn(Progress) + Send + Sync>) -> io::Result<Report> {
+pub fn deep_check(data: &Path, on_progress: Arc<dyn Fn(CheckProgress) + Send + Sync>) -> io::Result<CheckReport> {
     let told = Arc::clone(&on_progress);
     let meter = Arc::new(move |bytes| {
-        told(Progress::Read(bytes));
+        told(CheckProgress::Read(bytes));
         Ok(())
     });
     let mut verifier = Verifier::new(Arc::new(RealDisk::new()), data, meter);
     let (targets, bytes) = verifier.plan()?;
-    let stores: Vec<&Store> = STORES.iter().filter(|store| data.join(store.folder).exists()).collect();
+    let stores: Vec<&CheckedStore> = STORES.iter().filter(|store| data.join(store.folder).exists()).collect();
     let folders = stores.iter().map(|store| store.folder).chain([NOTEBOOK_FOLDER]);
     let bytes_beside: u64 = folders.map(|folder| bytes_in(&data.join(folder))).sum();
-    on_progress(Progress::Planned(bytes + bytes_beside));
+    on_progress(CheckProgress::Planned(bytes + bytes_beside));
     for target in &targets {
         verifier.check(target)?;
     }
@@ -45,7 +44,7 @@ pub fn deep_check(data: &Path, on_progress: Arc<dyn Fn(Progress) + Send + Sync>)
     report.files +=
         ["catalogue.json", "catalogue.json.previous"].iter().filter(|name| data.join(name).exists()).count();
     report.add(catalogue::check_files(data));
-    let on_read = |bytes| on_progress(Progress::Read(bytes));
+    let on_read = |bytes| on_progress(CheckProgress::Read(bytes));
     for store in stores {
         check_store(&data.join(store.folder), store, &on_read, &mut report);
     }
@@ -54,8 +53,7 @@ pub fn deep_check(data: &Path, on_progress: Arc<dyn Fn(Progress) + Send + Sync>)
 }
 
 /// A store beside the log.
-struct Store {
-    /// Its folder in the data folder.
+struct CheckedStore {
     folder: &'static str,
     /// How the server repairs damage.
     remedy: &'static str,
@@ -67,23 +65,23 @@ const FROM_THE_COPY: &str =
     "the server rebuilds this copy from the other one when it meets the damage, at its next start at the latest";
 
 /// The stores beside the log, in the order of the report.
-const STORES: &[Store] = &[
-    Store { folder: "receipts", remedy: FROM_THE_LOG },
-    Store { folder: "holds", remedy: FROM_THE_LOG },
-    Store { folder: "inboxes", remedy: FROM_THE_LOG },
-    Store { folder: "progress", remedy: FROM_THE_COPY },
-    Store { folder: "progress.mirror", remedy: FROM_THE_COPY },
-    Store { folder: "devices", remedy: FROM_THE_COPY },
-    Store { folder: "devices.mirror", remedy: FROM_THE_COPY },
+const STORES: &[CheckedStore] = &[
+    CheckedStore { folder: "receipts", remedy: FROM_THE_LOG },
+    CheckedStore { folder: "holds", remedy: FROM_THE_LOG },
+    CheckedStore { folder: "inboxes", remedy: FROM_THE_LOG },
+    CheckedStore { folder: "progress", remedy: FROM_THE_COPY },
+    CheckedStore { folder: "progress.mirror", remedy: FROM_THE_COPY },
+    CheckedStore { folder: "devices", remedy: FROM_THE_COPY },
+    CheckedStore { folder: "devices.mirror", remedy: FROM_THE_COPY },
 ];
 /// Adds the damage of a store to the report, or the reason why it was not checked.
-fn check_store(folder: &Path, store: &Store, on_read: OnRead<'_>, report: &mut Report) {
+fn check_store(folder: &Path, store: &CheckedStore, on_read: OnRead<'_>, report: &mut CheckReport) {
     match verify(folder, on_read) {
         StoreCheck::Sound { files } => report.files += files,
         StoreCheck::Damaged { file, position, reason } => {
             let advice = "check the disk; start the server, or restart it, to have the store rebuilt".to_owned();
             let meaning = store.remedy.to_owned();
-            report.add(vec![Finding { file, position, what: reason, meaning, advice, is_harmless: false }]);
+            report.add(vec![DamageFinding { file, position, what: reason, meaning, advice, is_harmless: false }]);
         }
         StoreCheck::NotChecked { reason } => {
             report.not_checked.push(NotChecked { path: folder.to_owned(), why: reason });
@@ -92,7 +90,7 @@ fn check_store(folder: &Path, store: &Store, on_read: OnRead<'_>, report: &mut R
 }
 
 /// Adds the damaged chunks of the notebook to the report.
-fn check_notebook(folder: &Path, on_read: OnRead<'_>, report: &mut Report) {
+fn check_notebook(folder: &Path, on_read: OnRead<'_>, report: &mut CheckReport) {
     let found = match notebook::check(folder, on_read) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return,
@@ -104,7 +102,7 @@ fn check_notebook(folder: &Path, on_read: OnRead<'_>, report: &mut Report) {
     report.files += found.files;
     let other = "it is not a notebook file, or has another format".to_owned();
     report.not_checked.extend(found.not_checked.into_iter().map(|path| NotChecked { path, why: other.clone() }));
-    report.add(found.damages.into_iter().map(|(file, position, what)| Finding {
+    report.add(found.damages.into_iter().map(|(file, position, what)| DamageFinding {
         file,
         position,
         what,

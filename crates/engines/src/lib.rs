@@ -1,5 +1,5 @@
-//! The engines: one folder per engine, the ports they implement in files of the same names, and the conformance suites that
-//! hold all engines of a port to the same contract. Roles never see what is in here; the server wires it.
+//! The storage engines. Each engine has a folder; its files are named after the ports that they implement. The conformance suites hold all
+//! engines of a port to the same contract. Roles do not depend on this crate; the server connects both.
 
 pub mod conformance;
 pub mod deep_check;
@@ -8,7 +8,7 @@ pub mod embedded;
 pub mod etcd;
 #[cfg(feature = "kafka")]
 pub mod kafka;
-pub mod rebuild;
 #[cfg(feature = "redis")]
 pub mod redis;
 pub mod resolve;
+pub mod store_removal;

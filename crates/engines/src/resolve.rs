@@ -1,4 +1,4 @@
-//! From settings to engines: which engine serves which port is decided here and nowhere else.
+//! Opens the engines that the settings name. Only this module decides which engine serves which port.
 
 mod state;
 
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::task::JoinHandle;
 use whimbrel_model::ports::{
-    Catalogue, CatalogueError, Coordination, Devices, DevicesError, Inbox, InboxError, Log, LogTopics, Notebook,
+    AttemptStore, Catalogue, CatalogueError, Coordination, Devices, DevicesError, Inbox, InboxError, Log, LogTopics,
     Progress, ProgressError, Receipts, ReceiptsError, Sessions, Timers, TimersError,
 };
 use whimbrel_model::{Clock, EventSink, StoreHealth};
@@ -17,17 +17,15 @@ use crate::embedded::{
     self, EmbeddedLog, FileCatalogue, FileNotebook, InProcessCoordination, NotebookSettings, ReceiptSettings,
     StoreReports, TimerSettings,
 };
-use state::State;
+use state::StateStores;
 
 /// The folder of the embedded store of holds, in the data folder.
 pub(crate) const HOLDS_FOLDER: &str = "holds";
-/// The folder of the notebook, in the data folder.
 pub(crate) const NOTEBOOK_FOLDER: &str = "notebook";
 
-/// What the configuration says about engines.
 #[derive(Debug, Clone)]
 pub struct EngineSettings {
-    /// The data folder. Every engine of the log has one: the catalogue and the receipts are in it.
+    /// The data folder. Every engine of the log needs it: it contains the catalogue and the receipts.
     pub data: PathBuf,
     pub log: LogEngine,
     pub coordination: CoordinationEngine,
@@ -46,32 +44,32 @@ pub struct EngineSettings {
 
 #[derive(Debug, Clone)]
 pub enum LogEngine {
-    Embedded(whimbrel_storage::Settings),
+    Embedded(whimbrel_storage::LogSettings),
     #[cfg(feature = "kafka")]
     Kafka(crate::kafka::KafkaSettings),
 }
 
-/// Who tells the nodes who is there; it keeps the catalogue too.
+/// The engine of members, owners and the catalogue.
 #[derive(Debug, Clone, Default)]
 pub enum CoordinationEngine {
-    /// There is one node.
+    /// One node, without a coordination service.
     #[default]
     InProcess,
     #[cfg(feature = "etcd")]
     Etcd(crate::etcd::EtcdSettings),
 }
 
-/// Where what is kept beside the log is: receipts, timers, progress, inboxes, sessions and devices, each.
+/// The engine of a store beside the log: receipts, timers, progress, inboxes, sessions, or devices.
 #[derive(Debug, Clone, Default)]
 pub enum StateEngine {
-    /// In the data folder, for this process alone.
+    /// In the data folder, for this process only.
     #[default]
     Embedded,
     #[cfg(feature = "redis")]
     Redis(crate::redis::RedisSettings),
 }
 
-/// Why the engines could not be opened.
+/// The reason why the engines could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     #[error(transparent)]
@@ -86,13 +84,11 @@ pub enum EngineError {
     Inbox(#[from] InboxError),
     #[error(transparent)]
     Devices(#[from] DevicesError),
-    #[error("cannot start the thread of the notebook: {0}")]
+    #[error("cannot start the notebook thread: {0}")]
     NotebookThread(std::io::Error),
     #[error(transparent)]
     Catalogue(#[from] CatalogueError),
-    #[error(
-        "the embedded log is one node's own: several nodes that know each other need a log that they share, such as Kafka"
-    )]
+    #[error("the embedded log serves one node only: a cluster of several nodes needs a shared log, such as Kafka")]
     LogIsNotShared,
     #[cfg(feature = "etcd")]
     #[error(transparent)]
@@ -105,7 +101,7 @@ pub enum EngineError {
     Redis(#[from] crate::redis::RedisStartError),
 }
 
-/// The ports, each with the engine that was chosen for it.
+/// The ports, each with the configured engine.
 pub struct Engines {
     pub log: Arc<dyn Log>,
     pub log_topics: Arc<dyn LogTopics>,
@@ -117,26 +113,26 @@ pub struct Engines {
     pub inbox: Arc<dyn Inbox>,
     pub sessions: Arc<dyn Sessions>,
     pub devices: Arc<dyn Devices>,
-    pub notebook: Arc<dyn Notebook>,
-    /// Which stores of the data folder cannot serve now.
+    pub notebook: Arc<dyn AttemptStore>,
+    /// The stores of the data folder that are unavailable now.
     pub store_health: Arc<StoreHealth>,
-    /// What was found at the start, in a sentence for the banner.
+    /// A description of the engines and of the recovery at the start, for the banner.
     pub description: String,
-    opened: Opened,
-    /// The data folder is locked until the engines are dropped, whichever of them keep something in it.
+    opened: OpenedLog,
+    /// Locks the data folder until the engines are dropped, also for engines that store nothing in it.
     _folder: Arc<whimbrel_storage::DataFolder>,
-    /// Report until the engines are closed that a Redis lost what it kept.
+    /// Tasks that report data losses of Redis until the engines are closed.
     loss_watches: Vec<JoinHandle<()>>,
 }
 
-enum Opened {
+enum OpenedLog {
     Embedded(EmbeddedLog),
     #[cfg(feature = "kafka")]
     Kafka(Arc<crate::kafka::KafkaLog>),
 }
 
 impl Engines {
-    /// Ends the engines: what was accepted is durable already, this makes the next start quick.
+    /// Closes the engines. All accepted data is durable already; closing makes the next start quick.
     pub async fn close(&self) {
         self.loss_watches.iter().for_each(JoinHandle::abort);
         self.timers.close().await;
@@ -145,9 +141,9 @@ impl Engines {
         self.devices.close().await;
         self.notebook.close().await;
         match &self.opened {
-            Opened::Embedded(log) => log.close().await,
+            OpenedLog::Embedded(log) => log.close().await,
             #[cfg(feature = "kafka")]
-            Opened::Kafka(log) => log.close().await,
+            OpenedLog::Kafka(log) => log.close().await,
         }
     }
 }
@@ -162,7 +158,7 @@ pub async fn resolve(
     embedded::folder_finding(&folder).into_iter().for_each(|event| events(event));
     let store_health = Arc::<StoreHealth>::default();
     let reports = StoreReports { events: Arc::clone(&events), health: Arc::clone(&store_health) };
-    let state = State::reach(&settings, Arc::clone(&clock), reports.clone()).await?;
+    let state = StateStores::connect(&settings, Arc::clone(&clock), reports.clone()).await?;
     let timers = state.timers()?;
     let progress = state.progress()?;
     let (inbox, sessions, devices) = (state.inbox()?, state.sessions(), state.devices()?);
@@ -176,7 +172,7 @@ pub async fn resolve(
             let log_clock = Arc::clone(&clock);
             let (log, recovered) =
                 EmbeddedLog::open(Arc::clone(&folder), log_settings, log_clock, Arc::clone(&events))?;
-            // Before the receipts are opened, which drop what is too old.
+            // Must precede the opening of the receipts, which removes expired ones.
             if let Some(latest) = log.latest_time() {
                 clock.compare_with_log(latest);
             }
@@ -204,7 +200,7 @@ pub async fn resolve(
                 notebook,
                 store_health,
                 description: state.described(describe(&recovered)),
-                opened: Opened::Embedded(log),
+                opened: OpenedLog::Embedded(log),
                 _folder: folder,
             })
         }
@@ -231,7 +227,7 @@ pub async fn resolve(
                 notebook,
                 store_health,
                 description: state.described(description),
-                opened: Opened::Kafka(log),
+                opened: OpenedLog::Kafka(log),
                 _folder: folder,
             })
         }
@@ -253,7 +249,7 @@ fn open_notebook(
     settings: &EngineSettings,
     clock: Arc<dyn Clock>,
     reports: StoreReports,
-) -> Result<Arc<dyn Notebook>, EngineError> {
+) -> Result<Arc<dyn AttemptStore>, EngineError> {
     let path = settings.data.join(NOTEBOOK_FOLDER);
     let notebook = FileNotebook::open(&path, settings.notebook.clone(), clock, reports);
     Ok(Arc::new(notebook.map_err(EngineError::NotebookThread)?))
@@ -280,8 +276,8 @@ async fn open_coordination(
     }
 }
 
-/// Which engine it is, and what its start found that an operator should know.
-fn describe(recovered: &whimbrel_storage::Recovered) -> String {
+/// The name of the engine, and the findings of its start for the operator.
+fn describe(recovered: &whimbrel_storage::LogRecovery) -> String {
     let mut found = Vec::new();
     if recovered.frames_replayed > 0 {
         found.push(format!("frames replayed: {}", recovered.frames_replayed));

@@ -16,18 +16,18 @@ use whimbrel_engines::embedded::{
     EmbeddedLog, FileCatalogue, LsmProgress, LsmReceipts, LsmTimers, ReceiptSettings, StoreReports, TimerSettings,
     open_folder,
 };
-use whimbrel_model::ports::{Begun, Claim, ClaimKind, Entry, Log, PortFuture, ProgressPlace, ProgressRow, Receipts};
+use whimbrel_model::ports::{Claim, ClaimKind, ClaimState, Entry, Log, PortFuture, ProgressKey, ProgressRow, Receipts};
 use whimbrel_model::record::{
     HEADER_ALSO_ID, HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, idempotency_header,
 };
 use whimbrel_model::{
-    Clock, EventSink, Headers, HeldMessage, Hold, HoldId, HoldRecord, PartitionId, Record, Retention,
+    Clock, EventSink, Headers, Hold, HoldId, HoldRecord, MessageBody, PartitionId, Record, Retention,
     SubscriptionNumber, SystemClock, Timestamp, TopicNumber, TopicSpec,
 };
-use whimbrel_storage::Settings;
+use whimbrel_storage::LogSettings;
 
-#[path = "embedded/following.rs"]
-mod following;
+#[path = "embedded/receipts_from_log.rs"]
+mod receipts_from_log;
 
 whimbrel_engines::conformance_suite!(log, Embedded);
 whimbrel_engines::conformance_suite!(catalogue, Embedded);
@@ -39,8 +39,8 @@ struct Embedded;
 
 const SEGMENT_BYTES: u64 = 16 << 10;
 
-fn settings() -> Settings {
-    Settings {
+fn settings() -> LogSettings {
+    LogSettings {
         frame_bytes_max: 1 << 20,
         frame_bytes_target: 256 << 10,
         journal_file_bytes: 2 << 20,
@@ -48,7 +48,7 @@ fn settings() -> Settings {
         checkpoint_bytes: 8 << 20,
         segment_bytes: SEGMENT_BYTES,
         disk_reserve_bytes: 0,
-        ..Settings::default()
+        ..LogSettings::default()
     }
 }
 
@@ -66,7 +66,7 @@ fn folder_of(store: Arc<dyn Any + Send + Sync>) -> Arc<TempDir> {
     store.downcast::<TempDir>().unwrap()
 }
 
-impl conformance::log::Factory for Embedded {
+impl conformance::log::LogFactory for Embedded {
     fn open(&self) -> PortFuture<'_, OpenLog> {
         Box::pin(async {
             let store = Arc::new(tempfile::tempdir().unwrap());
@@ -91,7 +91,7 @@ impl conformance::log::Factory for Embedded {
     }
 }
 
-impl conformance::catalogue::Factory for Embedded {
+impl conformance::catalogue::CatalogueFactory for Embedded {
     fn open(&self) -> PortFuture<'_, OpenCatalogue> {
         Box::pin(async {
             let store = Arc::new(tempfile::tempdir().unwrap());
@@ -110,7 +110,7 @@ impl conformance::catalogue::Factory for Embedded {
     }
 }
 
-impl conformance::receipts::Factory for Embedded {
+impl conformance::receipts::ReceiptsFactory for Embedded {
     fn open(&self) -> PortFuture<'_, OpenReceipts> {
         Box::pin(async {
             let store = Arc::new(tempfile::tempdir().unwrap());
@@ -136,7 +136,7 @@ fn open_timers(store: Arc<TempDir>) -> OpenTimers {
     OpenTimers { timers: Arc::new(timers), remember, store }
 }
 
-impl conformance::timers::Factory for Embedded {
+impl conformance::timers::TimersFactory for Embedded {
     fn open(&self) -> PortFuture<'_, OpenTimers> {
         Box::pin(async { open_timers(Arc::new(tempfile::tempdir().unwrap())) })
     }
@@ -154,7 +154,7 @@ fn open_progress(store: Arc<TempDir>) -> OpenProgress {
     OpenProgress { progress: Arc::new(progress), store }
 }
 
-impl conformance::progress::Factory for Embedded {
+impl conformance::progress::ProgressFactory for Embedded {
     fn open(&self) -> PortFuture<'_, OpenProgress> {
         Box::pin(async { open_progress(Arc::new(tempfile::tempdir().unwrap())) })
     }
@@ -169,7 +169,7 @@ impl conformance::progress::Factory for Embedded {
 
 /// Receipts with a lease of a minute, on a log without topics.
 async fn open_receipts() -> OpenReceipts {
-    conformance::receipts::Factory::open(&Embedded).await
+    conformance::receipts::ReceiptsFactory::open(&Embedded).await
 }
 
 fn claim(partition: u32) -> Claim {
@@ -191,35 +191,35 @@ fn at(seconds: i64) -> Timestamp {
 #[tokio::test]
 async fn a_claim_whose_append_takes_long_does_not_lapse() {
     let receipts = open_receipts().await.receipts;
-    assert_eq!(receipts.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
-    assert_eq!(receipts.begin(&claim(0), 6, at(50_000)).await, Ok(Begun::UnderWay));
+    assert_eq!(receipts.begin(&claim(0), 5, at(0)).await, Ok(ClaimState::New));
+    assert_eq!(receipts.begin(&claim(0), 6, at(50_000)).await, Ok(ClaimState::UnderWay));
 }
 
 #[tokio::test]
-async fn a_claim_that_was_left_lapses_after_its_lease_with_every_place_it_went_to() {
+async fn a_claim_with_an_unknown_outcome_lapses_after_its_lease_with_all_its_places() {
     let store = Arc::new(tempfile::tempdir().unwrap());
     let opened = open_log(store.clone().path(), store.clone());
     let receipts = receipts_in(&store, opened.log, ReceiptSettings::default()).await;
-    assert_eq!(receipts.begin(&claim(0), 5, at(0)).await, Ok(Begun::New));
+    assert_eq!(receipts.begin(&claim(0), 5, at(0)).await, Ok(ClaimState::New));
     receipts.leave(&claim(0)).await.unwrap();
-    assert_eq!(receipts.begin(&claim(1), 8, at(30)).await, Ok(Begun::UnderWay), "what was sent may still land");
+    assert_eq!(receipts.begin(&claim(1), 8, at(30)).await, Ok(ClaimState::UnderWay), "what was sent may still land");
     let first = (claim(0).partition, 5);
-    assert_eq!(receipts.begin(&claim(1), 8, at(61)).await, Ok(Begun::Lapsed { places: vec![first] }));
+    assert_eq!(receipts.begin(&claim(1), 8, at(61)).await, Ok(ClaimState::Lapsed { places: vec![first] }));
     receipts.leave(&claim(1)).await.unwrap();
     let second = (claim(1).partition, 8);
-    assert_eq!(receipts.begin(&claim(2), 9, at(130)).await, Ok(Begun::Lapsed { places: vec![first, second] }));
+    assert_eq!(receipts.begin(&claim(2), 9, at(130)).await, Ok(ClaimState::Lapsed { places: vec![first, second] }));
     receipts.leave(&claim(2)).await.unwrap();
-    assert!(matches!(receipts.begin(&claim(2), 9, at(12 * 3600 - 100)).await, Ok(Begun::Lapsed { .. })));
+    assert!(matches!(receipts.begin(&claim(2), 9, at(12 * 3600 - 100)).await, Ok(ClaimState::Lapsed { .. })));
     receipts.leave(&claim(2)).await.unwrap();
     assert_eq!(
         receipts.begin(&claim(2), 9, at(12 * 3600 + 61)).await,
-        Ok(Begun::New),
+        Ok(ClaimState::New),
         "the window is that of the first try"
     );
 }
 
 #[tokio::test]
-async fn a_record_with_two_names_gives_a_lost_store_the_answers_to_both() {
+async fn a_record_with_a_key_and_an_id_restores_the_answers_to_both() {
     let store = Arc::new(tempfile::tempdir().unwrap());
     let opened = open_log(store.clone().path(), store.clone());
     let partition = PartitionId::new(TopicNumber(1), 0);
@@ -246,7 +246,9 @@ async fn a_record_with_two_names_gives_a_lost_store_the_answers_to_both() {
     receipts.recover(&[partition]).await.unwrap();
     for text in ["m-1", "origin-1"] {
         let claim = Claim { kind: ClaimKind::Id, text: text.to_owned(), ..claim(0) };
-        let Ok(Begun::Earlier(answer)) = receipts.begin(&claim, 1, now).await else { panic!("{text} was answered") };
+        let Ok(ClaimState::Earlier(answer)) = receipts.begin(&claim, 1, now).await else {
+            panic!("{text} was answered")
+        };
         assert_eq!((answer.id.as_str(), answer.offset), ("m-1", 0), "{text}");
     }
 }
@@ -265,14 +267,14 @@ fn copy_folder(from: &Path, to: &Path) {
 }
 
 #[tokio::test]
-async fn progress_that_was_saved_is_in_the_files_before_its_answer() {
+async fn a_save_of_progress_is_in_the_files_before_its_answer() {
     let open = open_progress(Arc::new(tempfile::tempdir().unwrap()));
     let subscription = SubscriptionNumber(7);
-    let place = ProgressPlace { line: 0, partition: PartitionId::new(TopicNumber(1), 0) };
+    let place = ProgressKey { line: 0, partition: PartitionId::new(TopicNumber(1), 0) };
     for number in 0..20u8 {
         let row = ProgressRow { place, run: 1, state: vec![number; 100].into() };
         open.progress.save(subscription, 1, vec![row.clone()]).await.unwrap();
-        // What another process would find if this one died now.
+        // The files that another process would find if this one crashed now.
         let copy = tempfile::tempdir().unwrap();
         copy_folder(folder_of(open.store.clone()).path(), copy.path());
         let found = open_progress(Arc::new(copy)).progress.open(subscription, 2).await;
@@ -281,7 +283,7 @@ async fn progress_that_was_saved_is_in_the_files_before_its_answer() {
 }
 
 #[tokio::test]
-async fn the_answer_to_a_held_message_stays_that_after_it_has_fired_and_the_store_is_lost() {
+async fn the_answer_to_a_hold_is_restored_after_it_fired_and_the_store_was_lost() {
     let store = Arc::new(tempfile::tempdir().unwrap());
     let opened = open_log(store.clone().path(), store.clone());
     let (orders, holds) = (PartitionId::new(TopicNumber(1), 0), PartitionId::new(TopicNumber(2), 0));
@@ -303,7 +305,7 @@ async fn the_answer_to_a_held_message_stays_that_after_it_has_fired_and_the_stor
         version: 0,
         fresh: true,
         moves: Vec::new(),
-        message: HeldMessage { key: None, value: Default::default(), headers: headers.take() },
+        message: MessageBody { key: None, value: Default::default(), headers: headers.take() },
     };
     let entries = vec![
         Entry { partition: orders, record: hold.fire(now) },
@@ -325,7 +327,9 @@ async fn the_answer_to_a_held_message_stays_that_after_it_has_fired_and_the_stor
         for partition in order {
             receipts.recover(&[partition]).await.unwrap();
         }
-        let Ok(Begun::Earlier(answer)) = receipts.begin(&claim(0), 1, now).await else { panic!("it was answered") };
+        let Ok(ClaimState::Earlier(answer)) = receipts.begin(&claim(0), 1, now).await else {
+            panic!("it was answered")
+        };
         assert_eq!((answer.partition, answer.due), (holds, Some(now)));
     }
 }

@@ -1,9 +1,9 @@
-//! The coordination within one process, held to the contract of the port.
+//! The conformance suite of the coordination within one process.
 
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use whimbrel_engines::conformance::coordination::{Factory, OpenCoordination};
+use whimbrel_engines::conformance::coordination::{CoordinationFactory, OpenCoordination};
 use whimbrel_engines::embedded::{FileCatalogue, InProcessCoordination, open_folder};
 use whimbrel_model::ports::PortFuture;
 
@@ -17,7 +17,7 @@ async fn open(store: Arc<TempDir>) -> OpenCoordination {
     OpenCoordination { coordination: Arc::new(coordination), store }
 }
 
-impl Factory for InProcess {
+impl CoordinationFactory for InProcess {
     fn open(&self) -> PortFuture<'_, OpenCoordination> {
         Box::pin(open(Arc::new(tempfile::tempdir().unwrap())))
     }

@@ -1,4 +1,4 @@
-//! Inboxes, sessions and devices of the embedded engine, held to the contracts of the ports, and inboxes to a naive model.
+//! Inboxes, sessions and devices of the embedded engine: the conformance suites of the ports, and inboxes against a reference model.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use whimbrel_engines::conformance;
 use whimbrel_engines::conformance::devices::OpenDevices;
 use whimbrel_engines::conformance::inbox::OpenInbox;
-use whimbrel_engines::conformance::inbox::naive::Naive;
+use whimbrel_engines::conformance::inbox::naive::NaiveInbox;
 use whimbrel_engines::conformance::sessions::OpenSessions;
 use whimbrel_engines::embedded::{LsmDevices, LsmInbox, MemorySessions, StoreReports};
 use whimbrel_model::people::Uid;
@@ -37,7 +37,7 @@ fn open_inbox(store: Arc<TempDir>) -> OpenInbox {
     }
 }
 
-impl conformance::inbox::Factory for Embedded {
+impl conformance::inbox::InboxFactory for Embedded {
     fn open(&self) -> PortFuture<'_, OpenInbox> {
         Box::pin(async { open_inbox(folder()) })
     }
@@ -50,7 +50,7 @@ impl conformance::inbox::Factory for Embedded {
     }
 }
 
-impl conformance::sessions::Factory for Embedded {
+impl conformance::sessions::SessionsFactory for Embedded {
     fn open(&self) -> PortFuture<'_, OpenSessions> {
         Box::pin(async {
             OpenSessions { sessions: Arc::new(MemorySessions::new(Arc::new(SystemClock))), store: Arc::new(()) }
@@ -65,7 +65,7 @@ fn open_devices(store: Arc<TempDir>) -> OpenDevices {
     }
 }
 
-impl conformance::devices::Factory for Embedded {
+impl conformance::devices::DevicesFactory for Embedded {
     fn open(&self) -> PortFuture<'_, OpenDevices> {
         Box::pin(async { open_devices(folder()) })
     }
@@ -89,7 +89,7 @@ fn half_hours(count: i64) -> Timestamp {
     Timestamp::from_millis(count * 1_800_000)
 }
 
-/// A change whose `was` is filled in when it is offered.
+/// A change whose `was` is filled in when it is applied.
 fn any_change() -> impl Strategy<Value = InboxChange> {
     let row = || proptest::collection::vec(any::<u8>(), 0..5).prop_map(Bytes::from);
     let time = || proptest::option::of((0..6i64).prop_map(half_hours));
@@ -124,15 +124,15 @@ fn any_write() -> impl Strategy<Value = InboxWrite> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Epochs and offsets are few, so that some writes are refused for their epoch, some for where the store is, and some are done.
+    /// Epochs and offsets have few values, so that some writes are rejected for their epoch, some for their offset, and some are done.
     #[test]
-    fn whatever_is_written_reads_are_those_of_the_model(writes in proptest::collection::vec(any_write(), 1..40)) {
+    fn reads_match_the_model_after_any_writes(writes in proptest::collection::vec(any_write(), 1..40)) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let open = open_inbox(folder());
-            let mut naive = Naive::default();
+            let mut naive = NaiveInbox::default();
             for (number, mut write) in writes.into_iter().enumerate() {
-                // Half of them begin where the store is.
+                // Half of the writes have the right offset.
                 if number % 2 == 0 {
                     (write.epoch, write.expected) = (naive.epoch, naive.applied);
                 }
@@ -145,13 +145,13 @@ proptest! {
                 assert_eq!(open.inbox.apply(0, write).await, Ok(expected));
                 agrees(&*open.inbox, &naive).await;
             }
-            let open = conformance::inbox::Factory::reopen(&Embedded, open).await;
+            let open = conformance::inbox::InboxFactory::reopen(&Embedded, open).await;
             agrees(&*open.inbox, &naive).await;
         });
     }
 }
 
-async fn agrees(inbox: &dyn Inbox, naive: &Naive) {
+async fn agrees(inbox: &dyn Inbox, naive: &NaiveInbox) {
     let uids: Vec<_> = (0..USERS).map(uid).collect();
     let boxes = inbox.boxes(0, uids.clone()).await.unwrap();
     assert_eq!((boxes.applied, boxes.found), (naive.applied, naive.boxes(&uids)));

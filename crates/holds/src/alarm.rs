@@ -1,5 +1,5 @@
-//! An alarm that rings to the fraction of a millisecond. The runtime's own timer counts whole milliseconds and rounds up, which
-//! would be most of a hold's lateness on an idle machine.
+//! An alarm with sub-millisecond precision. The runtime's own timer counts whole milliseconds and rounds up; on an idle machine that
+//! rounding would be most of a hold's lateness.
 
 use std::future::pending;
 use std::io;
@@ -24,12 +24,12 @@ mod precise {
         pub fn new() -> io::Result<Self> {
             let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
             let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-            // SAFETY: the descriptor is owned by what is registered, and is neither closed nor exchanged before that is dropped.
+            // SAFETY: `AsyncFd` owns the descriptor; the descriptor is neither closed nor replaced before `AsyncFd` is dropped.
             Ok(Self(unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE)? }))
         }
 
         pub fn set(&mut self, after: Duration) -> io::Result<()> {
-            // Zero would disarm it.
+            // A value of zero would disarm the timer.
             let after = after.max(Duration::from_nanos(1));
             let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
             let value = Timespec { tv_sec: after.as_secs() as i64, tv_nsec: after.subsec_nanos().into() };
@@ -44,7 +44,7 @@ mod precise {
                 let mut count = [0; 8];
                 match ready.try_io(|timer| Ok(read(timer.get_ref(), &mut count)?)) {
                     Ok(rung) => return rung.map(drop),
-                    // It was set anew meanwhile.
+                    // The timer was set again before this read.
                     Err(_) => continue,
                 }
             }
@@ -85,7 +85,7 @@ impl Alarm {
         Ok(Self { timer: precise::Timer::new()? })
     }
 
-    /// Returns after that time; never where there is none. Dropping the future forgets the alarm.
+    /// Returns after `wake`; never returns for `None`. Dropping the future cancels the alarm.
     pub(super) async fn after(&mut self, wake: Option<Duration>) {
         let Some(wake) = wake else { return pending().await };
         if self.timer.set(wake).is_err() || self.timer.rings().await.is_err() {
@@ -107,10 +107,10 @@ mod tests {
             alarm.after(Some(wake)).await;
             assert!(began.elapsed() >= wake);
         }
-        let forgotten = alarm.after(Some(Duration::from_micros(1)));
-        drop(forgotten);
+        let cancelled = alarm.after(Some(Duration::from_micros(1)));
+        drop(cancelled);
         let (wake, began) = (Duration::from_millis(5), Instant::now());
         alarm.after(Some(wake)).await;
-        assert!(began.elapsed() >= wake, "one that was forgotten does not ring for another");
+        assert!(began.elapsed() >= wake, "a cancelled alarm does not ring for the next one");
     }
 }

@@ -15,16 +15,16 @@ use super::IdMap;
 use super::window::{before, place_of};
 
 #[derive(Debug)]
-pub struct Aside {
+pub struct AsideHolds {
     holds: IdMap<Arc<Hold>>,
     bytes: usize,
     bytes_max: usize,
     /// When each hold is retried, in order. An entry is void if its version differs from the hold's.
     queue: VecDeque<(Timestamp, HoldId, u64)>,
     /// The range that contains the holds that are only in the store, except for those in `scan`.
-    left: Option<Stretch>,
+    left: Option<DueRange>,
     /// The range that this round has not read yet.
-    scan: Option<Stretch>,
+    scan: Option<DueRange>,
     scan_at: Timestamp,
     /// The holds of the last page, which are being retried.
     tried: Vec<(HoldId, u64)>,
@@ -34,12 +34,12 @@ pub struct Aside {
 
 /// A range of the due order: after `after`, up to and including `upto`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stretch {
+pub struct DueRange {
     pub after: DueCursor,
     pub upto: DueCursor,
 }
 
-impl Aside {
+impl AsideHolds {
     pub fn new(now: Timestamp, bytes_max: usize) -> Self {
         Self {
             holds: IdMap::default(),
@@ -91,8 +91,8 @@ impl Aside {
     fn leave(&mut self, hold: &Hold) {
         let (after, place) = (before(hold.due), place_of(hold));
         self.left = Some(match self.left.take() {
-            Some(left) => Stretch { after: left.after.min(after), upto: left.upto.max(place) },
-            None => Stretch { after, upto: place },
+            Some(left) => DueRange { after: left.after.min(after), upto: left.upto.max(place) },
+            None => DueRange { after, upto: place },
         });
     }
 
@@ -131,14 +131,14 @@ impl Aside {
         self.holds.values().map(|hold| hold.due).chain(stretches).min()
     }
 
-    /// The range of which a page is to be read now. `is_waiting` tells whether a hold of the last page is not decided yet; the next page
+    /// The range of which a page is to be read now. `is_waiting` tells whether a hold of the last page is still undecided; the next page
     /// waits for all of them. If the holds of the last page could be written, the next page follows at once.
     pub fn next_page(
         &mut self,
         now: Timestamp,
         again_at: Timestamp,
         is_waiting: impl Fn(&HoldId, u64) -> bool,
-    ) -> Option<Stretch> {
+    ) -> Option<DueRange> {
         if self.scan.is_none() && self.left.is_none() || self.is_blocked && now < self.scan_at {
             return None;
         }
@@ -158,10 +158,10 @@ impl Aside {
         self.tried = tried;
         self.is_blocked = false;
         self.scan_at = again_at;
-        self.scan = self.scan.take().zip(next).map(|(scan, after)| Stretch { after, ..scan });
+        self.scan = self.scan.take().zip(next).map(|(scan, after)| DueRange { after, ..scan });
     }
 
-    /// Records that the page could not be read.
+    /// Records that the read of the page failed.
     pub fn page_failed(&mut self, again_at: Timestamp) {
         self.is_blocked = true;
         self.scan_at = again_at;
@@ -178,21 +178,21 @@ mod tests {
     }
 
     #[test]
-    fn beyond_its_bound_it_keeps_only_the_stretch_of_holds_that_the_store_has() {
+    fn beyond_its_bound_memory_keeps_only_the_range_of_holds_that_the_store_has() {
         let one = hold("a", 5).size();
-        let mut aside = Aside::new(at(10), 2 * one);
+        let mut aside = AsideHolds::new(at(10), 2 * one);
         for (id, due, is_stored) in [("a", 5, true), ("b", 6, true), ("c", 7, true), ("d", 3, true), ("e", 8, false)] {
             aside.put(hold(id, due), at(20), is_stored);
         }
         assert_eq!((aside.count(), aside.bytes()), (3, 3 * one), "the store does not have the last one");
         assert_eq!((aside.earliest(), aside.retry_at(), aside.scan_at()), (Some(at(3)), Some(at(20)), Some(at(20))));
         let stretch = aside.next_page(at(20), at(30), |_, _| false).unwrap();
-        assert_eq!(stretch, Stretch { after: before(at(3)), upto: place_of(&hold("c", 7)) });
+        assert_eq!(stretch, DueRange { after: before(at(3)), upto: place_of(&hold("c", 7)) });
     }
 
     #[test]
-    fn a_hold_that_changed_meanwhile_is_not_tried_again() {
-        let mut aside = Aside::new(at(10), 1 << 20);
+    fn a_hold_that_changed_while_set_aside_is_not_retried() {
+        let mut aside = AsideHolds::new(at(10), 1 << 20);
         let (one, other) = (hold("a", 5), hold("b", 5));
         aside.put(Arc::clone(&one), at(20), true);
         aside.put(Arc::clone(&other), at(20), true);
@@ -203,15 +203,15 @@ mod tests {
     }
 
     #[test]
-    fn a_round_reads_page_after_page_and_the_next_one_what_is_left_again() {
-        let mut aside = Aside::new(at(10), 0);
+    fn a_round_reads_page_by_page_and_the_next_round_reads_the_holds_set_aside_since() {
+        let mut aside = AsideHolds::new(at(10), 0);
         let holds = [hold("a", 1), hold("b", 2)];
         holds.iter().for_each(|hold| aside.put(Arc::clone(hold), at(20), true));
         assert!(aside.next_page(at(19), at(30), |_, _| false).is_none(), "not before the pause is over");
         assert!(aside.next_page(at(20), at(30), |_, _| false).is_some());
         aside.page_read(vec![(holds[0].id.clone(), 1)], Some(place_of(&holds[0])), at(30));
-        assert!(aside.next_page(at(40), at(50), |_, _| true).is_none(), "the first is not decided yet");
-        // It was fired: there is no pause before the next page.
+        assert!(aside.next_page(at(40), at(50), |_, _| true).is_none(), "the first hold is still undecided");
+        // The first hold was fired: there is no pause before the next page.
         let stretch = aside.next_page(at(40), at(50), |_, _| false).unwrap();
         assert_eq!(stretch.after, place_of(&holds[0]));
         aside.page_read(vec![(holds[1].id.clone(), 1)], None, at(60));
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn new_holds_do_not_delay_the_next_page() {
-        let mut aside = Aside::new(at(10), 0);
+        let mut aside = AsideHolds::new(at(10), 0);
         aside.put(hold("a", 1), at(20), true);
         for ms in 11..20 {
             aside.put(hold("b", 2 + ms), at(ms + 10), true);

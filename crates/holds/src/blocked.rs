@@ -26,14 +26,14 @@ impl BlockedPartitions {
         self.0.get(&partition).is_some_and(|blocked| now < blocked.until)
     }
 
-    /// A commit could not write to the partition.
+    /// Blocks the partition after a commit could not write to it.
     pub(super) fn block(&mut self, partition: PartitionId, now: Instant) {
         let back_off = self.0.get(&partition).map_or(BACK_OFF_MIN, |blocked| (blocked.back_off * 2).min(BACK_OFF_MAX));
         self.0.insert(partition, Blocked { until: now + back_off, back_off });
     }
 
-    /// A commit has written to the partition, or it does not exist.
-    pub(super) fn forget(&mut self, partition: PartitionId) {
+    /// Unblocks the partition: a commit has written to it, or it does not exist.
+    pub(super) fn unblock(&mut self, partition: PartitionId) {
         self.0.remove(&partition);
     }
 }
@@ -55,8 +55,8 @@ mod tests {
             now += back_off;
             assert!(!blocked.contains(partition, now), "{back_off_ms}");
         }
-        blocked.forget(partition);
+        blocked.unblock(partition);
         blocked.block(partition, now);
-        assert!(!blocked.contains(partition, now + BACK_OFF_MIN), "it was written meanwhile");
+        assert!(!blocked.contains(partition, now + BACK_OFF_MIN), "the partition was written in between");
     }
 }

@@ -1,4 +1,4 @@
-//! The reads of a shard's owner from the log.
+//! Log calls of a shard's owner.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use whimbrel_model::{PartitionId, Timestamp};
 use super::settings::{PAGE_BYTES, PAGE_HOLDS, RETRY_AFTER};
 use whimbrel_cluster::line_limit::LineLimit;
 
-/// Attempts at a read of an old stretch before the trim is put off.
+/// Attempts at a read of an old range before the trim is postponed.
 const TRIM_TRIES: usize = 4;
 
-/// Reads; an error that may pass is answered after a while, so that it is not asked again at once.
+/// Reads a batch. It returns a transient error only after [`RETRY_AFTER`], so that the caller does not repeat the read at once.
 pub(super) async fn read(
     log: &dyn Log,
     partition: PartitionId,
@@ -24,20 +24,20 @@ pub(super) async fn read(
     {
         static LINES: LineLimit = LineLimit::new();
         if let Some(left_out) = LINES.admit(&error.to_string()) {
-            tracing::warn!(%partition, %error, left_out, "the holds' log cannot be read; it is tried again");
+            tracing::warn!(%partition, %error, left_out, "cannot read the log of the holds; retrying");
         }
         tokio::time::sleep(RETRY_AFTER).await;
     }
     read
 }
 
-/// Whether the same call may succeed later.
+/// Whether the error is transient: the same call may succeed later.
 fn passes(error: &LogError) -> bool {
     !matches!(error, LogError::Trimmed { .. } | LogError::BeyondEnd { .. } | LogError::Damaged { .. })
 }
 
-/// Reads a page of an old stretch, up to an offset. A log reports a place that it cannot read as damaged only after several failures, so
-/// that one is not enough to put the trim off.
+/// Reads a page of an old range, up to `upto`. A log reports a place that it cannot read as damaged only after several failures. So one
+/// failure is not enough to postpone the trim.
 pub(super) async fn walk(log: &dyn Log, partition: PartitionId, from: u64, upto: u64) -> Result<ReadBatch, LogError> {
     let limits = ReadLimits { max_records: PAGE_HOLDS, max_bytes: PAGE_BYTES, wait: Duration::ZERO };
     let mut page = read(log, partition, from, limits).await;
@@ -48,7 +48,7 @@ pub(super) async fn walk(log: &dyn Log, partition: PartitionId, from: u64, upto:
         page = read(log, partition, from, limits).await;
     }
     match page {
-        // What cannot be read cannot be carried; its holds are in the store, and the damage was reported.
+        // Damaged records cannot be carried. Their holds are in the store, and the log has reported the damage.
         Err(LogError::Damaged { resume_at, .. }) if resume_at > from => {
             Ok(ReadBatch { records: Vec::new(), next: resume_at.min(upto) })
         }
@@ -56,7 +56,7 @@ pub(super) async fn walk(log: &dyn Log, partition: PartitionId, from: u64, upto:
     }
 }
 
-/// The first kept offset, and the first one that is not older than a time.
+/// Returns the first kept offset, and the first one that is not older than `kept_since`.
 pub(super) async fn cut(log: &dyn Log, partition: PartitionId, kept_since: Timestamp) -> Result<(u64, u64), LogError> {
     let first = log.bounds(partition).await?.first;
     for _ in 1..TRIM_TRIES {

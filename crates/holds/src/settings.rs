@@ -4,45 +4,44 @@ use std::time::Duration;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HoldsSettings {
-    /// How far ahead of their time holds are read into memory.
+    /// How far ahead of their due time holds are read into memory.
     pub window: Duration,
     /// Bytes of the windows of all shards together.
     pub window_bytes: usize,
-    /// How often the store is brought up to the log.
+    /// How often a checkpoint writes the log's changes to the store.
     pub checkpoint_interval: Duration,
-    /// A checkpoint is made earlier when so many holds changed in a shard…
+    /// A checkpoint is made earlier after this many changed holds in a shard…
     pub checkpoint_changes: usize,
-    /// …or so many bytes.
+    /// …or this many changed bytes.
     pub checkpoint_bytes: usize,
-    /// Bytes of changes of one shard that the store does not have; beyond, its log is not read on.
+    /// Bytes of changes of one shard that the store does not have yet. Beyond that, the owner pauses reading the log.
     pub unsaved_bytes: usize,
-    /// Holds and bytes of one commit.
     pub commit_holds: usize,
     pub commit_bytes: usize,
-    /// Commands that may wait for one shard.
+    /// The most requests that may wait for one shard.
     pub commands_waiting: usize,
-    /// How long a command waits for the store or the log before it is answered with an error.
+    /// How long a request waits for the store or the log before it gets an error.
     pub answer_within: Duration,
-    /// What is younger than this is never trimmed from the log.
+    /// Records younger than this are never trimmed from the log.
     pub keep_log: Duration,
-    /// How often the log is looked through for what can be trimmed.
+    /// How often the owner looks for records that can be trimmed.
     pub trim_interval: Duration,
-    /// How long it is known what became of a hold.
+    /// How long the outcome of a hold is kept.
     pub remember: Duration,
-    /// How far apart the clocks of two owners may be.
+    /// The largest expected difference between the clocks of two owners.
     pub clock_skew: Duration,
 }
 
-/// Records, or holds, that are read at once.
+/// The most records, or holds, of one read.
 pub const PAGE_HOLDS: usize = 1_000;
-/// Bytes of such a page.
+/// The most bytes of one read.
 pub const PAGE_BYTES: usize = 1 << 20;
-/// A checkpoint is synced to the disk so often, or every one where the log is trimmed as often: only behind a synced one is it
-/// trimmed. Syncs of the store and of the log's journal hold each other up, so there are few.
+/// How often a checkpoint is synced to disk; every checkpoint is, if the log is trimmed as often. The log is trimmed only up to a synced
+/// checkpoint. Syncs of the store and of the log's journal delay each other, so there are few.
 pub const SYNC_EVERY: Duration = Duration::from_secs(60);
-/// A store that does not answer is asked again after this.
+/// The pause before a failed call to the store or the log is retried.
 pub const RETRY_AFTER: Duration = Duration::from_millis(250);
-/// A hold is due at most so far from now: two years, and a day for leap years.
+/// The longest delay of a hold: two years, and a day for leap years.
 pub const DELAY_MAX: Duration = Duration::from_secs(2 * 366 * 86_400);
 
 impl Default for HoldsSettings {

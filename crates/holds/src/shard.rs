@@ -1,97 +1,94 @@
-//! The deciding part: one shard of holds, as its owner has it in memory. No I/O, no clock of its own.
+//! The state machine of one shard of holds, as its owner has it in memory. No I/O, no clock of its own.
 //!
-//! [`Shard::step`] takes what happened with a reading of the clocks and returns what to do: read on, ask the store, commit,
-//! answer. What it is told about a call that it asked for comes back as an [`Input`]. One commit is under way at a time, with
-//! many decisions in it; a decision enters memory as every record does, by folding the log up to it, and until then nothing else
-//! is decided about its hold.
+//! [`HoldShard::step`] takes an input with a reading of the clocks and returns effects: read the log, query the store, commit, answer. The
+//! result of an effect comes back as an [`HoldInput`]. One commit is in progress at a time; it contains many decisions. A decision enters
+//! memory as every record does, when the log is folded up to it. Until then the shard decides nothing else about that hold.
 //!
-//! - Nothing is decided before the log was folded to its end as it was when the shard was taken, or taken anew.
-//! - An answer that needs no commit follows a fold to the end as it was when the question came.
-//! - Whatever is read from the store says where the store was. Where that is not where it was left, everything in memory is
-//!   dropped and folded again.
-//! - After a commit with an unknown outcome the fence is opened anew and everything is folded again; nothing is resubmitted
-//!   before the log has told what became of it.
+//! - The shard decides nothing before it has folded the log to its end as of the last start.
+//! - An answer that needs no commit follows a fold to the log's end as of the request's arrival.
+//! - Every read of the store returns the store's offset. At an unexpected offset, the shard drops its memory and folds again.
+//! - After a commit with an unknown outcome the shell opens a new fence, and the shard folds everything again. It resubmits nothing
+//!   before the log shows the outcome.
 
-mod carrying;
+mod aside_retry;
+mod carry;
+mod checkpoint;
 mod commands;
-mod committing;
-mod folding;
-mod looking;
-mod saving;
-mod setting_aside;
+mod fold;
+mod pending_commit;
+mod queries;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use whimbrel_model::ports::{
-    Applied, Ask, At, CountQuery, DueCursor, HoldQuery, HoldsError, Known, LogError, ReadBatch, TimersError, Told,
-    Write,
+    ApplyOutcome, AtOffset, CountQuery, DueCursor, HoldQuery, HoldReply, HoldRequest, HoldsError, LogError, ReadBatch,
+    StoredHold, TimersError, TimersWrite,
 };
 use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp};
 
 use super::IdMap;
-use super::aside::Aside;
+use super::aside::AsideHolds;
 use super::settings::HoldsSettings;
-use super::unsaved::Unsaved;
-use super::window::Window;
-use whimbrel_cluster::owner_clock::{OwnerClock, Reading};
+use super::unsaved_holds::UnsavedHolds;
+use super::window::HoldWindow;
+use whimbrel_cluster::owner_clock::{ClockReading, OwnerClock};
 
-pub use commands::AskId;
-pub use committing::{Committed, Decision, Written};
+pub use commands::HoldRequestId;
+pub use pending_commit::{CommitResult, Decision, WrittenDecision};
 
-use carrying::Carry;
-use commands::Waiting;
-use committing::UnderWay;
-use folding::Page;
-use looking::{Looking, Sweep};
+use carry::Carry;
+use commands::WaitingRequest;
+use fold::FoldPage;
+use pending_commit::PendingCommit;
+use queries::{PendingQuery, Sweep};
 
-/// Names a call, so that its answer is known again.
-pub type Token = u64;
+/// Identifies a call, so that its result can be matched to it.
+pub type CallToken = u64;
 
-/// What to do.
 #[derive(Debug)]
-pub enum Effect {
-    /// Read the shard's partition on from there, waiting where there is nothing yet. One at a time.
+pub enum HoldEffect {
+    /// Read the shard's partition from there; wait at its end. One read at a time.
     Read {
         from: u64,
     },
-    /// Ask for the partition's end, as the log has it and not as readers see it.
+    /// Read the partition's end as the log has it, not as readers see it.
     End {
-        token: Token,
+        token: CallToken,
     },
     Get {
-        token: Token,
+        token: CallToken,
         ids: Vec<HoldId>,
     },
     Due {
-        token: Token,
+        token: CallToken,
         after: Option<DueCursor>,
         until: Timestamp,
     },
     List {
-        token: Token,
+        token: CallToken,
         query: HoldQuery,
     },
     Dead {
-        token: Token,
+        token: CallToken,
         query: HoldQuery,
     },
     Count {
-        token: Token,
+        token: CallToken,
         query: CountQuery,
     },
     /// Write a checkpoint. One at a time.
-    Apply(Write),
+    Apply(TimersWrite),
     /// Commit under the fence. One at a time.
     Commit {
         decisions: Vec<Decision>,
         at: Timestamp,
     },
-    /// Find the first kept offset, and the first one that is not older than that.
+    /// Find the first kept offset, and the first one that is not older than `kept_since`.
     Cut {
         kept_since: Timestamp,
     },
-    /// Read a page of an old stretch of the log.
+    /// Read a page of an old range of the log.
     Walk {
         from: u64,
         upto: u64,
@@ -100,90 +97,87 @@ pub enum Effect {
         before: u64,
     },
     Answer {
-        ask: AskId,
-        told: Result<Told, HoldsError>,
+        ask: HoldRequestId,
+        told: Result<HoldReply, HoldsError>,
     },
-    /// Forget every call under way (a write to the store is waited for), then find out where store and log are.
+    /// Drop all calls in progress, but wait for a write to the store. Then read the offsets of store and log.
     StartOver,
-    /// The same, but open the fence anew and check the ownership first.
-    OpenAnew,
-    /// A record was passed over: say so.
+    /// The same, but open a new fence and check the ownership first.
+    OpenFence,
     Report {
         offset: u64,
         why: String,
     },
-    /// The log cannot be trimmed now: an operator wants to know. Once, until a trim succeeds.
+    /// Report that the log cannot be trimmed now. Once, until a trim succeeds.
     NotTrimmed {
         why: String,
     },
-    /// This owner can go on no longer.
+    /// Give up the shard: this owner cannot continue.
     Resign {
         why: String,
     },
 }
 
-/// What happened.
+/// A request, the result of an effect, or a tick.
 #[derive(Debug)]
-pub enum Input {
-    /// Store and log were found: where the store is, the partition's first kept offset and its end.
+pub enum HoldInput {
+    /// The offsets of store and log: the store's offset, the partition's first kept offset and its end.
     Started {
         applied: u64,
         first: u64,
         end: u64,
     },
     Asked {
-        ask: AskId,
-        what: Ask,
+        ask: HoldRequestId,
+        what: HoldRequest,
     },
     Read(Result<ReadBatch, LogError>),
     End {
-        token: Token,
+        token: CallToken,
         end: Result<u64, LogError>,
     },
     Got {
-        token: Token,
-        found: Result<At<Vec<Option<Known>>>, TimersError>,
+        token: CallToken,
+        found: Result<AtOffset<Vec<Option<StoredHold>>>, TimersError>,
     },
     Due {
-        token: Token,
-        found: Result<At<Vec<Arc<Hold>>>, TimersError>,
+        token: CallToken,
+        found: Result<AtOffset<Vec<Arc<Hold>>>, TimersError>,
     },
     Listed {
-        token: Token,
-        found: Result<At<Vec<Arc<Hold>>>, TimersError>,
+        token: CallToken,
+        found: Result<AtOffset<Vec<Arc<Hold>>>, TimersError>,
     },
     ListedDead {
-        token: Token,
-        found: Result<At<Vec<(HoldId, HoldEnd)>>, TimersError>,
+        token: CallToken,
+        found: Result<AtOffset<Vec<(HoldId, HoldEnd)>>, TimersError>,
     },
     Counted {
-        token: Token,
-        found: Result<At<Vec<(Timestamp, u64)>>, TimersError>,
+        token: CallToken,
+        found: Result<AtOffset<Vec<(Timestamp, u64)>>, TimersError>,
     },
-    Applied(Result<Applied, TimersError>),
-    Committed(Committed),
-    /// First kept offset, and the one to cut at.
+    Applied(Result<ApplyOutcome, TimersError>),
+    Committed(CommitResult),
+    /// The first kept offset, and the offset to cut at.
     Cut(Result<(u64, u64), LogError>),
     Walked(Result<ReadBatch, LogError>),
     Trimmed(Result<(), LogError>),
-    /// Time has passed.
     Tick,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    /// Store and log are being looked for.
+enum ShardPhase {
+    /// The shell is reading the offsets of store and log.
     Starting,
-    /// Up to there must be folded before anything is decided.
+    /// The log is folded up to `goal` before the shard decides anything.
     Folding {
         goal: u64,
     },
     Ready,
 }
 
-/// Figures for whoever watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ShardFigures {
+pub struct HoldShardMetrics {
     pub window_holds: usize,
     pub window_bytes: usize,
     pub unsaved_bytes: usize,
@@ -193,77 +187,76 @@ pub struct ShardFigures {
 }
 
 #[derive(Debug)]
-pub struct Shard {
+pub struct HoldShard {
     settings: Arc<HoldsSettings>,
     epoch: u64,
     clock: OwnerClock,
     wall: Timestamp,
-    /// The time that expiry goes by.
+    /// The time for decisions about expiry.
     expiry: Timestamp,
-    phase: Phase,
-    next_token: Token,
+    phase: ShardPhase,
+    next_token: CallToken,
 
-    /// Folded up to there without a hole.
+    /// The offset up to which the log is folded without a gap.
     folded: u64,
     is_reading: bool,
-    page: Option<Page>,
+    page: Option<FoldPage>,
     page_again_at: Timestamp,
 
-    /// Where the store was left, and how often that has changed.
+    /// The store's offset, and the number of its changes so far.
     saved: u64,
     saves: u64,
-    /// Up to where a checkpoint is on disk for sure, whether the one under way will be, and when the next one shall.
+    /// The offset of the last synced checkpoint, whether the one in progress is synced, and when the next one must be.
     synced: u64,
     saving_synced: bool,
     sync_at: Timestamp,
-    unsaved: Unsaved,
-    /// The checkpoint under way: up to where.
+    unsaved: UnsavedHolds,
     saving: Option<u64>,
-    /// Empties the store: what it has cannot be folded upon.
+    /// The next checkpoint must empty the store first: its contents cannot be folded upon.
     must_reset: bool,
     last_saved_at: Timestamp,
     save_again_at: Option<Timestamp>,
-    /// The store is not where it was left.
+    /// The store is at an unexpected offset.
     has_fallen: bool,
 
-    window: Window,
-    filling: Option<(Token, u64)>,
-    /// What the page under way was asked for: after a place, until a time.
+    window: HoldWindow,
+    filling: Option<(CallToken, u64)>,
+    /// The range that the read in progress covers: after a place, until a time.
     filling_after: DueCursor,
     filling_until: Timestamp,
     fill_again_at: Option<Timestamp>,
 
-    under_way: Option<UnderWay>,
-    /// Holds that a commit under way decides upon, with what the store has of those that only it knew.
+    pending_commit: Option<PendingCommit>,
+    /// Holds that the commit in progress decides about, with the store's row of those that only the store has.
     deciding: IdMap<Option<Arc<Hold>>>,
     commit_again_at: Option<Timestamp>,
     /// Holds that can never be written, with the reason.
     doomed: Vec<(Arc<Hold>, Box<str>)>,
     /// Holds whose topic cannot accept messages now, and the request to the store for a page of them.
-    aside: Aside,
-    scanning: Option<(Token, u64)>,
+    aside: AsideHolds,
+    scanning: Option<(CallToken, u64)>,
 
-    arrived: Vec<Waiting>,
-    /// Wait for the outcome of the commit under way.
-    blocked: Vec<Waiting>,
-    asking_end: BTreeMap<Token, Vec<Waiting>>,
-    to_fold: BTreeMap<u64, Vec<Waiting>>,
-    getting: BTreeMap<Token, Vec<Waiting>>,
-    decidable: VecDeque<Waiting>,
-    looking: BTreeMap<Token, Looking>,
-    sweeps: BTreeMap<AskId, Sweep>,
+    arrived: Vec<WaitingRequest>,
+    /// Requests that wait for the outcome of the commit in progress.
+    blocked: Vec<WaitingRequest>,
+    asking_end: BTreeMap<CallToken, Vec<WaitingRequest>>,
+    to_fold: BTreeMap<u64, Vec<WaitingRequest>>,
+    getting: BTreeMap<CallToken, Vec<WaitingRequest>>,
+    decidable: VecDeque<WaitingRequest>,
+    queries: BTreeMap<CallToken, PendingQuery>,
+    sweeps: BTreeMap<HoldRequestId, Sweep>,
     waiting: usize,
     expire_at: Timestamp,
 
     carry: Option<Carry>,
     carry_at: Timestamp,
-    /// An operator was told that the log cannot be trimmed.
+    /// The log could not be trimmed, and that has been reported.
     told_not_trimmed: bool,
 }
 
-/// Turns in which checkpoints of shards are made within their interval.
+/// The number of turns over which the shards' checkpoints are spread within their interval.
 const TURNS: u64 = 16;
-/// Every so often, commands that waited for too long are answered.
+/// How often the shard checks for requests that have waited too long, in milliseconds.
 const EXPIRE_EVERY_MS: i64 = 250;
 
 fn after(time: Timestamp, duration: std::time::Duration) -> Timestamp {
@@ -271,19 +264,19 @@ fn after(time: Timestamp, duration: std::time::Duration) -> Timestamp {
     Timestamp::from_millis(time.as_millis().saturating_add(ms))
 }
 
-impl Shard {
-    /// A shard that was just taken: the fence is open and the ownership was checked after that. The first input is `Started`.
-    pub fn new(settings: Arc<HoldsSettings>, shards: u32, epoch: u64, reading: Reading) -> Self {
+impl HoldShard {
+    /// A shard that was just taken over, under an open fence and a checked ownership. The first input must be `Started`.
+    pub fn new(settings: Arc<HoldsSettings>, shards: u32, epoch: u64, reading: ClockReading) -> Self {
         let skew = i64::try_from(settings.clock_skew.as_millis()).unwrap_or(i64::MAX);
         let now = reading.wall;
-        let window = Window::new(now, settings.window_bytes / shards.max(1) as usize);
-        let aside = Aside::new(now, window.bytes_max() / setting_aside::WINDOW_PART);
+        let window = HoldWindow::new(now, settings.window_bytes / shards.max(1) as usize);
+        let aside = AsideHolds::new(now, window.bytes_max() / aside_retry::WINDOW_PART);
         Self {
             epoch,
             clock: OwnerClock::new(reading, skew),
             wall: now,
             expiry: reading.expiry,
-            phase: Phase::Starting,
+            phase: ShardPhase::Starting,
             next_token: 0,
             folded: 0,
             is_reading: false,
@@ -294,7 +287,7 @@ impl Shard {
             synced: 0,
             saving_synced: false,
             sync_at: now,
-            unsaved: Unsaved::default(),
+            unsaved: UnsavedHolds::default(),
             saving: None,
             must_reset: false,
             last_saved_at: now,
@@ -305,7 +298,7 @@ impl Shard {
             window,
             filling: None,
             fill_again_at: None,
-            under_way: None,
+            pending_commit: None,
             deciding: IdMap::default(),
             commit_again_at: None,
             doomed: Vec::new(),
@@ -317,7 +310,7 @@ impl Shard {
             to_fold: BTreeMap::new(),
             getting: BTreeMap::new(),
             decidable: VecDeque::new(),
-            looking: BTreeMap::new(),
+            queries: BTreeMap::new(),
             sweeps: BTreeMap::new(),
             waiting: 0,
             expire_at: now,
@@ -328,22 +321,22 @@ impl Shard {
         }
     }
 
-    /// Whether everything was folded that was there when the shard was taken.
+    /// Whether the log is folded to its end as of the takeover.
     pub fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready
+        self.phase == ShardPhase::Ready
     }
 
-    /// Whether somebody waits for the log to be folded: a commit, a question, or the shard itself.
+    /// Whether a commit, a request or the start of the shard waits for the log to be folded.
     pub fn is_urgent(&self) -> bool {
-        self.phase != Phase::Ready || self.under_way.is_some() || !self.to_fold.is_empty()
+        self.phase != ShardPhase::Ready || self.pending_commit.is_some() || !self.to_fold.is_empty()
     }
 
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    pub fn figures(&self) -> ShardFigures {
-        ShardFigures {
+    pub fn metrics(&self) -> HoldShardMetrics {
+        HoldShardMetrics {
             window_holds: self.window.count() + self.aside.count(),
             window_bytes: self.window.bytes() + self.aside.bytes(),
             unsaved_bytes: self.unsaved.bytes_in_all(),
@@ -353,7 +346,7 @@ impl Shard {
         }
     }
 
-    pub fn step(&mut self, reading: Reading, input: Input) -> Vec<Effect> {
+    pub fn step(&mut self, reading: ClockReading, input: HoldInput) -> Vec<HoldEffect> {
         let step_ms = self.clock.read(reading);
         (self.wall, self.expiry) = (reading.wall, reading.expiry.min(self.clock.now()));
         if let Some(step_ms) = step_ms {
@@ -366,43 +359,43 @@ impl Shard {
         }
         let mut effects = Vec::new();
         match input {
-            Input::Started { applied, first, end } => self.started(applied, first, end),
-            Input::Asked { ask, what } => self.asked(ask, what, &mut effects),
-            Input::Read(read) => self.read(read, &mut effects),
-            Input::End { token, end } => self.end_known(token, end, &mut effects),
-            Input::Got { token, found } => self.got(token, found, &mut effects),
-            Input::Due { token, found } => {
+            HoldInput::Started { applied, first, end } => self.started(applied, first, end),
+            HoldInput::Asked { ask, what } => self.asked(ask, what, &mut effects),
+            HoldInput::Read(read) => self.read(read, &mut effects),
+            HoldInput::End { token, end } => self.end_known(token, end, &mut effects),
+            HoldInput::Got { token, found } => self.got(token, found, &mut effects),
+            HoldInput::Due { token, found } => {
                 if !self.scanned(token, &found) {
                     self.filled(token, found, &mut effects);
                 }
             }
-            Input::Listed { token, found } => self.listed(token, found, &mut effects),
-            Input::ListedDead { token, found } => self.listed_dead(token, found, &mut effects),
-            Input::Counted { token, found } => self.counted(token, found, &mut effects),
-            Input::Applied(applied) => self.applied(applied, &mut effects),
-            Input::Committed(outcome) => self.committed(outcome, &mut effects),
-            Input::Cut(cut) => self.cut_found(cut, &mut effects),
-            Input::Walked(read) => self.walked(read, &mut effects),
-            Input::Trimmed(trimmed) => self.trimmed(trimmed, &mut effects),
-            Input::Tick => {}
+            HoldInput::Listed { token, found } => self.listed(token, found, &mut effects),
+            HoldInput::ListedDead { token, found } => self.listed_dead(token, found, &mut effects),
+            HoldInput::Counted { token, found } => self.counted(token, found, &mut effects),
+            HoldInput::Applied(applied) => self.applied(applied, &mut effects),
+            HoldInput::Committed(outcome) => self.committed(outcome, &mut effects),
+            HoldInput::Cut(cut) => self.cut_found(cut, &mut effects),
+            HoldInput::Walked(read) => self.walked(read, &mut effects),
+            HoldInput::Trimmed(trimmed) => self.trimmed(trimmed, &mut effects),
+            HoldInput::Tick => {}
         }
         self.go_on(&mut effects);
         effects
     }
 
-    /// Everything that is to do by now, whatever happened.
-    fn go_on(&mut self, effects: &mut Vec<Effect>) {
+    /// Performs all work that is possible now, whatever the input was.
+    fn go_on(&mut self, effects: &mut Vec<HoldEffect>) {
         self.expire(effects);
-        if self.has_fallen && !self.under_way.as_ref().is_some_and(UnderWay::is_open) {
+        if self.has_fallen && !self.pending_commit.as_ref().is_some_and(PendingCommit::is_open) {
             self.start_over(effects);
         }
-        if self.phase == Phase::Starting {
+        if self.phase == ShardPhase::Starting {
             return;
         }
         self.ask_for_page_again(effects);
         self.read_on(effects);
         self.save(effects);
-        if self.phase != Phase::Ready {
+        if self.phase != ShardPhase::Ready {
             return;
         }
         self.advance_commands(effects);
@@ -412,9 +405,9 @@ impl Shard {
         self.decide(effects);
     }
 
-    /// When there is something to do although nothing happens.
+    /// When the shard needs a tick if no other input arrives.
     pub fn wake_at(&self) -> Option<Timestamp> {
-        if self.phase == Phase::Starting {
+        if self.phase == ShardPhase::Starting {
             return None;
         }
         let mut times = Vec::with_capacity(6);
@@ -423,8 +416,8 @@ impl Shard {
         }
         times.extend(self.save_at());
         times.extend(self.page_at());
-        if self.phase == Phase::Ready {
-            if self.under_way.is_none() {
+        if self.phase == ShardPhase::Ready {
+            if self.pending_commit.is_none() {
                 times.extend(match self.commit_again_at {
                     Some(again_at) => Some(again_at),
                     None => self.window.next_due().into_iter().chain(self.aside.retry_at()).min(),
@@ -443,95 +436,95 @@ impl Shard {
         self.saved = applied;
         self.saves += 1;
         self.synced = applied;
-        // A store from before the kept log, or from beyond it, is not of this log any more.
+        // A store that is behind the kept log or beyond its end does not belong to this log.
         if applied < first || applied > end || self.must_reset {
             self.must_reset = true;
             self.folded = first;
         } else {
             self.folded = applied;
         }
-        self.phase = Phase::Folding { goal: end };
-        // Shards that were taken together make their checkpoints one after the other, not all at once.
+        self.phase = ShardPhase::Folding { goal: end };
+        // Shards that were taken over together spread their checkpoints over the interval.
         let turn = self.settings.checkpoint_interval * (self.epoch % TURNS) as u32 / TURNS as u32;
         self.last_saved_at = self.clock.now().saturating_sub(turn);
         self.is_ready_now();
     }
 
-    /// The goal may be reached by what was folded.
+    /// Enters `Ready` if the log is folded to the goal.
     fn is_ready_now(&mut self) {
-        if let Phase::Folding { goal } = self.phase
+        if let ShardPhase::Folding { goal } = self.phase
             && self.folded >= goal
             && !self.must_reset
         {
-            self.phase = Phase::Ready;
+            self.phase = ShardPhase::Ready;
         }
     }
 
-    /// Drops everything that was folded and looks where store and log are.
-    fn start_over(&mut self, effects: &mut Vec<Effect>) {
+    /// Drops all folded state and has the offsets of store and log read again.
+    fn start_over(&mut self, effects: &mut Vec<HoldEffect>) {
         self.forget();
-        effects.push(Effect::StartOver);
+        effects.push(HoldEffect::StartOver);
     }
 
-    /// The clock was set back: every time that was planned is meant by a time that is not true any more, and so is the wheel's.
-    /// What is in memory is dropped and read again, as after a store that fell back.
+    /// The clock was set back, so all planned times and the wheel are wrong. The shard drops its memory and folds again, as after a store
+    /// that lost writes.
     fn plan_again(&mut self) {
         let now = self.clock.now();
         (self.page_again_at, self.sync_at, self.last_saved_at, self.expire_at) = (now, now, now, now);
         (self.save_again_at, self.fill_again_at, self.commit_again_at) = (None, None, None);
         self.carry_at = after(now, self.settings.trim_interval);
-        if self.phase != Phase::Starting {
+        if self.phase != ShardPhase::Starting {
             self.has_fallen = true;
         } else {
-            self.window = Window::new(now, self.window.bytes_max());
+            self.window = HoldWindow::new(now, self.window.bytes_max());
         }
     }
 
-    fn open_anew(&mut self, effects: &mut Vec<Effect>) {
+    fn open_fence(&mut self, effects: &mut Vec<HoldEffect>) {
         self.forget();
-        effects.push(Effect::OpenAnew);
+        effects.push(HoldEffect::OpenFence);
     }
 
     fn forget(&mut self) {
-        self.phase = Phase::Starting;
+        self.phase = ShardPhase::Starting;
         self.has_fallen = false;
         self.is_reading = false;
         self.page = None;
-        self.unsaved = Unsaved::default();
+        self.unsaved = UnsavedHolds::default();
         (self.saving, self.save_again_at) = (None, None);
-        self.window = Window::new(self.clock.now(), self.window.bytes_max());
+        self.window = HoldWindow::new(self.clock.now(), self.window.bytes_max());
         (self.filling, self.fill_again_at) = (None, None);
         self.carry = None;
         self.doomed.clear();
-        self.aside = Aside::new(self.clock.now(), self.aside.bytes_max());
+        self.aside = AsideHolds::new(self.clock.now(), self.aside.bytes_max());
         self.scanning = None;
         self.deciding.clear();
-        self.under_way = None;
+        self.pending_commit = None;
         self.commit_again_at = None;
         self.commands_start_over();
     }
 
-    /// Judges a read of the store by where the store was.
-    fn judge(&self, at: u64, saves_when_asked: u64) -> Judged {
+    /// Checks the result of a store read by the offset at which the store was.
+    fn check_read(&self, at: u64, saves_when_asked: u64) -> StoreRead {
         if at == self.saved || self.saving == Some(at) {
-            Judged::Sound
+            StoreRead::Sound
         } else if saves_when_asked != self.saves {
-            // It was asked before a checkpoint of our own was there.
-            Judged::AskAgain
+            // The read began before a checkpoint ended.
+            StoreRead::AskAgain
         } else {
-            Judged::Fallen
+            StoreRead::Fallen
         }
     }
 
-    fn token(&mut self) -> Token {
+    fn token(&mut self) -> CallToken {
         self.next_token += 1;
         self.next_token
     }
 }
 
-/// What a read of the store is worth.
+/// Whether the result of a store read is usable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Judged {
+enum StoreRead {
     Sound,
     AskAgain,
     Fallen,

@@ -1,12 +1,12 @@
-//! Holds for the tests of this folder.
+//! Holds for the tests of this crate.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use whimbrel_model::{Ending, Headers, HeldMessage, Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
+use whimbrel_model::{Headers, Hold, HoldEnd, HoldEndKind, HoldId, MessageBody, Timestamp, TopicNumber};
 
 pub fn hold(id: &str, due: i64) -> Arc<Hold> {
-    let message = HeldMessage { key: None, value: Bytes::from_static(b"body"), headers: Headers::EMPTY };
+    let message = MessageBody { key: None, value: Bytes::from_static(b"body"), headers: Headers::EMPTY };
     Arc::new(Hold {
         id: HoldId::new(id),
         topic: TopicNumber(1),
@@ -21,5 +21,5 @@ pub fn hold(id: &str, due: i64) -> Arc<Hold> {
 }
 
 pub fn end(hold: &Hold) -> HoldEnd {
-    hold.ended(Ending::Withdrawn, Timestamp::from_millis(3))
+    hold.ended(HoldEndKind::Withdrawn, Timestamp::from_millis(3))
 }

@@ -1,8 +1,8 @@
-//! The window: the holds that come due soon, with their messages, in memory and on the wheel.
+//! The holds that come due soon, with their messages, in memory and on the timing wheel.
 //!
-//! Everything pending at or before the **horizon** is here; what is later is in the store, or unsaved. The window is bounded in
-//! bytes: beyond, its latest part is let go and the horizon comes nearer. An entry of the wheel dies on its version: only the
-//! one that says what the hold says now counts.
+//! All pending holds at or before the **horizon** are here, except those set aside; later holds are in the store, or unsaved. The window
+//! is bounded in bytes: beyond the bound it drops its latest holds and the horizon moves nearer. A wheel entry is valid only if its
+//! version and due time are the hold's.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use whimbrel_model::ports::DueCursor;
 use whimbrel_model::{Hold, HoldId, Timestamp};
 
 use super::IdMap;
-use super::wheel::Wheel;
+use super::timing_wheel::TimingWheel;
 
 #[derive(Debug)]
-pub struct Window {
-    wheel: Wheel<(HoldId, u64)>,
+pub struct HoldWindow {
+    wheel: TimingWheel<(HoldId, u64)>,
     holds: IdMap<Arc<Hold>>,
     bytes: usize,
     bytes_max: usize,
@@ -30,11 +30,11 @@ pub fn place_of(hold: &Hold) -> DueCursor {
     DueCursor { due: hold.due, id: hold.id.clone() }
 }
 
-impl Window {
-    /// An empty window that knows nothing yet.
+impl HoldWindow {
+    /// An empty window whose horizon is before all holds.
     pub fn new(now: Timestamp, bytes_max: usize) -> Self {
         Self {
-            wheel: Wheel::new(now.as_millis()),
+            wheel: TimingWheel::new(now.as_millis()),
             holds: IdMap::default(),
             bytes: 0,
             bytes_max,
@@ -66,12 +66,12 @@ impl Window {
         (hold.due, &hold.id) <= (self.horizon.due, &self.horizon.id)
     }
 
-    /// Everything up to that place is here now.
+    /// Moves the horizon: all pending holds up to there are in the window now.
     pub fn reach(&mut self, horizon: DueCursor) {
         self.horizon = horizon;
     }
 
-    /// Takes a hold in as it is now, in place of what was known of it.
+    /// Inserts a hold in its current state, replacing an earlier one.
     pub fn insert(&mut self, hold: Arc<Hold>) {
         if self.holds.get(&hold.id).is_some_and(|known| known.version == hold.version && known.due == hold.due) {
             return;
@@ -89,7 +89,7 @@ impl Window {
         Some(hold)
     }
 
-    /// The next hold that is due. It stays known until it is removed.
+    /// Pops the next due hold off the wheel. It stays in the window until it is removed.
     pub fn pop_due(&mut self, now: Timestamp) -> Option<Arc<Hold>> {
         loop {
             let (due, (id, version)) = self.wheel.pop(now.as_millis())?;
@@ -102,24 +102,24 @@ impl Window {
         }
     }
 
-    /// A hold that was popped is not decided upon after all.
+    /// Puts a popped hold back on the wheel, if it is still in the window.
     pub fn put_back(&mut self, hold: &Hold) {
         if self.holds.get(&hold.id).is_some_and(|known| known.version == hold.version) {
             self.wheel.put_back(hold.due.as_millis(), (hold.id.clone(), hold.version));
         }
     }
 
-    /// The earliest due time of all holds here, also of those that were popped and are still known.
+    /// The earliest due time of all holds here, including those that were popped and not removed.
     pub fn earliest(&self) -> Option<Timestamp> {
         self.holds.values().map(|hold| hold.due).min()
     }
 
-    /// A time before which nothing on the wheel comes due.
+    /// A time before which nothing on the wheel is due.
     pub fn next_due(&self) -> Option<Timestamp> {
         self.wheel.next().map(Timestamp::from_millis)
     }
 
-    /// Lets go of the latest holds until the window is within its bound, or has one only; those are returned.
+    /// Drops and returns the latest holds, until the window is within its bound or has one hold.
     pub fn shrink(&mut self) -> Vec<Arc<Hold>> {
         let mut gone = Vec::new();
         while self.bytes > self.bytes_max && self.holds.len() > 1 {
@@ -137,12 +137,11 @@ impl Window {
         gone
     }
 
-    /// Bytes that may be read in at once: the last quarter is for what is accepted meanwhile.
+    /// How many bytes may be read in at once. The last quarter of the bound is for holds that are accepted meanwhile.
     pub fn room(&self) -> usize {
         (self.bytes_max - self.bytes_max / 4).saturating_sub(self.bytes)
     }
 
-    /// Whether there is room to read more holds in.
     pub fn has_room(&self) -> bool {
         self.bytes < self.bytes_max / 2
     }
@@ -154,21 +153,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stale_entry_dies_on_its_version() {
-        let mut window = Window::new(Timestamp::from_millis(0), 1 << 20);
+    fn a_wheel_entry_of_an_old_version_is_ignored() {
+        let mut window = HoldWindow::new(Timestamp::from_millis(0), 1 << 20);
         let early = hold("a", 5);
         window.insert(Arc::clone(&early));
         window.insert(Arc::new(early.moved(Timestamp::from_millis(9), None, 77)));
         assert_eq!(window.pop_due(Timestamp::from_millis(8)), None);
         assert_eq!(window.pop_due(Timestamp::from_millis(9)).unwrap().version, 77);
-        assert_eq!(window.count(), 1, "it stays known until it is removed");
+        assert_eq!(window.count(), 1, "it stays until it is removed");
         window.remove(&early.id);
         assert_eq!((window.count(), window.bytes()), (0, 0));
     }
 
     #[test]
-    fn a_hold_moved_nearer_comes_at_its_new_time_only() {
-        let mut window = Window::new(Timestamp::from_millis(0), 1 << 20);
+    fn a_hold_moved_nearer_is_due_at_its_new_time_only() {
+        let mut window = HoldWindow::new(Timestamp::from_millis(0), 1 << 20);
         let far = hold("a", 900);
         window.insert(Arc::clone(&far));
         window.insert(Arc::new(far.moved(Timestamp::from_millis(3), None, 2)));
@@ -178,9 +177,9 @@ mod tests {
     }
 
     #[test]
-    fn beyond_its_bound_the_latest_go_and_the_horizon_comes_nearer() {
+    fn beyond_its_bound_the_window_drops_the_latest_holds_and_moves_the_horizon() {
         let one = hold("a", 10).size();
-        let mut window = Window::new(Timestamp::from_millis(0), 2 * one);
+        let mut window = HoldWindow::new(Timestamp::from_millis(0), 2 * one);
         window.reach(before(Timestamp::from_millis(10_000)));
         for (id, due) in [("a", 10), ("b", 20), ("c", 9_000), ("d", 9_001)] {
             window.insert(hold(id, due));

@@ -1,37 +1,37 @@
-//! Accepting: drafts become records in the log. Every door ends here: HTTP, batches, gRPC, the doors of older systems.
+//! Accepting: drafts become records in the log. All endpoints end here: HTTP, batches, gRPC, and the compatible ones of older systems.
 //!
-//! A draft is placed (by its key, or in turn), gets its id, and is appended; one that shall be in its topic later is appended to the
-//! shard of its hold instead. The answer is given when the log has it. What was begun is finished even where the caller went away
-//! (see [`super::undisturbed`]). Nothing is accepted that the log did not take.
+//! A draft gets a partition (by its key, or round robin) and an id, and is appended. A draft with a delivery time is appended to the shard
+//! of its hold instead. The answer follows when the log has stored it. Work that has begun is finished even if the client disconnects (see
+//! [`super::undisturbed`]). Nothing counts as accepted that the log did not store.
 
 use std::sync::Arc;
 
 use whimbrel_model::ports::{AppendOutcome, Entry, LogError};
 use whimbrel_model::record::{HEADER_CONTENT_TYPE, HEADER_ID};
-use whimbrel_model::{HeadersBuilder, HeldMessage, MessageId, PartitionId, Record, Timestamp};
+use whimbrel_model::{HeadersBuilder, MessageBody, MessageId, PartitionId, Record, Timestamp};
 
+use super::api_state::ApiState;
+use super::cancel_safe::CancelSafe;
 use super::claims;
-use super::door::Door;
 use super::draft::{Draft, PushPart};
-use super::holding::Holding;
-use super::load::Load;
-use super::problem::{Code, Problem};
-use super::undisturbed::Undisturbed;
+use super::load::LoadGuard;
+use super::new_hold::NewHold;
+use super::problem::{ApiProblem, Code};
 use whimbrel_catalogue::topics::{Placement, Topic};
 
-/// What the headers of a record without any of the publisher's own take, about.
+/// The approximate bytes of a record's headers without the publisher's own.
 const HEADER_BYTES_TYPICAL: usize = 96;
 
-/// A message that the log has.
+/// A message that the log has stored.
 #[derive(Debug, Clone)]
-pub(crate) struct Accepted {
+pub(crate) struct AcceptedMessage {
     pub(crate) id: AcceptedId,
-    pub(crate) standing: Standing,
+    pub(crate) state: AcceptedState,
 }
 
 /// Where an accepted message is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum AcceptedState {
     InTopic { partition: u32, offset: u64 },
     Held { due: Timestamp },
 }
@@ -55,17 +55,17 @@ impl AcceptedId {
     }
 }
 
-/// What stands in the way of a whole batch.
+/// Why a whole batch is rejected.
 #[derive(Debug)]
-pub(crate) struct Refusal {
-    /// The entry that does, where it is one.
+pub(crate) struct AcceptError {
+    /// The entry at fault, if it is one entry.
     pub(crate) index: Option<usize>,
-    pub(crate) problem: Problem,
+    pub(crate) problem: ApiProblem,
 }
 
-impl Refusal {
-    /// The problem, with the index of the entry where it is one.
-    pub(crate) fn into_problem(self) -> Problem {
+impl AcceptError {
+    /// The problem, with the index of the entry at fault.
+    pub(crate) fn into_problem(self) -> ApiProblem {
         match self.index {
             Some(index) => self.problem.with("index", index),
             None => self.problem,
@@ -73,155 +73,153 @@ impl Refusal {
     }
 }
 
-/// Accepts one message.
 pub(crate) async fn accept_one(
-    door: &Arc<Door>,
+    api: &Arc<ApiState>,
     topic: &str,
     owner: &str,
     draft: Draft,
-    load: Load,
-) -> Result<Accepted, Problem> {
-    if draft.brought.is_some() {
-        let mut outcome =
-            accept_many(door, topic, owner, vec![draft], load).await.map_err(|refusal| refusal.problem)?;
+    load: LoadGuard,
+) -> Result<AcceptedMessage, ApiProblem> {
+    if draft.own_id.is_some() {
+        let mut outcome = accept_many(api, topic, owner, vec![draft], load).await.map_err(|refusal| refusal.problem)?;
         return outcome.pop().unwrap_or_else(|| Err(no_answer().into()));
     }
-    let pass = door.registry.enter(topic, placement_of(std::slice::from_ref(&draft))).await?;
-    let now = door.ports.clock.now();
+    let pass = api.registry.enter(topic, placement_of(std::slice::from_ref(&draft))).await?;
+    let now = api.ports.clock.now();
     let mut headers = HeadersBuilder::with_capacity(HEADER_BYTES_TYPICAL + draft.headers.encoded().len());
-    let (expected, entry) = expect(door, &pass, draft, &mut headers, now)?;
-    let log = Arc::clone(&door.ports.log);
-    let (outcome, pass) = Undisturbed::new(async move {
+    let (pending, entry) = prepare_append(api, &pass, draft, &mut headers, now)?;
+    let log = Arc::clone(&api.ports.log);
+    let (outcome, pass) = CancelSafe::new(async move {
         let outcome = pass.acknowledged(log.append(vec![entry]).await);
         drop(load);
         (outcome, pass)
     })
     .await;
     let outcome = outcome.into_iter().next().unwrap_or_else(|| Err(no_answer()));
-    let mut taken = Taken::of(door, &pass);
-    let accepted = expected.accepted(outcome, topic, &mut taken);
-    taken.count(door, now);
+    let mut counts = AcceptCounts::of(api, &pass);
+    let accepted = pending.accepted(outcome, topic, &mut counts);
+    counts.count(api, now);
     accepted
 }
 
-/// Accepts many for one topic, each with its own outcome; or none, where one stands in the way.
+/// Accepts many drafts for one topic, each with its own outcome. If one is invalid, it accepts none.
 pub(crate) async fn accept_many(
-    door: &Arc<Door>,
+    api: &Arc<ApiState>,
     topic: &str,
     owner: &str,
     drafts: Vec<Draft>,
-    load: Load,
-) -> Result<Vec<Result<Accepted, Problem>>, Refusal> {
-    let entered = door.registry.enter(topic, placement_of(&drafts)).await;
-    let pass = entered.map_err(|error| Refusal { index: None, problem: error.into() })?;
-    if drafts.iter().any(|draft| draft.brought.is_some()) {
-        let (door, owner) = (Arc::clone(door), owner.to_owned());
-        return Undisturbed::new(async move {
-            let outcome = claims::accept_claimed(&door, &pass, &owner, drafts).await;
+    load: LoadGuard,
+) -> Result<Vec<Result<AcceptedMessage, ApiProblem>>, AcceptError> {
+    let entered = api.registry.enter(topic, placement_of(&drafts)).await;
+    let pass = entered.map_err(|error| AcceptError { index: None, problem: error.into() })?;
+    if drafts.iter().any(|draft| draft.own_id.is_some()) {
+        let (api, owner) = (Arc::clone(api), owner.to_owned());
+        return CancelSafe::new(async move {
+            let outcome = claims::accept_claimed(&api, &pass, &owner, drafts).await;
             drop((load, pass));
             outcome
         })
         .await;
     }
-    let now = door.ports.clock.now();
-    let mut all_expected = Vec::with_capacity(drafts.len());
+    let now = api.ports.clock.now();
+    let mut pending_appends = Vec::with_capacity(drafts.len());
     let mut entries = Vec::with_capacity(drafts.len());
     let mut headers = HeadersBuilder::with_capacity(drafts.len() * HEADER_BYTES_TYPICAL);
     for (index, draft) in drafts.into_iter().enumerate() {
-        let (expected, entry) =
-            expect(door, &pass, draft, &mut headers, now).map_err(|problem| Refusal { index: Some(index), problem })?;
-        all_expected.push(expected);
+        let (pending, entry) = prepare_append(api, &pass, draft, &mut headers, now)
+            .map_err(|problem| AcceptError { index: Some(index), problem })?;
+        pending_appends.push(pending);
         entries.push(entry);
     }
-    let log = Arc::clone(&door.ports.log);
-    let (outcome, pass) = Undisturbed::new(async move {
+    let log = Arc::clone(&api.ports.log);
+    let (outcome, pass) = CancelSafe::new(async move {
         let outcome = pass.acknowledged(log.append(entries).await);
         drop(load);
         (outcome, pass)
     })
     .await;
-    let mut taken = Taken::of(door, &pass);
-    let outcomes = answers_of(outcome, all_expected.len()).zip(all_expected);
-    let answered = outcomes.map(|(outcome, expected)| expected.accepted(outcome, topic, &mut taken)).collect();
-    taken.count(door, now);
+    let mut counts = AcceptCounts::of(api, &pass);
+    let outcomes = answers_of(outcome, pending_appends.len()).zip(pending_appends);
+    let answered = outcomes.map(|(outcome, pending)| pending.accepted(outcome, topic, &mut counts)).collect();
+    counts.count(api, now);
     Ok(answered)
 }
 
-/// What is held is placed when it fires; what has no key can be in any partition.
+/// A hold is placed when it fires. A message without a key can go to any partition.
 fn placement_of(drafts: &[Draft]) -> Placement {
     let is_by_key = drafts.iter().any(|draft| draft.key.is_some() && draft.later.is_none());
     if is_by_key { Placement::ByKey } else { Placement::Free }
 }
 
-/// A message whose append is under way.
-pub(super) struct Expected {
+/// A message whose append is in progress.
+pub(super) struct PendingAppend {
     pub(super) id: AcceptedId,
-    pub(super) whither: Whither,
+    pub(super) target: RecordTarget,
     pub(super) payload_bytes: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Whither {
+pub(super) enum RecordTarget {
     Topic { partition: u32 },
     Hold { due: Timestamp, shard: u32 },
 }
 
-impl Expected {
-    /// What the message is after its append, and what a publisher is told where it failed.
+impl PendingAppend {
+    /// The accepted message after its append, or the problem if the append failed.
     pub(super) fn accepted(
         self,
         outcome: Result<u64, LogError>,
         topic: &str,
-        taken: &mut Taken<'_>,
-    ) -> Result<Accepted, Problem> {
+        counts: &mut AcceptCounts<'_>,
+    ) -> Result<AcceptedMessage, ApiProblem> {
         let offset = outcome.map_err(|error| append_problem(error, topic))?;
-        let standing = match self.whither {
-            Whither::Topic { partition } => {
-                taken.published += 1;
-                taken.published_bytes += self.payload_bytes;
-                taken.topic.running.folding.appended(partition, offset);
-                Standing::InTopic { partition, offset }
+        let state = match self.target {
+            RecordTarget::Topic { partition } => {
+                counts.published += 1;
+                counts.published_bytes += self.payload_bytes;
+                counts.topic.counters.fold_backlog.appended(partition, offset);
+                AcceptedState::InTopic { partition, offset }
             }
-            Whither::Hold { due, shard } => {
-                taken.held += 1;
-                taken.holds.running.folding.appended(shard, offset);
-                Standing::Held { due }
+            RecordTarget::Hold { due, shard } => {
+                counts.held += 1;
+                counts.holds.counters.fold_backlog.appended(shard, offset);
+                AcceptedState::Held { due }
             }
         };
-        Ok(Accepted { id: self.id, standing })
+        Ok(AcceptedMessage { id: self.id, state })
     }
 }
 
-/// The record of a draft under an id minted for it, and what is expected of its append.
-pub(super) fn expect(
-    door: &Door,
+/// The record of a draft with a new id, and the expected result of its append.
+pub(super) fn prepare_append(
+    api: &ApiState,
     topic: &Topic,
     draft: Draft,
     headers: &mut HeadersBuilder,
     now: Timestamp,
-) -> Result<(Expected, Entry), Problem> {
+) -> Result<(PendingAppend, Entry), ApiProblem> {
     let payload_bytes = draft.payload.len();
     let made_id = draft.push.as_ref().and_then(PushPart::record_id).map(|id| AcceptedId::Text(id.into()));
     if let Some(later) = draft.later {
         let due = later.due(now);
-        let id = made_id.unwrap_or_else(|| AcceptedId::Minted(door.mint.mint_held(now, topic.number())));
-        let holding = id.with_text(|id| {
+        let id = made_id.unwrap_or_else(|| AcceptedId::Minted(api.mint.mint_held(now, topic.number())));
+        let new_hold = id.with_text(|id| {
             let message = compose(draft, id, &[], headers);
             let id = std::str::from_utf8(id).expect("an id is text");
-            Holding::new(door, topic, id, true, due, now, message)
+            NewHold::new(api, topic, id, true, due, now, message)
         })?;
-        let whither = Whither::Hold { due, shard: holding.shard.index };
-        return Ok((Expected { id, whither, payload_bytes }, holding.into_entry(now)));
+        let target = RecordTarget::Hold { due, shard: new_hold.shard.index };
+        return Ok((PendingAppend { id, target, payload_bytes }, new_hold.into_entry(now)));
     }
     let partition = topic.place(draft.key.as_deref());
-    let id = made_id.unwrap_or_else(|| AcceptedId::Minted(door.mint.mint(now, partition)));
+    let id = made_id.unwrap_or_else(|| AcceptedId::Minted(api.mint.mint(now, partition)));
     let message = id.with_text(|id| compose(draft, id, &[], headers));
-    let whither = Whither::Topic { partition: partition.index };
-    Ok((Expected { id, whither, payload_bytes }, entry_of(message, partition, now)))
+    let target = RecordTarget::Topic { partition: partition.index };
+    Ok((PendingAppend { id, target, payload_bytes }, entry_of(message, partition, now)))
 }
 
-/// The message of a draft, as it stands in its topic.
-pub(super) fn compose(draft: Draft, id: &[u8], more: &[(&str, &[u8])], headers: &mut HeadersBuilder) -> HeldMessage {
+/// The message of a draft, as it is stored in its topic.
+pub(super) fn compose(draft: Draft, id: &[u8], more: &[(&str, &[u8])], headers: &mut HeadersBuilder) -> MessageBody {
     if let Some(push) = &draft.push {
         push.write_to(headers, id);
     }
@@ -232,63 +230,61 @@ pub(super) fn compose(draft: Draft, id: &[u8], more: &[(&str, &[u8])], headers: 
     for (name, value) in draft.headers.iter().chain(more.iter().copied()) {
         headers.push(name, value);
     }
-    HeldMessage { key: draft.key, value: draft.payload, headers: headers.take() }
+    MessageBody { key: draft.key, value: draft.payload, headers: headers.take() }
 }
 
-/// A message that goes to its topic now.
-pub(super) fn entry_of(message: HeldMessage, partition: PartitionId, now: Timestamp) -> Entry {
-    let HeldMessage { key, value, headers } = message;
+/// The record of a message that goes to its topic now.
+pub(super) fn entry_of(message: MessageBody, partition: PartitionId, now: Timestamp) -> Entry {
+    let MessageBody { key, value, headers } = message;
     Entry { partition, record: Record { key, value, headers, timestamp: now } }
 }
 
-/// One outcome for each entry, also where an engine should have given fewer.
+/// Exactly one outcome for each entry, even if an engine returned fewer.
 pub(super) fn answers_of(outcome: AppendOutcome, count: usize) -> impl Iterator<Item = Result<u64, LogError>> {
     outcome.into_iter().chain(std::iter::repeat_with(|| Err(no_answer()))).take(count)
 }
 
 fn no_answer() -> LogError {
-    LogError::Unknown("the log gave no answer for this message".to_owned())
+    LogError::Unknown("the log returned no outcome for this message".to_owned())
 }
 
-/// What a call has taken, for the figures.
+/// The messages that one call accepted, for the metrics.
 #[derive(Debug)]
-pub(super) struct Taken<'a> {
-    /// The topic that the messages are for.
+pub(super) struct AcceptCounts<'a> {
     topic: &'a Topic,
-    /// The topic of all holds.
     holds: &'a Topic,
     pub(super) published: usize,
     pub(super) published_bytes: usize,
     pub(super) held: usize,
 }
 
-impl<'a> Taken<'a> {
-    pub(super) fn of(door: &'a Door, topic: &'a Topic) -> Self {
-        Self { topic, holds: &door.holds, published: 0, published_bytes: 0, held: 0 }
+impl<'a> AcceptCounts<'a> {
+    pub(super) fn of(api: &'a ApiState, topic: &'a Topic) -> Self {
+        Self { topic, holds: &api.holds, published: 0, published_bytes: 0, held: 0 }
     }
 
-    pub(super) fn count(&self, door: &Door, now: Timestamp) {
+    pub(super) fn count(&self, api: &ApiState, now: Timestamp) {
         let topic = self.topic;
-        let figures = &topic.running.figures;
+        let metrics = &topic.counters.metrics;
         if self.published + self.held > 0 {
-            door.stats.published(topic.number(), (self.published + self.held) as u64);
+            api.stats.published(topic.number(), (self.published + self.held) as u64);
         }
         if self.published > 0 {
-            topic.running.published.add(now, u32::try_from(self.published).unwrap_or(u32::MAX));
-            figures.published_messages.increment(self.published as u64);
-            figures.published_bytes.increment(self.published_bytes as u64);
+            topic.counters.published.add(now, u32::try_from(self.published).unwrap_or(u32::MAX));
+            metrics.published_messages.increment(self.published as u64);
+            metrics.published_bytes.increment(self.published_bytes as u64);
         }
         if self.held > 0 {
-            figures.held_messages.increment(self.held as u64);
+            metrics.held_messages.increment(self.held as u64);
         }
     }
 }
 
-/// What a publisher is told of a failed append. A partition that is gone means that its topic was deleted meanwhile.
-pub(super) fn append_problem(error: LogError, topic: &str) -> Problem {
+/// The problem for a failed append. A missing partition means that the topic was deleted meanwhile.
+pub(super) fn append_problem(error: LogError, topic: &str) -> ApiProblem {
     match error {
         LogError::UnknownPartition(_) => {
-            Problem::new(Code::UnknownTopic, format!("topic `{topic}` was deleted at this moment"))
+            ApiProblem::new(Code::UnknownTopic, format!("topic `{topic}` was deleted during this request"))
         }
         other => other.into(),
     }

@@ -1,4 +1,4 @@
-//! A message's attributes, by query or by header, and the topic in the path.
+//! A message's attributes from query and headers, and the topic from the path.
 
 use std::borrow::Cow;
 
@@ -6,24 +6,24 @@ use http::HeaderMap;
 use http::request::Parts;
 use whimbrel_model::{Headers, Timestamp, check_topic_name};
 
-use super::draft::{Brought, ContentType, Later, OwnHeaders, check_key};
-use super::problem::{Code, Problem};
+use super::draft::{ContentType, DeliveryTime, OwnHeaders, PublisherId, check_key};
+use super::problem::{ApiProblem, Code};
 use super::query::{Query, decode, shown};
 use super::settings::ReceiveSettings;
 
-/// Everything about a message but its payload.
+/// All attributes of a message, without its payload.
 #[derive(Debug)]
 pub(super) struct Attributes<'a> {
     pub(super) key: Option<Cow<'a, str>>,
     pub(super) content_type: ContentType,
     pub(super) headers: Headers,
-    pub(super) brought: Option<Brought>,
-    pub(super) later: Option<Later>,
+    pub(super) own_id: Option<PublisherId>,
+    pub(super) later: Option<DeliveryTime>,
 }
 
 impl<'a> Attributes<'a> {
-    /// Reads and judges them all. A name of ours that we do not know is told: a mistyped `delay` would publish at once.
-    pub(super) fn of(parts: &'a Parts, settings: &ReceiveSettings, now: Timestamp) -> Result<Self, Problem> {
+    /// Reads and validates all attributes. An unknown `whimbrel-` header is an error: a misspelled `delay` would otherwise publish at once.
+    pub(super) fn of(parts: &'a Parts, settings: &ReceiveSettings, now: Timestamp) -> Result<Self, ApiProblem> {
         let mut query = Query::parse(parts.uri.query())?;
         let mut own = OwnHeaders::new(settings);
         let mut content_type = ContentType::Absent;
@@ -45,8 +45,8 @@ impl<'a> Attributes<'a> {
                 _ => {
                     if let Some(attribute) = name.strip_prefix("whimbrel-") {
                         let Some(own_name) = attribute.strip_prefix("header-") else {
-                            let detail = format!("there is no attribute `{}`", shown(name));
-                            return Err(Problem::new(Code::BadParameter, detail));
+                            let detail = format!("unknown header `{}`: no attribute has this name", shown(name));
+                            return Err(ApiProblem::new(Code::BadParameter, detail));
                         };
                         own.push(own_name, value)?;
                     }
@@ -56,19 +56,19 @@ impl<'a> Attributes<'a> {
         if let Some(key) = &key {
             check_key(key.as_bytes())?;
         }
-        let brought = Brought::checked(id.as_deref(), idempotency_key.as_deref())?;
-        let later = Later::checked(delay.as_deref(), deliver_at.as_deref(), now)?;
-        Ok(Self { key, content_type, headers: own.take(), brought, later })
+        let own_id = PublisherId::checked(id.as_deref(), idempotency_key.as_deref())?;
+        let later = DeliveryTime::checked(delay.as_deref(), deliver_at.as_deref(), now)?;
+        Ok(Self { key, content_type, headers: own.take(), own_id, later })
     }
 }
 
-/// Keeps what a header says, where nothing else says otherwise.
-fn once<'a>(place: &mut Option<Cow<'a, str>>, name: &str, value: &'a [u8]) -> Result<(), Problem> {
+/// Stores the value of a header, unless another source already gave a different value.
+fn once<'a>(place: &mut Option<Cow<'a, str>>, name: &str, value: &'a [u8]) -> Result<(), ApiProblem> {
     let text = std::str::from_utf8(value)
-        .map_err(|_| Problem::new(Code::BadParameter, format!("`{name}` is not UTF-8 text")))?;
+        .map_err(|_| ApiProblem::new(Code::BadParameter, format!("`{name}` is not UTF-8 text")))?;
     match place {
         Some(earlier) if earlier != text => {
-            Err(Problem::new(Code::BadParameter, format!("`{name}` is given twice, with different values")))
+            Err(ApiProblem::new(Code::BadParameter, format!("`{name}` is given twice with different values")))
         }
         _ => {
             *place = Some(Cow::Borrowed(text));
@@ -77,29 +77,29 @@ fn once<'a>(place: &mut Option<Cow<'a, str>>, name: &str, value: &'a [u8]) -> Re
     }
 }
 
-/// The text of a header, where it is there and is text.
-pub(super) fn text_header<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Problem> {
+/// The value of a header, if present. It must be UTF-8.
+pub(super) fn text_header<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, ApiProblem> {
     let Some(value) = headers.get(name) else { return Ok(None) };
     let text = std::str::from_utf8(value.as_bytes());
-    text.map(Some).map_err(|_| Problem::new(Code::BadParameter, format!("`{name}` is not UTF-8 text")))
+    text.map(Some).map_err(|_| ApiProblem::new(Code::BadParameter, format!("`{name}` is not UTF-8 text")))
 }
 
-/// The part of the path after `prefix`, up to the next slash. The router has matched the path, so it is there.
-pub(super) fn path_part<'a>(path: &'a str, prefix: &str) -> Result<Cow<'a, str>, Problem> {
+/// The part of the path after `prefix`, up to the next slash. The router has matched the path, so it exists.
+pub(super) fn path_part<'a>(path: &'a str, prefix: &str) -> Result<Cow<'a, str>, ApiProblem> {
     let rest = path.strip_prefix(prefix).unwrap_or_default();
     decode(rest.split('/').next().unwrap_or_default(), false)
 }
 
-/// The topic of `/v1/topics/{topic}…`, as it is written there.
-pub(super) fn topic_in_path(path: &str) -> Result<Cow<'_, str>, Problem> {
+/// The topic of `/v1/topics/{topic}…`, as written in the path.
+pub(super) fn topic_in_path(path: &str) -> Result<Cow<'_, str>, ApiProblem> {
     path_part(path, "/v1/topics/")
 }
 
-/// Judges a name that a user would publish to, or make.
-pub(super) fn check_user_topic(topic: &str) -> Result<(), Problem> {
+/// Validates a topic name that a user publishes to or creates.
+pub(super) fn check_user_topic(topic: &str) -> Result<(), ApiProblem> {
     check_topic_name(topic).map_err(|error| {
-        let problem = Problem::from(error);
-        Problem::new(problem.code(), format!("`{}`: {error}", shown(topic)))
+        let problem = ApiProblem::from(error);
+        ApiProblem::new(problem.code(), format!("`{}`: {error}", shown(topic)))
     })
 }
 
@@ -127,7 +127,7 @@ mod tests {
             let now = Timestamp::from_millis(0);
             let attributes = Attributes::of(&parts, &ReceiveSettings::default(), now).unwrap();
             assert_eq!(attributes.key.as_deref(), Some("k1"));
-            assert_eq!(&*attributes.brought.unwrap().text, "a");
+            assert_eq!(&*attributes.own_id.unwrap().text, "a");
         }
     }
 
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told() {
+    fn invalid_attributes_are_rejected() {
         assert_eq!(code("/x?dealy=5s", &[]), Code::BadParameter);
         assert_eq!(code("/x", &[("whimbrel-dealy", "5s")]), Code::BadParameter);
         assert_eq!(code("/x?key=a", &[("whimbrel-key", "b")]), Code::BadParameter);

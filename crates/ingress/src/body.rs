@@ -1,6 +1,6 @@
-//! Bodies on their way in: bounded, timed, and copied as little as can be.
+//! Request bodies: bounded, timed, and copied as little as possible.
 //!
-//! A body counts by what has come of it, never by what it announces: an announcement costs its sender nothing.
+//! A body counts towards the load by the bytes received, never by the announced length: announcing costs the client nothing.
 
 use std::time::Duration;
 
@@ -11,26 +11,26 @@ use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
 use http_body_util::BodyExt;
 
-use super::load::Load;
-use super::problem::{Code, Problem};
+use super::load::LoadGuard;
+use super::problem::{ApiProblem, Code};
 
-/// Room that is made at once for a body that announces so much; beyond, room grows with what has come.
+/// The buffer that is reserved at once for a body of announced length. Beyond it, the buffer grows with the bytes received.
 const ROOM_AT_ONCE_BYTES: usize = 64 << 10;
 
-/// What the client says that its body will have.
+/// The `Content-Length` of the request.
 pub(super) fn announced_length(headers: &HeaderMap) -> Option<usize> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// The whole body, at most so many bytes of it. One that arrives in one piece is not copied.
+/// Reads the whole body, up to `bytes_max`. A body that arrives in one piece is not copied.
 pub(super) async fn collect(
     mut body: Body,
     headers: &HeaderMap,
-    load: &mut Load,
+    load: &mut LoadGuard,
     wait: Duration,
     bytes_max: usize,
-    too_large: impl Fn() -> Problem,
-) -> Result<Bytes, Problem> {
+    too_large: impl Fn() -> ApiProblem,
+) -> Result<Bytes, ApiProblem> {
     let announced = announced_length(headers);
     if announced.is_some_and(|length| length > bytes_max) {
         return Err(too_large());
@@ -48,7 +48,7 @@ pub(super) async fn collect(
         }
         load.grow(chunk.len())?;
         if whole.capacity() - whole.len() < chunk.len() {
-            // Doubling, so that little is copied twice, and never past what was announced.
+            // Doubles the buffer, so that few bytes are copied twice, but never beyond the announced length.
             let rest = announced.map_or(chunk.len(), |length| length.saturating_sub(whole.len()));
             whole.reserve(rest.min(whole.len().max(ROOM_AT_ONCE_BYTES)).max(chunk.len()));
         }
@@ -60,8 +60,8 @@ pub(super) async fn collect(
     }
 }
 
-/// The next piece that has data. A timer is set only where it has to be waited for.
-pub(super) async fn next_chunk(body: &mut Body, wait: Duration) -> Result<Option<Bytes>, Problem> {
+/// The next non-empty piece. A timer is created only if the piece has not arrived yet.
+pub(super) async fn next_chunk(body: &mut Body, wait: Duration) -> Result<Option<Bytes>, ApiProblem> {
     loop {
         let frame = match body.frame().now_or_never() {
             Some(frame) => frame,
@@ -72,15 +72,17 @@ pub(super) async fn next_chunk(body: &mut Body, wait: Duration) -> Result<Option
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) if data.is_empty() => {}
                 Ok(data) => return Ok(Some(data)),
-                // Trailers say nothing that a message needs.
+                // Messages need nothing from trailers.
                 Err(_) => {}
             },
-            Some(Err(error)) => return Err(Problem::new(Code::BadBody, format!("the body broke off: {error}"))),
+            Some(Err(error)) => {
+                return Err(ApiProblem::new(Code::BadBody, format!("the body is incomplete: {error}")));
+            }
         }
     }
 }
 
-/// What is told where a body stood still for so long.
-pub(super) fn too_slow(wait: Duration) -> Problem {
-    Problem::new(Code::BodyTooSlow, format!("nothing more of the body came for {} ms", wait.as_millis()))
+/// The problem for a body that stalled for `wait`.
+pub(super) fn too_slow(wait: Duration) -> ApiProblem {
+    ApiProblem::new(Code::BodyTooSlow, format!("no byte of the body arrived for {} ms", wait.as_millis()))
 }

@@ -1,130 +1,133 @@
-//! Publishing once: messages under an `Idempotency-Key` or an id of the publisher's own.
+//! Idempotent publishes: messages with an `Idempotency-Key` or an id that the publisher chose.
 //!
-//! A claim is begun before the message is written and finished with the answer; a repeat gets that answer. It is abandoned only where
-//! it is certain that nothing was written; after an unknown outcome it is left to lapse, and whoever comes next looks through the log
-//! for the record, which carries the claim, before anything is written again. This runs to its end also where the client went.
+//! A claim begins before the message is written, and finishes with the answer. A repeat gets that answer. A claim is abandoned only if
+//! certainly nothing was written. After an unknown outcome the claim lapses. The next repeat searches the log for the record, which carries
+//! the claim, before it writes anything. All this runs to its end even if the client disconnects.
 //!
-//! A push may have two names, an id and its origin, and is claimed under both, always in that order. Whoever finds one of them taken
-//! gets that answer, and the other name is from then on one for it too.
+//! A push may have two names: an id and its origin. It is claimed under both, always in that order. If one of them is taken, the publisher
+//! gets the answer of that publish, and both names lead to it from then on.
 //!
-//! A message that is held under an id that its publisher brought is not appended here: the owner of its shard is asked to take it,
-//! since only the owner knows whether another hold has that id.
+//! A held message with the publisher's own id is not appended here. The owner of its shard appends it, because only the owner knows whether
+//! another hold has that id.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use crc_fast::{CrcAlgorithm, Digest};
 use futures_util::StreamExt;
-use whimbrel_model::ports::{Answer, Ask, Begun, Claim, ClaimKind, Entry, HoldsError, LogError, Told};
+use whimbrel_model::ports::{
+    Claim, ClaimKind, ClaimState, Entry, HoldReply, HoldRequest, HoldsError, LogError, PublishReceipt,
+};
 use whimbrel_model::record::{
     HEADER_ALSO_ID, HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, idempotency_header,
 };
 use whimbrel_model::{HeadersBuilder, Hold, HoldId, HoldRecord, PartitionId, StoredRecord, Timestamp};
 
 use super::accept::{
-    Accepted, AcceptedId, Expected, Refusal, Standing, Taken, Whither, answers_of, compose, entry_of, expect,
+    AcceptCounts, AcceptError, AcceptedId, AcceptedMessage, AcceptedState, PendingAppend, RecordTarget, answers_of,
+    compose, entry_of, prepare_append,
 };
-use super::door::Door;
-use super::draft::{Brought, Draft};
-use super::holding::Holding;
-use super::problem::{Code, Problem};
+use super::api_state::ApiState;
+use super::draft::{Draft, PublisherId};
+use super::new_hold::NewHold;
+use super::problem::{ApiProblem, Code};
 use whimbrel_catalogue::topics::Pass;
 use whimbrel_model::log_walk::LogWalk;
 
-/// Records that are looked through for a lapsed claim. Beyond, its outcome cannot be known in time.
+/// The maximum number of records to search for a lapsed claim. Beyond it the outcome stays unknown.
 const LAPSED_SCAN_RECORDS_MAX: usize = 1_000_000;
-/// Owners that one batch asks at the same time; what they decide at the same time they commit together.
-const ASKS_AT_ONCE: usize = 256;
+/// Concurrent requests of one batch to owners. An owner commits concurrent requests together.
+const REQUESTS_AT_ONCE: usize = 256;
 
-/// What becomes of one draft of the batch.
-enum Fate {
-    /// It is appended: the next of the entries.
-    Append { expected: Expected, claims: Vec<Claim> },
-    /// The owner of its shard is asked: the next of the questions.
+/// The way in which one draft of the batch is handled.
+enum DraftPlan {
+    /// It is appended: the next one of `entries`.
+    Append { pending: PendingAppend, claims: Vec<Claim> },
+    /// The owner of its shard appends it: the next one of `questions`.
     Ask { id: HoldId, claims: Vec<Claim>, end: u64 },
     /// It was published before.
-    Earlier(Accepted),
-    /// It repeats another draft of the same batch, with claims that the other has not.
+    Earlier(AcceptedMessage),
+    /// It repeats another draft of the same batch. `claims` are names that the other draft does not have.
     SameAs { first: usize, claims: Vec<Claim> },
 }
 
-/// A claimed draft, ready to be written.
-enum Ready {
-    Append(Expected, Entry),
+/// A claimed draft that is ready to be written.
+enum ReadyDraft {
+    Append(PendingAppend, Entry),
     Ask(Arc<Hold>),
 }
 
-/// One call's work on its way through the drafts.
-struct Claiming<'a> {
-    door: &'a Arc<Door>,
+/// The state of one call while it handles its drafts.
+struct ClaimedBatch<'a> {
+    api: &'a Arc<ApiState>,
     pass: &'a Pass,
     owner: &'a str,
     now: Timestamp,
     /// The next offset of each partition, read once.
     ends: HashMap<PartitionId, u64>,
-    /// Where in this batch a key or id came first, with its fingerprint.
+    /// The first draft of this batch with a name, and its fingerprint.
     first_of: HashMap<Box<str>, (usize, u64)>,
-    fates: Vec<Fate>,
+    plans: Vec<DraftPlan>,
     entries: Vec<Entry>,
-    questions: Vec<(u32, Ask)>,
+    questions: Vec<(u32, HoldRequest)>,
     headers: HeadersBuilder,
-    taken: Taken<'a>,
+    counts: AcceptCounts<'a>,
 }
 
-/// Accepts drafts of which some are claimed.
+/// Accepts drafts of which at least one has a claim.
 pub(super) async fn accept_claimed(
-    door: &Arc<Door>,
+    api: &Arc<ApiState>,
     pass: &Pass,
     owner: &str,
     drafts: Vec<Draft>,
-) -> Result<Vec<Result<Accepted, Problem>>, Refusal> {
-    let mut claiming = Claiming {
-        door,
+) -> Result<Vec<Result<AcceptedMessage, ApiProblem>>, AcceptError> {
+    let mut batch = ClaimedBatch {
+        api,
         pass,
         owner,
-        now: door.ports.clock.now(),
+        now: api.ports.clock.now(),
         ends: HashMap::new(),
         first_of: HashMap::new(),
-        fates: Vec::with_capacity(drafts.len()),
+        plans: Vec::with_capacity(drafts.len()),
         entries: Vec::with_capacity(drafts.len()),
         questions: Vec::new(),
         headers: HeadersBuilder::default(),
-        taken: Taken::of(door, pass),
+        counts: AcceptCounts::of(api, pass),
     };
     for (index, draft) in drafts.into_iter().enumerate() {
-        if let Err(problem) = claiming.decide(index, draft).await {
-            claiming.give_up().await;
-            return Err(Refusal { index: Some(index), problem });
+        if let Err(problem) = batch.decide(index, draft).await {
+            batch.give_up().await;
+            return Err(AcceptError { index: Some(index), problem });
         }
     }
-    if let Err(refusal) = claiming.check_claims().await {
-        claiming.give_up().await;
+    if let Err(refusal) = batch.check_claims().await {
+        batch.give_up().await;
         return Err(refusal);
     }
-    Ok(claiming.write().await)
+    Ok(batch.write().await)
 }
 
-impl Claiming<'_> {
-    async fn decide(&mut self, index: usize, mut draft: Draft) -> Result<(), Problem> {
-        let Some(brought) = draft.brought.take() else {
-            let (expected, entry) = expect(self.door, self.pass, draft, &mut self.headers, self.now)?;
+impl ClaimedBatch<'_> {
+    async fn decide(&mut self, index: usize, mut draft: Draft) -> Result<(), ApiProblem> {
+        let Some(own_id) = draft.own_id.take() else {
+            let (pending, entry) = prepare_append(self.api, self.pass, draft, &mut self.headers, self.now)?;
             self.entries.push(entry);
-            self.fates.push(Fate::Append { expected, claims: Vec::new() });
+            self.plans.push(DraftPlan::Append { pending, claims: Vec::new() });
             return Ok(());
         };
-        let fingerprint = fingerprint(&draft, &brought);
-        let (known, new): (Vec<&str>, Vec<&str>) = brought.names().partition(|name| self.first_of.contains_key(*name));
+        let fingerprint = fingerprint(&draft, &own_id);
+        let (known, new): (Vec<&str>, Vec<&str>) = own_id.names().partition(|name| self.first_of.contains_key(*name));
         let firsts: Vec<(usize, u64)> = known.into_iter().map(|name| self.first_of[name]).collect();
         if firsts.iter().any(|(_, of_first)| *of_first != fingerprint) {
-            return Err(different(&brought.text));
+            return Err(different(&own_id.text));
         }
         let first = firsts.into_iter().map(|(first, _)| first).min();
         self.first_of.extend(new.iter().map(|name| ((*name).into(), (first.unwrap_or(index), fingerprint))));
         let key = draft.key.clone();
-        let (partition, ready) = self.make_ready(draft, &brought, fingerprint)?;
+        let (partition, ready) = self.make_ready(draft, &own_id, fingerprint)?;
         let claim_of = |name: &str| Claim {
             owner: self.owner.to_owned(),
-            kind: brought.kind,
+            kind: own_id.kind,
             text: name.to_string(),
             topic: self.pass.number(),
             partition,
@@ -134,40 +137,45 @@ impl Claiming<'_> {
         let end = self.end_of(partition).await?;
         let earlier = self.begin(&claims, end, key.as_deref()).await?;
         match (first, earlier) {
-            (Some(first), None) => self.fates.push(Fate::SameAs { first, claims }),
-            // Whatever its other name has had before: in this batch it is that one.
-            (Some(first), Some(_)) => self.fates.push(Fate::SameAs { first, claims: Vec::new() }),
-            (None, Some(answer)) => self.fates.push(Fate::Earlier(accepted_of(answer))),
+            (Some(first), None) => self.plans.push(DraftPlan::SameAs { first, claims }),
+            // In this batch the name belongs to the first draft, whatever an earlier publish under its other name was.
+            (Some(first), Some(_)) => self.plans.push(DraftPlan::SameAs { first, claims: Vec::new() }),
+            (None, Some(answer)) => self.plans.push(DraftPlan::Earlier(accepted_of(answer))),
             (None, None) => self.take(ready, claims, end),
         }
         Ok(())
     }
 
-    /// Begins all claims of a message. Where it was published before under one of them, the others are finished with that answer; where
-    /// one stands in the way, none of them is begun. `key` is the key of the message.
-    async fn begin(&self, claims: &[Claim], end: u64, key: Option<&[u8]>) -> Result<Option<Answer>, Problem> {
+    /// Begins all claims of a message. If one of them has an answer, the others are finished with it. If one is in conflict, none is begun.
+    /// `key` is the partition key of the message.
+    async fn begin(
+        &self,
+        claims: &[Claim],
+        end: u64,
+        key: Option<&[u8]>,
+    ) -> Result<Option<PublishReceipt>, ApiProblem> {
         let (mut begun, mut answer) = (Vec::with_capacity(claims.len()), None);
         for claim in claims {
-            let problem = match self.door.ports.receipts.begin(claim, end, self.now).await {
-                Ok(Begun::New) => {
+            let problem = match self.api.ports.receipts.begin(claim, end, self.now).await {
+                Ok(ClaimState::New) => {
                     begun.push((claim, Vec::new()));
                     continue;
                 }
-                Ok(Begun::Lapsed { places }) => {
+                Ok(ClaimState::Lapsed { places }) => {
                     begun.push((claim, places));
                     continue;
                 }
-                Ok(Begun::Earlier(earlier)) => {
+                Ok(ClaimState::Earlier(earlier)) => {
                     answer.get_or_insert(earlier);
                     continue;
                 }
-                Ok(Begun::Different) => different(&claim.text),
-                Ok(Begun::UnderWay) => {
+                Ok(ClaimState::Different) => different(&claim.text),
+                Ok(ClaimState::UnderWay) => {
                     let detail = format!(
                         "an earlier publish under `{}` is in progress, or ended without a known outcome; repeat this request later",
                         claim.text
                     );
-                    Problem::new(Code::InProgress, detail)
+                    ApiProblem::new(Code::InProgress, detail)
                 }
                 Err(error) => error.into(),
             };
@@ -176,7 +184,7 @@ impl Claiming<'_> {
         }
         for (claim, places) in &begun {
             if answer.is_none() {
-                match self.look_at_places(claim, places).await {
+                match self.search_partitions(claim, places).await {
                     Ok(found) => answer = found,
                     Err(problem) => {
                         self.give_back(&begun).await;
@@ -197,10 +205,10 @@ impl Claiming<'_> {
         Ok(answer)
     }
 
-    /// The answer to a repeat whose message is in the log behind a barrier: the node that wrote it did not know of the growth. The message
-    /// is not acknowledged, because readers may deliver later messages of its key first. It is not written again, because readers deliver
-    /// it.
-    fn out_of_order(&self, answer: &Answer, key: Option<&[u8]>) -> Option<Problem> {
+    /// The problem for a repeat whose message lies behind a barrier of a growth: the node that wrote it had not seen the growth. The
+    /// message is not acknowledged, because readers may deliver later messages of its key first. It is not written again, because readers
+    /// deliver it.
+    fn out_of_order(&self, answer: &PublishReceipt, key: Option<&[u8]>) -> Option<ApiProblem> {
         let place = answer.partition;
         let is_by_key = answer.due.is_none() && place.topic == self.pass.number();
         let key = key.filter(|key| is_by_key && !self.pass.is_in_order(key, place.index, answer.offset))?;
@@ -212,71 +220,75 @@ impl Claiming<'_> {
             answer.offset,
             String::from_utf8_lossy(key)
         );
-        Some(Problem::new(Code::OutcomeUnknown, detail))
+        Some(ApiProblem::new(Code::OutcomeUnknown, detail))
     }
 
-    /// Claims as they were before they were begun: free, or with the unknown outcome of earlier tries.
+    /// Restores claims to their state before `begin`: free, or with the unknown outcome of earlier attempts.
     async fn give_back(&self, begun: &[(&Claim, Vec<(PartitionId, u64)>)]) {
         for (claim, _) in begun {
-            if let Err(error) = self.door.ports.receipts.give_back(claim).await {
-                tracing::warn!(%error, "a claim could not be given back; it will lapse");
+            if let Err(error) = self.api.ports.receipts.give_back(claim).await {
+                tracing::warn!(%error, "cannot restore a claim; it will lapse");
             }
         }
     }
 
-    /// The message as it would be written, and the partition that its record goes to.
+    /// The message as it will be written, and the partition of its record.
     fn make_ready(
         &mut self,
         draft: Draft,
-        brought: &Brought,
+        own_id: &PublisherId,
         fingerprint: u64,
-    ) -> Result<(PartitionId, Ready), Problem> {
-        let (door, now, payload_bytes) = (self.door, self.now, draft.payload.len());
+    ) -> Result<(PartitionId, ReadyDraft), ApiProblem> {
+        let (api, now, payload_bytes) = (self.api, self.now, draft.payload.len());
         let due = draft.later.map(|later| later.due(now));
         let in_topic = self.pass.place(draft.key.as_deref());
-        let own_id = if brought.kind == ClaimKind::Id { Some(&brought.text) } else { brought.id.as_ref() };
-        let id = match (own_id, due) {
+        let message_id = if own_id.kind == ClaimKind::Id { Some(&own_id.text) } else { own_id.id.as_ref() };
+        let id = match (message_id, due) {
             (Some(id), _) => AcceptedId::Text(id.clone()),
-            (None, None) => AcceptedId::Minted(door.mint.mint(now, in_topic)),
-            (None, Some(_)) => AcceptedId::Minted(door.mint.mint_held(now, self.pass.number())),
+            (None, None) => AcceptedId::Minted(api.mint.mint(now, in_topic)),
+            (None, Some(_)) => AcceptedId::Minted(api.mint.mint_held(now, self.pass.number())),
         };
-        let owner_and_key = claim_header(self.owner, brought.kind, &brought.text);
+        let owner_and_key = claim_header(self.owner, own_id.kind, &own_id.text);
         let fingerprint = format!("{fingerprint:016x}");
         let mut more = vec![(HEADER_IDEMPOTENCY_KEY, &owner_and_key[..]), (HEADER_FINGERPRINT, fingerprint.as_bytes())];
-        more.extend(brought.also.as_ref().map(|also| (HEADER_ALSO_ID, also.as_bytes())));
+        more.extend(own_id.also.as_ref().map(|also| (HEADER_ALSO_ID, also.as_bytes())));
         let message = id.with_text(|id| compose(draft, id, &more, &mut self.headers));
         let Some(due) = due else {
-            let expected = Expected { id, whither: Whither::Topic { partition: in_topic.index }, payload_bytes };
-            return Ok((in_topic, Ready::Append(expected, entry_of(message, in_topic, now))));
+            let pending =
+                PendingAppend { id, target: RecordTarget::Topic { partition: in_topic.index }, payload_bytes };
+            return Ok((in_topic, ReadyDraft::Append(pending, entry_of(message, in_topic, now))));
         };
-        let fresh = own_id.is_none();
-        let holding = Holding::new(door, self.pass, &id.to_text(), fresh, due, now, message)?;
-        let shard = holding.shard;
+        let fresh = message_id.is_none();
+        let new_hold = NewHold::new(api, self.pass, &id.to_text(), fresh, due, now, message)?;
+        let shard = new_hold.shard;
         if !fresh {
-            return Ok((shard, Ready::Ask(Arc::new(holding.hold))));
+            return Ok((shard, ReadyDraft::Ask(Arc::new(new_hold.hold))));
         }
-        let expected = Expected { id, whither: Whither::Hold { due, shard: shard.index }, payload_bytes };
-        Ok((shard, Ready::Append(expected, holding.into_entry(now))))
+        let pending = PendingAppend { id, target: RecordTarget::Hold { due, shard: shard.index }, payload_bytes };
+        Ok((shard, ReadyDraft::Append(pending, new_hold.into_entry(now))))
     }
 
-    /// Takes what is ready among those that are written.
-    fn take(&mut self, ready: Ready, claims: Vec<Claim>, end: u64) {
+    fn take(&mut self, ready: ReadyDraft, claims: Vec<Claim>, end: u64) {
         match ready {
-            Ready::Append(expected, entry) => {
+            ReadyDraft::Append(pending, entry) => {
                 self.entries.push(entry);
-                self.fates.push(Fate::Append { expected, claims });
+                self.plans.push(DraftPlan::Append { pending, claims });
             }
-            Ready::Ask(hold) => {
-                self.fates.push(Fate::Ask { id: hold.id.clone(), claims, end });
-                self.questions.push((hold.id.shard(self.door.holds.partitions()), Ask::Accept(hold)));
+            ReadyDraft::Ask(hold) => {
+                self.plans.push(DraftPlan::Ask { id: hold.id.clone(), claims, end });
+                self.questions.push((hold.id.shard(self.api.holds.partitions()), HoldRequest::Accept(hold)));
             }
         }
     }
 
-    /// Looks wherever a try may have gone.
-    async fn look_at_places(&self, claim: &Claim, places: &[(PartitionId, u64)]) -> Result<Option<Answer>, Problem> {
+    /// Searches all partitions to which an attempt may have written.
+    async fn search_partitions(
+        &self,
+        claim: &Claim,
+        places: &[(PartitionId, u64)],
+    ) -> Result<Option<PublishReceipt>, ApiProblem> {
         for (partition, from) in places {
-            let found = look_for(self.door, claim, *partition, *from).await?;
+            let found = search_log(self.api, claim, *partition, *from).await?;
             if found.is_some() {
                 return Ok(found);
             }
@@ -284,210 +296,222 @@ impl Claiming<'_> {
         Ok(None)
     }
 
-    async fn end_of(&mut self, partition: PartitionId) -> Result<u64, Problem> {
+    async fn end_of(&mut self, partition: PartitionId) -> Result<u64, ApiProblem> {
         if let Some(end) = self.ends.get(&partition) {
             return Ok(*end);
         }
-        let end = self.door.ports.log.bounds(partition).await?.next;
+        let end = self.api.ports.log.bounds(partition).await?.next;
         self.ends.insert(partition, end);
         Ok(end)
     }
 
-    /// Nothing was written: every claim that was begun is free again.
+    /// Frees all claims of this call. Nothing was written.
     async fn give_up(self) {
-        for fate in self.fates {
-            if let Fate::Append { claims, .. } | Fate::Ask { claims, .. } | Fate::SameAs { claims, .. } = fate {
-                abandon_all(self.door, &claims).await;
+        for plan in self.plans {
+            if let DraftPlan::Append { claims, .. } | DraftPlan::Ask { claims, .. } | DraftPlan::SameAs { claims, .. } =
+                plan
+            {
+                abandon_all(self.api, &claims).await;
             }
         }
     }
 
-    /// Checks right before the write that no other node has taken a claim over. This node may have been paused since it claimed.
-    async fn check_claims(&self) -> Result<(), Refusal> {
-        for (index, fate) in self.fates.iter().enumerate() {
-            let (Fate::Append { claims, .. } | Fate::Ask { claims, .. }) = fate else { continue };
+    /// Checks right before the write that no other node has taken over a claim. This node may have been paused since it claimed.
+    async fn check_claims(&self) -> Result<(), AcceptError> {
+        for (index, plan) in self.plans.iter().enumerate() {
+            let (DraftPlan::Append { claims, .. } | DraftPlan::Ask { claims, .. }) = plan else { continue };
             for claim in claims {
-                let problem = match self.door.ports.receipts.still_holds(claim).await {
+                let problem = match self.api.ports.receipts.still_holds(claim).await {
                     Ok(true) => continue,
                     Ok(false) => {
                         let detail = format!(
                             "this node was too slow: another node publishes under `{}` now. This node wrote nothing; repeat the request",
                             claim.text
                         );
-                        Problem::new(Code::InProgress, detail)
+                        ApiProblem::new(Code::InProgress, detail)
                     }
                     Err(error) => error.into(),
                 };
-                return Err(Refusal { index: Some(index), problem });
+                return Err(AcceptError { index: Some(index), problem });
             }
         }
         Ok(())
     }
 
-    async fn write(mut self) -> Vec<Result<Accepted, Problem>> {
+    async fn write(mut self) -> Vec<Result<AcceptedMessage, ApiProblem>> {
         let (entries, questions) = (std::mem::take(&mut self.entries), std::mem::take(&mut self.questions));
-        let (log, holds) = (&self.door.ports.log, &self.door.ports.holds);
+        let (log, holds) = (&self.api.ports.log, &self.api.ports.holds);
         let count = entries.len();
         let pass = self.pass;
         let append = async { if count == 0 { Vec::new() } else { pass.acknowledged(log.append(entries).await) } };
         let asked = questions.into_iter().map(|(shard, ask)| holds.ask(shard, ask));
-        let asked = futures_util::stream::iter(asked).buffered(ASKS_AT_ONCE).collect::<Vec<_>>();
+        let asked = futures_util::stream::iter(asked).buffered(REQUESTS_AT_ONCE).collect::<Vec<_>>();
         let (outcome, told) = futures_util::future::join(append, asked).await;
         let (mut outcomes, mut told) = (answers_of(outcome, count), told.into_iter());
-        let mut answers: Vec<Result<Accepted, Problem>> = Vec::with_capacity(self.fates.len());
-        for fate in std::mem::take(&mut self.fates) {
-            let answer = match fate {
-                Fate::Earlier(accepted) => Ok(accepted),
-                Fate::SameAs { first, claims } => self.settle_repeat(answers[first].clone(), claims).await,
-                Fate::Append { expected, claims } => {
-                    let outcome = outcomes.next().expect("there is one outcome for each entry");
-                    self.settle_append(expected, claims, outcome).await
+        let mut answers: Vec<Result<AcceptedMessage, ApiProblem>> = Vec::with_capacity(self.plans.len());
+        for plan in std::mem::take(&mut self.plans) {
+            let answer = match plan {
+                DraftPlan::Earlier(accepted) => Ok(accepted),
+                DraftPlan::SameAs { first, claims } => self.settle_repeat(answers[first].clone(), claims).await,
+                DraftPlan::Append { pending, claims } => {
+                    let outcome = outcomes.next().expect("each entry has one outcome");
+                    self.settle_append(pending, claims, outcome).await
                 }
-                Fate::Ask { id, claims, end } => {
-                    let told = told.next().expect("there is one answer for each question");
+                DraftPlan::Ask { id, claims, end } => {
+                    let told = told.next().expect("each request has one reply");
                     self.settle_ask(id, claims, end, told).await
                 }
             };
             answers.push(answer);
         }
-        self.taken.count(self.door, self.now);
+        self.counts.count(self.api, self.now);
         answers
     }
 
-    /// Names that only a repeat within the batch had are names of the first from now on, where that was taken.
-    async fn settle_repeat(&self, first: Result<Accepted, Problem>, claims: Vec<Claim>) -> Result<Accepted, Problem> {
+    /// Gives names that only a repeat within the batch has the answer of the first draft, if that was accepted.
+    async fn settle_repeat(
+        &self,
+        first: Result<AcceptedMessage, ApiProblem>,
+        claims: Vec<Claim>,
+    ) -> Result<AcceptedMessage, ApiProblem> {
         for claim in &claims {
             let Ok(accepted) = &first else {
-                abandon(self.door, claim).await;
+                abandon(self.api, claim).await;
                 continue;
             };
             let end = self.ends.get(&claim.partition).copied().unwrap_or_default();
-            let (offset, due) = match accepted.standing {
-                Standing::InTopic { offset, .. } => (offset, None),
-                Standing::Held { due } => (end, Some(due)),
+            let (offset, due) = match accepted.state {
+                AcceptedState::InTopic { offset, .. } => (offset, None),
+                AcceptedState::Held { due } => (end, Some(due)),
             };
             let (id, partition, answered_at) = (accepted.id.to_text(), claim.partition, self.now);
-            self.finish(claim, Answer { id, partition, offset, due, answered_at }).await;
+            self.finish(claim, PublishReceipt { id, partition, offset, due, answered_at }).await;
         }
         first
     }
 
-    /// Ends the claims as their append ended.
+    /// Ends the claims with the outcome of their append.
     async fn settle_append(
         &mut self,
-        expected: Expected,
+        pending: PendingAppend,
         claims: Vec<Claim>,
         outcome: Result<u64, LogError>,
-    ) -> Result<Accepted, Problem> {
-        let accepted = expected.accepted(outcome.clone(), &self.pass.name, &mut self.taken);
+    ) -> Result<AcceptedMessage, ApiProblem> {
+        let accepted = pending.accepted(outcome.clone(), &self.pass.name, &mut self.counts);
         for claim in &claims {
             match (&accepted, &outcome) {
                 (Ok(accepted), Ok(offset)) => {
-                    let due = match accepted.standing {
-                        Standing::InTopic { .. } => None,
-                        Standing::Held { due } => Some(due),
+                    let due = match accepted.state {
+                        AcceptedState::InTopic { .. } => None,
+                        AcceptedState::Held { due } => Some(due),
                     };
                     let (id, partition, offset) = (accepted.id.to_text(), claim.partition, *offset);
-                    self.finish(claim, Answer { id, partition, offset, due, answered_at: self.now }).await;
+                    self.finish(claim, PublishReceipt { id, partition, offset, due, answered_at: self.now }).await;
                 }
-                (_, Err(LogError::Unknown(_))) => leave(self.door, claim).await,
-                _ => abandon(self.door, claim).await,
+                (_, Err(LogError::Unknown(_))) => leave(self.api, claim).await,
+                _ => abandon(self.api, claim).await,
             }
         }
         accepted
     }
 
-    /// Ends the claims as the owner decided. Where the `held` record lies is only known to lie at `end` or behind.
+    /// Ends the claims with the owner's reply. The exact offset of the `held` record is unknown: it is `end` or higher.
     async fn settle_ask(
         &mut self,
         id: HoldId,
         claims: Vec<Claim>,
         end: u64,
-        told: Result<Told, HoldsError>,
-    ) -> Result<Accepted, Problem> {
+        told: Result<HoldReply, HoldsError>,
+    ) -> Result<AcceptedMessage, ApiProblem> {
         match told {
-            Ok(Told::Held { due }) => {
-                self.taken.held += 1;
+            Ok(HoldReply::Held { due }) => {
+                self.counts.held += 1;
                 let id = id.to_string();
                 for claim in &claims {
                     let (id, partition, answered_at) = (id.clone(), claim.partition, self.now);
-                    self.finish(claim, Answer { id, partition, offset: end, due: Some(due), answered_at }).await;
+                    self.finish(claim, PublishReceipt { id, partition, offset: end, due: Some(due), answered_at })
+                        .await;
                 }
-                Ok(Accepted { id: AcceptedId::Text(id.into()), standing: Standing::Held { due } })
+                Ok(AcceptedMessage { id: AcceptedId::Text(id.into()), state: AcceptedState::Held { due } })
             }
-            Ok(Told::Taken) => {
-                abandon_all(self.door, &claims).await;
-                Err(Problem::new(Code::IdTaken, "another message is or was held under this id; nothing was held now"))
+            Ok(HoldReply::Taken) => {
+                abandon_all(self.api, &claims).await;
+                Err(ApiProblem::new(Code::IdTaken, "another message is or was held under this id: use another id"))
             }
             Ok(other) => {
-                tracing::error!(?other, "an owner answered what it was not asked");
-                leave_all(self.door, &claims).await;
-                Err(Problem::new(Code::OutcomeUnknown, "the owner of the shard gave no answer that is understood"))
+                tracing::error!(?other, "an owner sent a reply of the wrong kind");
+                leave_all(self.api, &claims).await;
+                Err(ApiProblem::new(Code::OutcomeUnknown, "the owner of the shard sent a reply of the wrong kind"))
             }
             Err(error @ HoldsError::OutcomeUnknown(_)) => {
-                leave_all(self.door, &claims).await;
+                leave_all(self.api, &claims).await;
                 Err(error.into())
             }
             Err(error) => {
-                abandon_all(self.door, &claims).await;
+                abandon_all(self.api, &claims).await;
                 Err(error.into())
             }
         }
     }
 
-    /// The message is in the log whatever the receipts say, so the publisher gets its answer; a repeat looks through the log.
-    async fn finish(&self, claim: &Claim, answer: Answer) {
-        if let Err(error) = self.door.ports.receipts.finish(claim, answer).await {
-            tracing::warn!(%error, "a receipt could not be kept; a repeat will look for its message in the log");
+    /// Stores the answer. If that fails, the publisher still gets it, because the message is in the log. A repeat then searches the log.
+    async fn finish(&self, claim: &Claim, answer: PublishReceipt) {
+        if let Err(error) = self.api.ports.receipts.finish(claim, answer).await {
+            tracing::warn!(%error, "cannot store a receipt; a repeat will search the log for its message");
         }
     }
 }
 
-async fn leave_all(door: &Door, claims: &[Claim]) {
+async fn leave_all(api: &ApiState, claims: &[Claim]) {
     for claim in claims {
-        leave(door, claim).await;
+        leave(api, claim).await;
     }
 }
 
-async fn abandon_all(door: &Door, claims: &[Claim]) {
+async fn abandon_all(api: &ApiState, claims: &[Claim]) {
     for claim in claims {
-        abandon(door, claim).await;
+        abandon(api, claim).await;
     }
 }
 
-async fn leave(door: &Door, claim: &Claim) {
-    if let Err(error) = door.ports.receipts.leave(claim).await {
-        tracing::warn!(%error, "a claim whose outcome is not known could not be left; it will lapse");
+async fn leave(api: &ApiState, claim: &Claim) {
+    if let Err(error) = api.ports.receipts.leave(claim).await {
+        tracing::warn!(%error, "cannot mark a claim as of unknown outcome; it will lapse");
     }
 }
 
-async fn abandon(door: &Door, claim: &Claim) {
-    if let Err(error) = door.ports.receipts.abandon(claim).await {
-        tracing::warn!(%error, "a claim could not be given up; it will lapse");
+async fn abandon(api: &ApiState, claim: &Claim) {
+    if let Err(error) = api.ports.receipts.abandon(claim).await {
+        tracing::warn!(%error, "cannot abandon a claim; it will lapse");
     }
 }
 
-fn accepted_of(answer: Answer) -> Accepted {
-    let standing = match answer.due {
-        Some(due) => Standing::Held { due },
-        None => Standing::InTopic { partition: answer.partition.index, offset: answer.offset },
+fn accepted_of(answer: PublishReceipt) -> AcceptedMessage {
+    let state = match answer.due {
+        Some(due) => AcceptedState::Held { due },
+        None => AcceptedState::InTopic { partition: answer.partition.index, offset: answer.offset },
     };
-    Accepted { id: AcceptedId::Text(answer.id.into()), standing }
+    AcceptedMessage { id: AcceptedId::Text(answer.id.into()), state }
 }
 
-fn different(name: &str) -> Problem {
-    let detail = format!("another message was published under `{name}` before; nothing was published now");
-    Problem::new(Code::DifferentBody, detail)
+fn different(name: &str) -> ApiProblem {
+    let detail = format!("another message was published under `{name}` before: use another key or id");
+    ApiProblem::new(Code::DifferentBody, detail)
 }
 
-/// What the record of a claim carries.
+/// The claim header of a record.
 fn claim_header(owner: &str, kind: ClaimKind, text: &str) -> Vec<u8> {
     idempotency_header(owner, if kind == ClaimKind::Key { text } else { "" })
 }
 
-/// Looks for the record of a claim that began and never finished.
-async fn look_for(door: &Door, claim: &Claim, partition: PartitionId, from: u64) -> Result<Option<Answer>, Problem> {
-    let log = &door.ports.log;
+/// Searches the log for the record of a claim that was begun and never finished.
+async fn search_log(
+    api: &ApiState,
+    claim: &Claim,
+    partition: PartitionId,
+    from: u64,
+) -> Result<Option<PublishReceipt>, ApiProblem> {
+    let log = &api.ports.log;
     let end = log.bounds(partition).await?.next;
     let owner_and_key = claim_header(&claim.owner, claim.kind, &claim.text);
     let mut walk = LogWalk::new(&**log, partition, from, end);
@@ -495,58 +519,57 @@ async fn look_for(door: &Door, claim: &Claim, partition: PartitionId, from: u64)
     while looked_at <= LAPSED_SCAN_RECORDS_MAX {
         let records = match walk.step(usize::MAX).await {
             Ok(Some(records)) => records,
-            // What is dropped may have been it: to write again would be to write twice.
+            // A dropped record may have been the one: writing again could publish twice.
             Ok(None) if walk.has_passed_over() => {
-                let detail = "an earlier publish under this key has an outcome that nobody knows any more: what was written then has been \
-                              dropped from the log. Nothing was published now; look whether its message was delivered, and publish \
-                              under another key if not";
-                return Err(Problem::new(Code::OutcomeUnknown, detail));
+                let detail = "the outcome of an earlier publish under this key is lost: the records of that time have been \
+                              dropped from the log. This request published nothing. Check whether the earlier message was delivered, and \
+                              publish under another key if not";
+                return Err(ApiProblem::new(Code::OutcomeUnknown, detail));
             }
             Ok(None) if walk.is_at_end() => return Ok(None),
             Ok(None) => break,
-            // The topic was made again: nothing of the old one can be found, and nothing is left to repeat.
+            // The topic was deleted and created again: nothing of the old one is left to repeat.
             Err(LogError::UnknownPartition(_)) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let found = records.iter().filter(|stored| carries(stored, claim, &owner_and_key));
-        let answer = found.filter_map(|stored| answer_in(door, claim, partition, stored)).next();
+        let found = records.iter().filter(|stored| carries_claim(stored, claim, &owner_and_key));
+        let answer = found.filter_map(|stored| answer_in(api, claim, partition, stored)).next();
         if answer.is_some() {
             return Ok(answer);
         }
         looked_at += records.len();
     }
-    let detail = "an earlier publish under this key has an outcome that could not be found out in time";
-    Err(Problem::new(Code::OutcomeUnknown, detail))
+    let detail = "an earlier publish under this key has an unknown outcome: its message was not found in time";
+    Err(ApiProblem::new(Code::OutcomeUnknown, detail))
 }
 
-fn carries(stored: &StoredRecord, claim: &Claim, owner_and_key: &[u8]) -> bool {
+fn carries_claim(stored: &StoredRecord, claim: &Claim, owner_and_key: &[u8]) -> bool {
     let headers = &stored.record.headers;
     let is_named = |name| headers.get(name) == Some(claim.text.as_bytes());
     headers.get(HEADER_IDEMPOTENCY_KEY) == Some(owner_and_key)
         && (claim.kind == ClaimKind::Key || is_named(HEADER_ID) || is_named(HEADER_ALSO_ID))
 }
 
-/// The answer that a record which carries the claim's header gives. A shard has the holds of all topics: only one for the claim's own
-/// topic is meant.
-fn answer_in(door: &Door, claim: &Claim, partition: PartitionId, stored: &StoredRecord) -> Option<Answer> {
+/// The answer in a record that carries the claim's header. A shard has the holds of all topics, so the topic must match.
+fn answer_in(api: &ApiState, claim: &Claim, partition: PartitionId, stored: &StoredRecord) -> Option<PublishReceipt> {
     let mut due = None;
-    if partition.topic == door.holds.number() {
+    if partition.topic == api.holds.number() {
         match HoldRecord::of(&stored.record, stored.offset) {
             Ok(HoldRecord::Held(hold) | HoldRecord::Carried(hold)) if hold.topic == claim.topic => due = Some(hold.due),
             _ => return None,
         }
     }
     let id = stored.record.headers.get_str(HEADER_ID).unwrap_or_default().to_owned();
-    Some(Answer { id, partition, offset: stored.offset, due, answered_at: stored.record.timestamp })
+    Some(PublishReceipt { id, partition, offset: stored.offset, due, answered_at: stored.record.timestamp })
 }
 
-/// What must be the same for two publishes to be the same. A CRC suffices: it tells a mistake from a repeat, and protects nothing
-/// from a publisher who would deceive himself. Lengths go in, so that nothing can move from one part to the next.
+/// A checksum of the parts that must be equal in two repeats of a publish. A CRC suffices: it detects mistakes, and is no protection
+/// against a publisher who forges a repeat. Lengths are included, so that no bytes can move between parts.
 ///
-/// By which of its names a push came is no part of it, since each of them alone makes it a repeat.
-/// When a message is due is no part of it: whoever repeats a publish with a delay computes another time. An id that came beside the
-/// key is, with the key itself: the same id under another key is another message.
-fn fingerprint(draft: &Draft, brought: &Brought) -> u64 {
+/// The set of names of a push is not included, because each name alone makes it a repeat. The due time is not included, because a repeat
+/// with a delay has another one. An id beside the key, and then the key too, are included: the same id under another key is another
+/// message.
+fn fingerprint(draft: &Draft, own_id: &PublisherId) -> u64 {
     let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
     let mut part = |bytes: Option<&[u8]>| {
         digest.update(&bytes.map_or(u64::MAX, |bytes| bytes.len() as u64).to_le_bytes());
@@ -560,32 +583,32 @@ fn fingerprint(draft: &Draft, brought: &Brought) -> u64 {
         part(Some(push.essence()));
         part(push.share.as_ref().map(|share| &share.uids_sum[..]));
     }
-    if let Some(id) = &brought.id {
+    if let Some(id) = &own_id.id {
         part(Some(id.as_bytes()));
-        part(Some(brought.text.as_bytes()));
+        part(Some(own_id.text.as_bytes()));
     }
     digest.finalize()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::draft::{ContentType, Later, PushPart, PushShare};
+    use super::super::draft::{ContentType, DeliveryTime, PushPart, PushShare};
     use super::*;
     use bytes::Bytes;
     use whimbrel_model::Headers;
 
     #[test]
-    fn a_fingerprint_is_of_every_part_of_the_message() {
+    fn a_fingerprint_covers_every_part_of_the_message() {
         let draft = Draft {
             key: None,
             payload: Bytes::from_static(b"ab"),
             content_type: ContentType::Absent,
             headers: Headers::EMPTY,
-            brought: None,
+            own_id: None,
             later: None,
             push: None,
         };
-        let key = Brought { kind: ClaimKind::Key, text: "k".into(), id: None, also: None };
+        let key = PublisherId { kind: ClaimKind::Key, text: "k".into(), id: None, also: None };
         let push = |rest: &'static [u8], uids_sum: Option<[u8; 8]>| {
             let share = uids_sum.map(|uids_sum| PushShare { id: "m".into(), record_id: "m.p1".into(), uids_sum });
             let push = PushPart { rest: Bytes::from_static(rest), names_bytes: 1, share: share.map(Box::new) };
@@ -600,15 +623,15 @@ mod tests {
             push(b"b}", None),
             push(b"a}", Some([1; 8])),
         ];
-        assert_eq!(fingerprint(&push(b"a)", None), &key), fingerprint(&others[4], &key), "by which names is no part");
+        assert_eq!(fingerprint(&push(b"a)", None), &key), fingerprint(&others[4], &key), "names are not included");
         assert_ne!(fingerprint(&others[4], &key), fingerprint(&others[5], &key));
         assert_ne!(fingerprint(&others[4], &key), fingerprint(&others[6], &key), "other users are another push");
-        let later = Draft { later: Some(Later::At(Timestamp::from_millis(1))), ..draft.clone() };
-        assert_eq!(fingerprint(&draft, &key), fingerprint(&later, &key), "a repeat may ask for another time");
+        let later = Draft { later: Some(DeliveryTime::At(Timestamp::from_millis(1))), ..draft.clone() };
+        assert_eq!(fingerprint(&draft, &key), fingerprint(&later, &key), "a repeat may have another due time");
         for other in others {
             assert_ne!(fingerprint(&other, &key), fingerprint(&draft, &key), "{other:?}");
         }
-        let with_id = |text: &str| Brought { text: text.into(), id: Some("task".into()), ..key.clone() };
+        let with_id = |text: &str| PublisherId { text: text.into(), id: Some("task".into()), ..key.clone() };
         assert_ne!(fingerprint(&draft, &with_id("a")), fingerprint(&draft, &with_id("b")));
     }
 }

@@ -1,8 +1,8 @@
-//! What the API document says beyond what the handlers' own descriptions can: patterns, limits, words, bodies of bytes, headers, and the
-//! paths that devices connect to.
+//! Amendments to the generated API document that the handlers' descriptions cannot express: patterns, limits, enumerations, binary bodies,
+//! headers, and the paths that devices connect to.
 //!
-//! `contract.json` has the amendments as data, each applied to the generated document once. A part that names something the document does
-//! not have fails a test, so that the two cannot drift apart.
+//! `contract.json` has the amendments as data. Each is applied to the generated document once. A test fails if an amendment names something
+//! that the document does not have.
 
 use serde_json::{Map, Value};
 
@@ -28,7 +28,7 @@ pub(super) fn amended(mut document: Value) -> Value {
     document
 }
 
-/// Calls that for every operation of every path.
+/// Calls `each` for every operation of every path.
 fn for_each_operation(document: &mut Value, mut each: impl FnMut(&mut Value)) {
     let paths = document["paths"].as_object_mut().into_iter().flat_map(Map::values_mut);
     for item in paths {
@@ -44,7 +44,7 @@ fn parameters_of(operation: &mut Value) -> &mut Vec<Value> {
     parameters.as_array_mut().expect("it was made an array")
 }
 
-/// A schema that is made of others becomes one object: a closed part would otherwise refuse the members of the other parts.
+/// Turns an `allOf` schema into one object. A closed part would otherwise reject the members of the other parts.
 fn flatten_schemas(document: &mut Value) {
     let known = document["components"]["schemas"].clone();
     let resolved = |part: &Value| match part["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
@@ -84,7 +84,7 @@ fn copy_schemas(document: &mut Value, copies: &Value) {
     }
 }
 
-/// Gives each parameter the schema of its name; a rule for some operations goes before one for all.
+/// Gives each parameter the schema for its name. A later rule overrides an earlier one.
 fn describe_parameters(operation: &mut Value, id: &str, rules: &Value) {
     let Some(parameters) = operation.get_mut("parameters").and_then(Value::as_array_mut) else { return };
     for parameter in parameters {
@@ -105,7 +105,7 @@ fn reference(name: &str) -> Value {
     serde_json::json!({ "$ref": format!("#/components/schemas/{name}") })
 }
 
-/// A merge as RFC 7396 has it: members are replaced one by one, `null` removes one.
+/// A merge patch of RFC 7396: replaces members one by one; `null` removes a member.
 fn merge(target: &mut Value, patch: &Value) {
     let Value::Object(members) = patch else {
         if !patch.is_null() {

@@ -1,30 +1,29 @@
-//! `…/dead-letters` and `…/redrive`: what could not be delivered, and another try at it.
+//! `…/dead-letters` and `…/redrive`: lists messages that Whimbrel gave up delivering, and delivers them again.
 
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::response::Response;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use whimbrel_model::Timestamp;
-use whimbrel_model::ports::{DeadLetter, DispatchAsk, DispatchTold};
+use whimbrel_model::ports::{DeadLetter, DispatchReply, DispatchRequest};
 
 use super::answer::{bounded_json_response, json_response};
+use super::api_state::ApiState;
 use super::documents::ProblemDocument;
-use super::door::Door;
 use super::keys::Scope;
-use super::problem::{Code, Problem};
+use super::problem::{ApiProblem, ApiResult, Code};
 use super::query::Query;
-use super::subscription_calls::{ask, find, found_with_fields, name_in_path, not_understood};
-use super::subscriptions::{require_looking, to_json};
+use super::subscription_calls::{ask, find, find_with_fields, name_in_path, wrong_reply};
+use super::subscriptions::{require_view, to_json};
 use whimbrel_catalogue::subscriptions::Subscription;
 
 const LIST_DEFAULT: usize = 100;
 const LIST_MAX: usize = 1_000;
-/// Ids that one redrive names.
+/// The maximum number of ids in one redrive.
 pub(super) const REDRIVE_IDS_MAX: usize = 10_000;
 
 /// A message that could not be delivered.
@@ -32,20 +31,20 @@ pub(super) const REDRIVE_IDS_MAX: usize = 10_000;
 #[schema(as = DeadLetter)]
 pub struct DeadLetterDocument {
     pub id: String,
-    /// Where the message is.
+    /// The topic, partition and offset of the message.
     pub topic: String,
     pub partition: u32,
     pub offset: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// The key, where it is not UTF-8 text.
+    /// The key in base64, if it is not UTF-8 text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_base64: Option<String>,
     pub reason: String,
     pub attempts: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_status: Option<u16>,
-    /// The start of the last answer.
+    /// The start of the last answer's body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_answer: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,26 +55,26 @@ pub struct DeadLetterDocument {
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeadLetterList {
-    /// The oldest first; those that were redriven are left out.
+    /// The oldest first, without those that were redriven.
     pub dead_letters: Vec<DeadLetterDocument>,
-    /// Where there may be more: go on with it.
+    /// Present if there may be more: pass it to get the next page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
 }
 
-/// Which dead letters: exactly one of the two.
+/// The dead letters to redrive: exactly one of the two fields.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct RedriveBody {
-    /// Of these messages.
+    /// The ids of the messages.
     pub ids: Option<Vec<String>>,
     pub all: Option<bool>,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct RedriveAnswer {
-    /// How many are delivered anew.
+    /// The number of messages that are delivered again.
     pub redriven: u64,
-    /// Ids of which there is no dead letter, or none that was not redriven already.
+    /// Ids without a dead letter, or whose dead letters were all redriven already.
     pub unknown: Vec<String>,
 }
 
@@ -84,7 +83,7 @@ pub struct RedriveAnswer {
     get, path = "/v1/subscriptions/{name}/dead-letters", tag = "subscriptions", operation_id = "list_dead_letters",
     params(
         ("name" = String, Path, description = "The subscription"),
-        ("limit" = Option<usize>, Query, description = "At most so many: 1 to 1000, 100 where it is not given"),
+        ("limit" = Option<usize>, Query, description = "The maximum number of dead letters: 1 to 1000, default 100"),
         ("cursor" = Option<String>, Query, description = "The `cursor` of the previous page"),
     ),
     responses(
@@ -93,82 +92,73 @@ pub struct RedriveAnswer {
         (status = "5XX", description = "`no_owner`, `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn list_dead_letters(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(super) async fn list_dead_letters(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let name = name_in_path(request.uri().path())?;
-    let caller = door.keys.caller(request.headers())?;
-    require_looking(&caller)?;
+    let caller = api.keys.caller(request.headers())?;
+    require_view(&caller)?;
     let (from, limit) = list_page(Query::parse(request.uri().query())?)?;
-    let subscription = find(&door, &caller, &name)?;
-    list_of(&door, &subscription, from, limit).await
+    let subscription = find(&api, &caller, &name)?;
+    list_of(&api, &subscription, from, limit).await
 }
 
-/// Which page of a listing is asked for: from where on, and how many.
-pub(super) fn list_page(mut query: Query<'_>) -> Result<(u64, usize), Problem> {
+/// The start position and limit of a list request.
+pub(super) fn list_page(mut query: Query<'_>) -> Result<(u64, usize), ApiProblem> {
     let limit: usize = query.take_parsed("limit", "a number")?.unwrap_or(LIST_DEFAULT);
-    let from: u64 = query.take_parsed("cursor", "one of an earlier page")?.unwrap_or(0);
+    let from: u64 = query.take_parsed("cursor", "the `cursor` of an earlier page")?.unwrap_or(0);
     query.end()?;
     if !(1..=LIST_MAX).contains(&limit) {
-        return Err(Problem::new(Code::BadParameter, format!("`limit` is 1 to {LIST_MAX}, not {limit}")));
+        return Err(ApiProblem::new(Code::BadParameter, format!("`limit` must be 1 to {LIST_MAX}, got {limit}")));
     }
     Ok((from, limit))
 }
 
-pub(super) async fn list_of(
-    door: &Door,
-    subscription: &Subscription,
-    from: u64,
-    limit: usize,
-) -> Result<Response, Problem> {
-    match ask(door, subscription.number(), DispatchAsk::DeadLetters { from, limit }).await? {
-        DispatchTold::DeadLetters { letters, next } => {
+pub(super) async fn list_of(api: &ApiState, subscription: &Subscription, from: u64, limit: usize) -> ApiResult {
+    match ask(api, subscription.number(), DispatchRequest::DeadLetters { from, limit }).await? {
+        DispatchReply::DeadLetters { letters, next } => {
             let dead_letters = letters.into_iter().map(document_of).collect();
             let list = DeadLetterList { dead_letters, cursor: next.map(|next| next.to_string()) };
-            bounded_json_response(door.answers.begin(), to_json(&list))
+            bounded_json_response(api.answers.begin(), to_json(&list))
         }
-        other => Err(not_understood(&other)),
+        other => Err(wrong_reply(&other)),
     }
 }
 
-/// Deliver dead letters anew
+/// Redrive dead letters
 ///
-/// Each begins again with its first attempt.
+/// Delivers them again, beginning with attempt 1.
 #[utoipa::path(
     post, path = "/v1/subscriptions/{name}/redrive", tag = "subscriptions", operation_id = "redrive",
     params(("name" = String, Path, description = "The subscription")),
     request_body(content = RedriveBody, content_type = "application/json"),
     responses(
-        (status = 200, description = "How many", body = RedriveAnswer, content_type = "application/json"),
+        (status = 200, description = "The number of redriven messages", body = RedriveAnswer, content_type = "application/json"),
         (status = "4XX", description = "`unknown_subscription`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`: some may be delivered twice where it is repeated", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`: a repeat may deliver some messages twice", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn redrive(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(super) async fn redrive(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    let (subscription, mut fields) = found_with_fields(&door, Scope::Admin, &parts, body).await?;
+    let (subscription, mut fields) = find_with_fields(&api, Scope::Admin, &parts, body).await?;
     let (ids, all) = (fields.texts("ids", REDRIVE_IDS_MAX)?, fields.flag("all")?);
     fields.end()?;
-    redrive_of(&door, &subscription, wanted_ids(ids, all)?).await
+    redrive_of(&api, &subscription, selected_ids(ids, all)?).await
 }
 
-/// Which dead letters are meant: those of some ids, or all of them.
-pub(super) fn wanted_ids(ids: Option<Vec<String>>, all: Option<bool>) -> Result<Option<Vec<String>>, Problem> {
+/// The selected dead letters: some ids, or `None` for all.
+pub(super) fn selected_ids(ids: Option<Vec<String>>, all: Option<bool>) -> Result<Option<Vec<String>>, ApiProblem> {
     match (ids, all) {
         (Some(ids), None | Some(false)) if !ids.is_empty() => Ok(Some(ids)),
         (None, Some(true)) => Ok(None),
-        _ => Err(Problem::new(Code::BadParameter, "give `ids`, or `\"all\":true`")),
+        _ => Err(ApiProblem::new(Code::BadParameter, "set either `ids` or `\"all\":true`")),
     }
 }
 
-pub(super) async fn redrive_of(
-    door: &Door,
-    subscription: &Subscription,
-    ids: Option<Vec<String>>,
-) -> Result<Response, Problem> {
-    match ask(door, subscription.number(), DispatchAsk::Redrive { ids }).await? {
-        DispatchTold::Redriven { count, unknown } => {
+pub(super) async fn redrive_of(api: &ApiState, subscription: &Subscription, ids: Option<Vec<String>>) -> ApiResult {
+    match ask(api, subscription.number(), DispatchRequest::Redrive { ids }).await? {
+        DispatchReply::Redriven { count, unknown } => {
             Ok(json_response(StatusCode::OK, to_json(&RedriveAnswer { redriven: count, unknown })))
         }
-        other => Err(not_understood(&other)),
+        other => Err(wrong_reply(&other)),
     }
 }
 

@@ -1,7 +1,7 @@
-//! `POST /dq/acceptMsg`: the door of c-delay-queue, for programs that already hand their tasks to it.
+//! `POST /dq/acceptMsg`: the compatible API of c-delay-queue.
 //!
-//! A task is a hold on the topic `functionName` under its `taskId`; `nonceStr` is its idempotency key. How often and how long its
-//! callback is tried travels with the message. It answers as that system does: always 200, `code` `"0"` or a negative number.
+//! A task becomes a hold on the topic `functionName` with the id `taskId`; `nonceStr` is its idempotency key. The retry rule of its
+//! callback is stored with the message. As in c-delay-queue, the status is always 200, and `code` is `"0"` or a negative number.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,25 +18,25 @@ use whimbrel_model::{Headers, check_brought_id};
 
 use super::accept::accept_one;
 use super::answer::json_response;
+use super::api_state::ApiState;
 use super::attributes::check_user_topic;
 use super::body::collect;
-use super::door::Door;
-use super::draft::{Brought, ContentType, DELAY_MAX, Draft, Later, check_payload_size};
-use super::json_fields::Fields;
+use super::draft::{ContentType, DELAY_MAX, DeliveryTime, Draft, PublisherId, check_payload_size};
+use super::json_fields::JsonFields;
 use super::keys::Scope;
-use super::problem::{Code, Problem};
+use super::problem::{ApiProblem, Code};
 use super::soraka::rule_header;
 use super::subscription_body::RETRY_TIMES_MAX;
 
-/// How long may lie between two tries, and how long one may take.
+/// The maximum delay between retries, and the maximum timeout of an attempt.
 const RETRY_INTERVAL_MAX_S: u64 = 7 * 86_400;
 const EXECUTE_TIMEOUT_MAX_S: u64 = 600;
-/// What a task's body may have beside its parameters. As JSON those take up to six times their own size.
+/// The maximum bytes of a body without its parameters. Escaping in JSON can make the parameters six times as large.
 const FRAME_BYTES_MAX: usize = 64 << 10;
 const ESCAPED_BYTES_MAX: usize = 6;
 const SECONDS: &str = "a whole number of seconds";
 
-/// A task, as c-delay-queue takes it.
+/// A task in the form of c-delay-queue.
 #[derive(Debug, ToSchema)]
 #[schema(rename_all = "camelCase")]
 pub struct DelayQueueTask {
@@ -44,25 +44,25 @@ pub struct DelayQueueTask {
     task_id: Option<String>,
     /// The topic.
     function_name: Option<String>,
-    /// The payload: a text as it is, anything else as JSON.
+    /// The payload: a string is used as it is, anything else as JSON.
     #[schema(value_type = Option<Object>)]
     params: Option<Value>,
-    /// How often its callback is tried again, by every subscription of the topic.
+    /// The number of retries of its callback, for each subscription of the topic.
     retry_count: Option<u64>,
-    /// In seconds, before each of those.
+    /// In seconds, before each retry.
     retry_interval: Option<u64>,
     /// In seconds.
     delay_time: Option<u64>,
-    /// In seconds: how long a callback may take.
+    /// The timeout of a callback, in seconds.
     execute_timeout: Option<u64>,
-    /// Makes a repeat safe; without it the task's id does.
+    /// The idempotency key. Default: the task's id.
     nonce_str: Option<String>,
 }
 
 impl DelayQueueTask {
-    /// What that system does not know is passed over, as it does.
-    fn read(body: &[u8]) -> Result<Self, Problem> {
-        let mut fields = Fields::of_body(body)?;
+    /// Ignores unknown fields, as c-delay-queue does.
+    fn read(body: &[u8]) -> Result<Self, ApiProblem> {
+        let mut fields = JsonFields::of_body(body)?;
         Ok(Self {
             task_id: fields.text("taskId")?,
             function_name: fields.text("functionName")?,
@@ -76,35 +76,36 @@ impl DelayQueueTask {
     }
 }
 
-/// A whole number, which some clients write as text.
-fn count_of(fields: &mut Fields, name: &'static str, what: &str) -> Result<Option<u64>, Problem> {
+/// A whole number. Some clients write it as a string.
+fn count_of(fields: &mut JsonFields, name: &'static str, what: &str) -> Result<Option<u64>, ApiProblem> {
     let Some(value) = fields.take(name) else { return Ok(None) };
     let count = match &value {
         Value::Number(number) => number.as_u64(),
         Value::String(text) => text.parse().ok(),
         _ => None,
     };
-    count.map(Some).ok_or_else(|| fields.wrong(name, format_args!("is {what}, 0 or more")))
+    count.map(Some).ok_or_else(|| fields.wrong(name, format_args!("must be {what}, 0 or more")))
 }
 
-/// What c-delay-queue answers.
+/// The answer of c-delay-queue.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DelayQueueAnswer {
-    /// `0`; `-100` for bad parameters, `-102` where the task's shard has no owner, `-103` where its id exists, `-1` for the rest.
+    /// `0` on success; `-100` for invalid parameters, `-102` if the task's shard has no owner, `-103` if its id exists, `-1` for other
+    /// errors.
     pub code: String,
     pub msg: String,
     #[schema(value_type = Option<Object>)]
     pub result: Option<Value>,
 }
 
-/// Hand over a task as to c-delay-queue
+/// Submit a task with the c-delay-queue API
 #[utoipa::path(
     post, path = "/dq/acceptMsg", tag = "older systems", operation_id = "delay_queue_accept",
     request_body(content = DelayQueueTask, content_type = "application/json"),
-    responses((status = 200, description = "What happened, also on failure", body = DelayQueueAnswer, content_type = "application/json")),
+    responses((status = 200, description = "Success or failure; see `code`", body = DelayQueueAnswer, content_type = "application/json")),
 )]
-pub(super) async fn accept_msg(State(door): State<Arc<Door>>, request: Request) -> Response {
-    let (code, msg) = match try_accept(&door, request).await {
+pub(super) async fn accept_msg(State(api): State<Arc<ApiState>>, request: Request) -> Response {
+    let (code, msg) = match try_accept(&api, request).await {
         Ok(()) => ("0", "OK".to_owned()),
         Err(problem) => {
             metrics::counter!(crate::metric_names::REFUSALS, "code" => problem.code().word()).increment(1);
@@ -124,30 +125,30 @@ fn code_of(code: Code) -> &'static str {
     }
 }
 
-async fn try_accept(door: &Arc<Door>, request: Request) -> Result<(), Problem> {
+async fn try_accept(api: &Arc<ApiState>, request: Request) -> Result<(), ApiProblem> {
     let (parts, body) = request.into_parts();
-    let caller = door.keys.caller(&parts.headers)?;
-    let mut load = door.in_flight.begin();
-    let (wait, payload_max) = (door.settings.body_wait, door.settings.payload_bytes_max);
+    let caller = api.keys.caller(&parts.headers)?;
+    let mut load = api.in_flight.begin();
+    let (wait, payload_max) = (api.settings.body_wait, api.settings.payload_bytes_max);
     let limit = payload_max.saturating_mul(ESCAPED_BYTES_MAX).saturating_add(FRAME_BYTES_MAX);
-    let too_large = || check_payload_size(usize::MAX, &door.settings).expect_err("nothing is that large");
+    let too_large = || check_payload_size(usize::MAX, &api.settings).expect_err("no payload is that large");
     let body = collect(body, &parts.headers, &mut load, wait, limit, too_large).await?;
     let task = DelayQueueTask::read(&body)?;
-    let topic = needed(task.function_name.as_deref(), "functionName")?.to_owned();
+    let topic = required(task.function_name.as_deref(), "functionName")?.to_owned();
     check_user_topic(&topic)?;
     caller.require_topic(Scope::Publish, &topic)?;
-    let draft = draft_of(task, door)?;
-    accept_one(door, &topic, caller.owner(), draft, load).await?;
+    let draft = draft_of(task, api)?;
+    accept_one(api, &topic, caller.owner(), draft, load).await?;
     Ok(())
 }
 
-fn draft_of(task: DelayQueueTask, door: &Door) -> Result<Draft, Problem> {
-    let settings = &door.settings;
-    let task_id = needed(task.task_id.as_deref(), "taskId")?;
-    let delay = needed(task.delay_time, "delayTime")?;
+fn draft_of(task: DelayQueueTask, api: &ApiState) -> Result<Draft, ApiProblem> {
+    let settings = &api.settings;
+    let task_id = required(task.task_id.as_deref(), "taskId")?;
+    let delay = required(task.delay_time, "delayTime")?;
     let delay = Duration::from_secs(delay);
     if delay > DELAY_MAX {
-        return Err(Problem::new(Code::BadDuration, "a task can be held for two years at most"));
+        return Err(ApiProblem::new(Code::BadDuration, "`delayTime` is over the maximum of two years"));
     }
     let (payload, content_type) = match task.params {
         None | Some(Value::Null) => (Bytes::new(), ContentType::Absent),
@@ -157,17 +158,17 @@ fn draft_of(task: DelayQueueTask, door: &Door) -> Result<Draft, Problem> {
     check_payload_size(payload.len(), settings)?;
     let rule = rule_of(task.retry_count, task.retry_interval, task.execute_timeout)?;
     let headers = if rule == DeliveryRule::default() { Headers::EMPTY } else { rule_header(&rule) };
-    let brought = brought_of(task_id, task.nonce_str.as_deref())?;
-    let later = Some(Later::After(delay));
-    Ok(Draft { key: None, payload, content_type, headers, brought: Some(brought), later, push: None })
+    let own_id = own_id_of(task_id, task.nonce_str.as_deref())?;
+    let later = Some(DeliveryTime::After(delay));
+    Ok(Draft { key: None, payload, content_type, headers, own_id: Some(own_id), later, push: None })
 }
 
-/// How a task's callback is tried. A timeout of nothing is none.
+/// The retry rule of a task's callback. A timeout of 0 means the default.
 fn rule_of(
     retry_count: Option<u64>,
     retry_interval: Option<u64>,
     execute_timeout: Option<u64>,
-) -> Result<DeliveryRule, Problem> {
+) -> Result<DeliveryRule, ApiProblem> {
     let times = bounded(retry_count, "retryCount", RETRY_TIMES_MAX)?;
     let interval = bounded(retry_interval, "retryInterval", RETRY_INTERVAL_MAX_S)?;
     let timeout = bounded(execute_timeout, "executeTimeout", EXECUTE_TIMEOUT_MAX_S)?.filter(|seconds| *seconds > 0);
@@ -182,26 +183,26 @@ fn rule_of(
     Ok(rule)
 }
 
-fn bounded(count: Option<u64>, name: &str, most: u64) -> Result<Option<u64>, Problem> {
+fn bounded(count: Option<u64>, name: &str, most: u64) -> Result<Option<u64>, ApiProblem> {
     let Some(count) = count else { return Ok(None) };
     if count <= most {
         return Ok(Some(count));
     }
-    Err(Problem::new(Code::BadParameter, format!("`{name}` is {most} at most")))
+    Err(ApiProblem::new(Code::BadParameter, format!("`{name}` must be at most {most}, got {count}")))
 }
 
-/// The task's id and its idempotency key, which differ: other doors would call that a contradiction.
-fn brought_of(task_id: &str, nonce: Option<&str>) -> Result<Brought, Problem> {
+/// The task's id and its idempotency key. They differ here, which other endpoints reject.
+fn own_id_of(task_id: &str, nonce: Option<&str>) -> Result<PublisherId, ApiProblem> {
     check_brought_id(task_id)?;
-    let by_id = Brought::by_id(task_id.into(), None);
+    let by_id = PublisherId::by_id(task_id.into(), None);
     let Some(nonce) = nonce.filter(|nonce| !nonce.is_empty()) else { return Ok(by_id) };
-    let by_key = Brought::checked(None, Some(nonce))?;
-    Ok(by_key.map_or(by_id, |by_key| Brought { id: Some(task_id.into()), ..by_key }))
+    let by_key = PublisherId::checked(None, Some(nonce))?;
+    Ok(by_key.map_or(by_id, |by_key| PublisherId { id: Some(task_id.into()), ..by_key }))
 }
 
-/// What a system's own form must have.
-pub(super) fn needed<T>(value: Option<T>, name: &str) -> Result<T, Problem> {
-    value.ok_or_else(|| Problem::new(Code::BadParameter, format!("`{name}` is missing")))
+/// A required field of a compatible API.
+pub(super) fn required<T>(value: Option<T>, name: &str) -> Result<T, ApiProblem> {
+    value.ok_or_else(|| ApiProblem::new(Code::BadParameter, format!("`{name}` is missing")))
 }
 
 #[cfg(test)]
@@ -209,19 +210,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mistake_is_told_with_its_field_and_what_that_takes() {
-        for (body, said) in [
-            (r#"{"delayTime":-1}"#, "`delayTime` is a whole number of seconds, 0 or more"),
-            (r#"{"delayTime":"soon"}"#, "`delayTime` is a whole number of seconds, 0 or more"),
-            (r#"{"retryCount":1.5}"#, "`retryCount` is a whole number, 0 or more"),
-            (r#"{"taskId":7}"#, "`taskId` is a text"),
+    fn errors_name_the_field_and_a_valid_value() {
+        for (body, detail) in [
+            (r#"{"delayTime":-1}"#, "`delayTime` must be a whole number of seconds, 0 or more"),
+            (r#"{"delayTime":"soon"}"#, "`delayTime` must be a whole number of seconds, 0 or more"),
+            (r#"{"retryCount":1.5}"#, "`retryCount` must be a whole number, 0 or more"),
+            (r#"{"taskId":7}"#, "`taskId` must be a string"),
         ] {
-            assert_eq!(DelayQueueTask::read(body.as_bytes()).unwrap_err().detail(), said, "{body}");
+            assert_eq!(DelayQueueTask::read(body.as_bytes()).unwrap_err().detail(), detail, "{body}");
         }
     }
 
     #[test]
-    fn problems_become_the_codes_of_that_system() {
+    fn problems_become_the_codes_of_c_delay_queue() {
         for (code, theirs) in [
             (Code::BadId, "-100"),
             (Code::BadJson, "-100"),

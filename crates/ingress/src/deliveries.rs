@@ -1,4 +1,4 @@
-//! What subscriptions did with one message: each subscription's owner is asked, and not waited for long.
+//! The delivery state of one message in each subscription. Each owner is asked, with a short timeout.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,97 +7,99 @@ use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use whimbrel_model::PartitionId;
-use whimbrel_model::ports::{AfterFailure, AttemptNote, AttemptOutcome, DispatchAsk, DispatchTold, Standing};
+use whimbrel_model::ports::{
+    AfterFailure, AttemptOutcome, AttemptRecord, DeliveryState, DispatchReply, DispatchRequest,
+};
 
-use super::door::Door;
+use super::api_state::ApiState;
 use super::keys::Caller;
-use super::subscription_calls::is_seen;
+use super::subscription_calls::is_visible;
 use whimbrel_catalogue::subscriptions::Subscription;
 use whimbrel_catalogue::topics::Topic;
 
-/// How long an owner is waited for.
+/// Timeout for an owner.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
-/// Owners that are asked at one time.
+/// The maximum number of owners that are asked concurrently.
 const ASKED_AT_ONCE: usize = 64;
 
-/// What one subscription did with a message.
+/// The delivery of a message by one subscription.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = Delivery)]
 pub struct DeliveryDocument {
     pub name: String,
-    /// `delivered`, `waiting`, `in_flight`, `retrying`, `dead`, `dropped`, `not_for_it` (before its beginning, or left out by its filter),
-    /// or `unknown` where its owner does not answer
+    /// `delivered`, `waiting`, `in_flight`, `retrying`, `dead`, `dropped`, `not_for_it` (before its start, or excluded by its filter), or
+    /// `unknown` if its owner does not answer
     pub state: String,
-    /// In the order of their times, as far as they are remembered.
+    /// Ordered by time. Old attempts may be missing.
     pub attempts: Vec<AttemptDocument>,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = Attempt)]
 pub struct AttemptDocument {
-    /// The first is 1.
+    /// Counts from 1.
     pub attempt: u32,
     pub at: String,
     pub took_ms: u32,
-    /// The subscription's run: a seek, a replay and a redrive begin a new one.
+    /// The run of the subscription. A seek, a replay and a redrive begin a new one.
     pub run: u32,
     /// `delivered` or `failed`
     pub outcome: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// Why it failed.
+    /// Why the attempt failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The start of the answer of a failed one.
+    /// The start of the answer's body, for a failed attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
-    /// What came after a failure: `retry`, `dead_letter` or `drop`
+    /// The step after a failure: `retry`, `dead_letter` or `drop`
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_at: Option<String>,
 }
 
-/// What each subscription of a topic that the caller may see did with the message at that place.
+/// The deliveries of a message by each subscription of its topic that the caller may see.
 pub(super) async fn deliveries_of(
-    door: &Arc<Door>,
+    api: &Arc<ApiState>,
     caller: &Caller,
     topic: &Topic,
     partition: PartitionId,
     offset: u64,
 ) -> Vec<DeliveryDocument> {
-    let mut readers = door.subscriptions.reading(&topic.name);
-    readers.retain(|reader| is_seen(caller, reader));
+    let mut readers = api.subscriptions.reading(&topic.name);
+    readers.retain(|reader| is_visible(caller, reader));
     let asked = readers.into_iter().map(|reader| {
-        let door = Arc::clone(door);
-        async move { delivery_of(&door, &reader, partition, offset).await }
+        let api = Arc::clone(api);
+        async move { delivery_of(&api, &reader, partition, offset).await }
     });
     futures_util::stream::iter(asked).buffered(ASKED_AT_ONCE).collect().await
 }
 
-async fn delivery_of(door: &Door, reader: &Subscription, partition: PartitionId, offset: u64) -> DeliveryDocument {
-    let asked = door.ports.dispatch.ask(reader.number(), DispatchAsk::Message { partition, offset });
+async fn delivery_of(api: &ApiState, reader: &Subscription, partition: PartitionId, offset: u64) -> DeliveryDocument {
+    let asked = api.ports.dispatch.ask(reader.number(), DispatchRequest::Message { partition, offset });
     let (state, attempts) = match tokio::time::timeout(ANSWER_WITHIN, asked).await {
-        Ok(Ok(DispatchTold::Message(standing))) => (word(standing.is), standing.attempts),
+        Ok(Ok(DispatchReply::Message(standing))) => (word(standing.is), standing.attempts),
         _ => ("unknown", Vec::new()),
     };
     let attempts = attempts.into_iter().map(attempt_document).collect();
     DeliveryDocument { name: reader.name.to_string(), state: state.to_owned(), attempts }
 }
 
-fn word(standing: Standing) -> &'static str {
+fn word(standing: DeliveryState) -> &'static str {
     match standing {
-        Standing::NotForIt => "not_for_it",
-        Standing::Waiting => "waiting",
-        Standing::InFlight => "in_flight",
-        Standing::Retrying => "retrying",
-        Standing::Delivered => "delivered",
-        Standing::Dead => "dead",
-        Standing::Dropped => "dropped",
+        DeliveryState::NotForIt => "not_for_it",
+        DeliveryState::Waiting => "waiting",
+        DeliveryState::InFlight => "in_flight",
+        DeliveryState::Retrying => "retrying",
+        DeliveryState::Delivered => "delivered",
+        DeliveryState::Dead => "dead",
+        DeliveryState::Dropped => "dropped",
     }
 }
 
-fn attempt_document(note: AttemptNote) -> AttemptDocument {
+fn attempt_document(note: AttemptRecord) -> AttemptDocument {
     let mut document = AttemptDocument {
         attempt: note.attempt,
         at: note.at.to_string(),

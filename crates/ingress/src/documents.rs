@@ -1,5 +1,5 @@
-//! What bodies and answers look like, for the API document. The answers themselves are written by hand where they are hot; a test
-//! reads them back by these types, so that the two cannot drift apart.
+//! The JSON bodies and answers of the API document. Frequent answers are serialized by hand; a test parses them with these types, so that
+//! both stay in step.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-/// A problem, as RFC 9457 writes it.
+/// A problem, in the format of RFC 9457.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = Problem)]
 pub struct ProblemDocument {
@@ -16,59 +16,59 @@ pub struct ProblemDocument {
     pub title: String,
     pub status: u16,
     pub detail: String,
-    /// A stable word that programs branch on.
+    /// A stable code for programs to branch on.
     pub code: String,
-    /// In a batch: the entry that is wrong.
+    /// In a batch: the index of the invalid entry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<u64>,
-    /// `damaged`: where reading can go on.
+    /// `damaged`: the offset at which reading can continue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resume_at: Option<u64>,
-    /// `offset_out_of_range`: the first offset that is kept.
+    /// `offset_out_of_range`: the first retained offset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_offset: Option<u64>,
-    /// `offset_out_of_range`: the offset that the next message will have.
+    /// `offset_out_of_range`: the offset of the next message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_offset: Option<u64>,
-    /// What the limit is, where one was passed.
+    /// The limit that was exceeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
-    /// `partly_appended`: for each message its place, or an `error` that is a problem.
+    /// `partly_appended`: for each message its partition and offset, or an `error` that is a problem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub messages: Option<Vec<Value>>,
-    /// `already_fired`: when.
+    /// `already_fired`: when the hold fired.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fired_at: Option<String>,
-    /// `already_withdrawn`: when.
+    /// `already_withdrawn`: when the hold was withdrawn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub withdrawn_at: Option<String>,
-    /// `already_dead`: when.
+    /// `already_dead`: when the hold failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub died_at: Option<String>,
-    /// `already_dead`: why.
+    /// `already_dead`: why the hold failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// `version_differs`: the version that the hold has.
+    /// `version_differs`: the current version of the hold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// `version_differs`: when the hold is due.
+    /// `version_differs`: the current due time of the hold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due: Option<String>,
-    /// `holds_pending`: how many.
+    /// `holds_pending`: the number of pending holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
-    /// In a body of JSON: the field that is wrong.
+    /// In a JSON body: the invalid field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
-    /// `topic_subscribed`: which.
+    /// `topic_subscribed`: the subscriptions that read the topic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subscriptions: Option<Vec<String>>,
-    /// `not_ready`: why.
+    /// `not_ready`: why the process is not ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasons: Option<Vec<String>>,
 }
 
-/// Where a message is.
+/// The partition and offset of a published message.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PublishAnswer {
@@ -78,7 +78,7 @@ pub struct PublishAnswer {
     pub offset: u64,
 }
 
-/// A message that is held.
+/// A held message.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HeldAnswer {
@@ -86,11 +86,11 @@ pub struct HeldAnswer {
     pub topic: String,
     /// `held`
     pub state: String,
-    /// When it will be in its topic.
+    /// The time at which Whimbrel appends the message to its topic.
     pub due: String,
 }
 
-/// Where a message of a batch is.
+/// The result of one message of a batch.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum EntryAnswer {
@@ -100,33 +100,34 @@ pub enum EntryAnswer {
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct BatchAnswer {
-    /// One answer each, in order.
+#[schema(as = BatchAnswer)]
+pub struct BatchAnswerDocument {
+    /// One answer for each entry, in order.
     pub messages: Vec<EntryAnswer>,
 }
 
-/// An entry of a batch. It has exactly one of `payload`, `payload_base64` and `json`.
+/// An entry of a batch. Exactly one of `payload`, `payload_base64` and `json` is required.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = NewMessage)]
 pub struct NewMessageDocument {
-    /// A payload that is text.
+    /// The payload, if it is text.
     pub payload: Option<String>,
-    /// A payload that is not.
+    /// The payload in base64, if it is not text.
     pub payload_base64: Option<String>,
-    /// A payload that is JSON; its content type is then `application/json`.
+    /// The payload, if it is JSON. The content type is then `application/json`.
     pub json: Option<Value>,
     pub key: Option<String>,
-    /// An id of the publisher's own: a repeat returns the first answer.
+    /// An id chosen by the publisher. A repeat returns the first answer.
     pub id: Option<String>,
     pub headers: Option<BTreeMap<String, String>>,
     pub content_type: Option<String>,
-    /// Hold it for a duration such as `30s`, or so many milliseconds.
+    /// Hold the message for a duration such as `30s`, or a number of milliseconds.
     pub delay: Option<String>,
-    /// Hold it until this time.
+    /// Hold the message until this time.
     pub deliver_at: Option<String>,
 }
 
-/// A message as it is read.
+/// A stored message.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = Message)]
@@ -135,31 +136,31 @@ pub struct MessageDocument {
     pub topic: String,
     pub partition: u32,
     pub offset: u64,
-    /// Absent where the message has no key.
+    /// Absent if the message has no key.
     #[serde(default)]
     pub key: Option<String>,
-    /// The key, where it is not UTF-8 text.
+    /// The key in base64, if it is not UTF-8 text.
     #[serde(default)]
     pub key_base64: Option<String>,
     pub headers: BTreeMap<String, String>,
     #[serde(default)]
     pub content_type: Option<String>,
     pub published_at: String,
-    /// When a message that was held was due.
+    /// For a message that was held: its due time.
     #[serde(default)]
     pub due: Option<String>,
-    /// When a message that was held came into its topic.
+    /// For a message that was held: the time of its append to the topic.
     #[serde(default)]
     pub fired_at: Option<String>,
-    /// A payload that is text.
+    /// The payload, if it is text.
     #[serde(default)]
     pub payload: Option<String>,
-    /// A payload that is not.
+    /// The payload in base64, if it is not text.
     #[serde(default)]
     pub payload_base64: Option<String>,
 }
 
-/// What an id leads to.
+/// The message of an id, in its topic or held.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum FoundMessage {
@@ -171,61 +172,61 @@ pub enum FoundMessage {
 #[serde(deny_unknown_fields)]
 pub struct ReadAnswer {
     pub messages: Vec<MessageDocument>,
-    /// Where to read on.
+    /// The offset at which to continue reading.
     pub next_offset: u64,
 }
 
-/// A message in its topic, and what became of it.
+/// A message in its topic, and its deliveries.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct MessageState {
-    /// `published`, or `fired` where it was held
+    /// `published`, or `fired` if the message was held
     pub state: String,
     #[serde(flatten)]
     pub message: MessageDocument,
-    /// What each subscription of its topic did with it.
+    /// The delivery state in each subscription of its topic.
     pub subscriptions: Vec<super::deliveries::DeliveryDocument>,
 }
 
-/// A message that is held, or that was held and is not in its topic: withdrawn, dead, or fired and no longer kept.
+/// A held message, or one that was held and is not in its topic: withdrawn, dead, or fired and no longer retained.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct HeldMessageState {
     #[serde(flatten)]
     pub hold: HoldDocument,
-    /// What each subscription did with it: nothing.
+    /// Always empty: no subscription has seen the message.
     pub subscriptions: Vec<Value>,
 }
 
-/// A hold: pending, or what became of it.
+/// A hold, pending or ended.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = Hold)]
 pub struct HoldDocument {
     pub id: String,
-    /// Empty where the topic of a hold that is over is gone.
+    /// Empty if the hold has ended and its topic is deleted.
     pub topic: String,
-    /// Of a pending one that has a key.
+    /// Set for a pending hold with a key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// The key, where it is not UTF-8 text.
+    /// The key in base64, if it is not UTF-8 text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_base64: Option<String>,
     /// `held`, `fired`, `withdrawn` or `dead`
     pub state: String,
     pub due: String,
     pub published_at: String,
-    /// Of a pending one: what `if_version` compares.
+    /// Set for a pending hold: the version that `if_version` is compared with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fired_at: Option<String>,
-    /// Of a fired one: where in its topic its message is.
+    /// Set for a fired hold: the partition of its message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub withdrawn_at: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub died_at: Option<String>,
-    /// Why a dead one could never be written.
+    /// Set for a dead hold: why its message cannot be appended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -234,9 +235,9 @@ pub struct HoldDocument {
 #[serde(deny_unknown_fields)]
 #[schema(as = HoldList)]
 pub struct HoldListDocument {
-    /// In due order.
+    /// Ordered by due time.
     pub holds: Vec<HoldDocument>,
-    /// Where there may be more: go on with it.
+    /// Present if there may be more: pass it to get the next page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
 }
@@ -246,7 +247,7 @@ pub struct HoldListDocument {
 #[schema(as = HoldCount)]
 pub struct HoldCountDocument {
     pub count: u64,
-    /// What comes due when, without the empty ones.
+    /// The number of due holds in each interval. Empty intervals are left out.
     pub buckets: Vec<HoldBucketDocument>,
 }
 
@@ -259,7 +260,7 @@ pub struct HoldBucketDocument {
     pub count: u64,
 }
 
-/// What a command did to a hold.
+/// The result of a command on a hold.
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = HoldOutcome)]
@@ -272,7 +273,7 @@ pub struct HoldOutcomeDocument {
     pub version: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fired_at: Option<String>,
-    /// Where its message is.
+    /// The partition of the message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -289,19 +290,20 @@ impl HoldOutcomeDocument {
 #[serde(deny_unknown_fields)]
 pub struct SearchAnswer {
     pub messages: Vec<MessageDocument>,
-    /// How many records were looked at.
+    /// The number of records that the search has read.
     pub scanned: u64,
-    /// Whether everything that was asked about has been looked at.
+    /// Whether the search covered the whole requested range.
     pub complete: bool,
-    /// Where to look on, where it is not complete.
+    /// Present if the search is incomplete: pass it to continue.
     #[serde(default)]
     pub cursor: Option<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct Ready {
+#[schema(as = Ready)]
+pub struct ReadyDocument {
     pub ready: bool,
-    /// Trouble elsewhere that does not keep this process from serving, such as stale shards of presence.
+    /// Conditions that do not prevent this process from serving, such as stale shards of presence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! A message as its publisher brought it: checked, not yet placed. Every door makes drafts; [`super::accept`] makes records of them.
+//! Drafts: validated messages that have no partition yet. All endpoints create drafts; [`super::accept`] turns them into records.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use whimbrel_model::push::{HEADER_PUSH, PUSH_MESSAGE_HEAD};
 use whimbrel_model::record::HEADER_CONTENT_TYPE;
 use whimbrel_model::{Headers, HeadersBuilder, Timestamp, check_brought_id, parse_duration};
 
-use super::problem::{Code, Problem};
+use super::problem::{ApiProblem, Code};
 use super::settings::ReceiveSettings;
 use whimbrel_model::header_rules;
 
-/// A message may be held for so long at most: two years.
+/// The maximum time that a message can be held: two years.
 pub(crate) const DELAY_MAX: Duration = Duration::from_secs(2 * 366 * 86_400);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,90 +21,91 @@ pub(crate) struct Draft {
     pub(crate) key: Option<Bytes>,
     pub(crate) payload: Bytes,
     pub(crate) content_type: ContentType,
-    /// The publisher's own headers, as they will travel.
+    /// The publisher's own headers, as they are stored.
     pub(crate) headers: Headers,
-    /// What makes a repeat return the first answer.
-    pub(crate) brought: Option<Brought>,
-    /// When it shall be in its topic, where that is not now.
-    pub(crate) later: Option<Later>,
-    /// What it is to people, where it goes to them.
+    /// The publisher's id or idempotency key: a repeat with it returns the first answer.
+    pub(crate) own_id: Option<PublisherId>,
+    /// The requested delivery time, if it is not now.
+    pub(crate) later: Option<DeliveryTime>,
+    /// The push part, if the message goes to users.
     pub(crate) push: Option<PushPart>,
 }
 
-/// What makes a message a push: the task in front of its record's headers, whose id is known only when the message is accepted.
+/// The part that makes a message a push: the task in the first header of its record. The task's id is known only when the message is
+/// accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PushPart {
     /// The task as JSON, from the end of its id on.
     pub(crate) rest: Bytes,
-    /// So many bytes at its end say only by which names it came: a repeat may come by one of them alone.
+    /// The number of bytes at the end of `rest` that contain only the push's names. A repeat may have a different set of names.
     pub(crate) names_bytes: usize,
-    /// Of a push whose users are of several partitions, and which is a record in each of them.
+    /// Set for a push whose users are in several partitions. It becomes one record in each of them.
     pub(crate) share: Option<Box<PushShare>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PushShare {
-    /// The id that the message has for its users, in whichever partition they are.
+    /// The id of the message for its users, the same in every partition.
     pub(crate) id: Box<str>,
     /// The id of this partition's record.
     pub(crate) record_id: Box<str>,
-    /// Tells other users from the same, whatever their partitions.
+    /// A checksum of all users, to tell pushes to different users apart.
     pub(crate) uids_sum: [u8; 8],
 }
 
 impl PushPart {
-    /// What must be the same for two pushes to be the same, beside their payload and their key.
+    /// The bytes that must be equal in two repeats of a push, beside payload and key.
     pub(crate) fn essence(&self) -> &[u8] {
         &self.rest[..self.rest.len().saturating_sub(self.names_bytes)]
     }
 
-    /// The id of the record, where it is made already.
+    /// The id of the record, if it is already chosen.
     pub(crate) fn record_id(&self) -> Option<&str> {
         self.share.as_ref().map(|share| &*share.record_id)
     }
 
-    /// Writes the task: in front of all other headers.
+    /// Writes the task, before all other headers.
     pub(crate) fn write_to(&self, headers: &mut HeadersBuilder, record_id: &[u8]) {
         let id = self.share.as_ref().map_or(record_id, |share| share.id.as_bytes());
         headers.push_parts(HEADER_PUSH, &[PUSH_MESSAGE_HEAD, id, &self.rest]);
     }
 }
 
-/// A wish to be delivered later. A delay begins when the message is accepted, not when its first byte came.
+/// A requested delivery time. A delay starts when the message is accepted, not when its first byte arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Later {
+pub(crate) enum DeliveryTime {
     After(Duration),
     At(Timestamp),
 }
 
-impl Later {
-    /// Judges what was asked for. What is due already is held too, and fires at once.
+impl DeliveryTime {
+    /// Validates the parameters. A message that is already due is held too, and fires at once.
     pub(crate) fn checked(
         delay: Option<&str>,
         deliver_at: Option<&str>,
         now: Timestamp,
-    ) -> Result<Option<Self>, Problem> {
+    ) -> Result<Option<Self>, ApiProblem> {
         let later = match (delay, deliver_at) {
             (None, None) => return Ok(None),
             (Some(_), Some(_)) => {
-                return Err(Problem::new(Code::BadParameter, "give `delay` or `deliver_at`, not both"));
+                return Err(ApiProblem::new(Code::BadParameter, "`delay` and `deliver_at` are both set: set only one"));
             }
-            (Some(delay), None) => {
-                Self::After(parse_duration(delay).map_err(|error| Problem::new(Code::BadDuration, error.to_string()))?)
-            }
+            (Some(delay), None) => Self::After(
+                parse_duration(delay).map_err(|error| ApiProblem::new(Code::BadDuration, error.to_string()))?,
+            ),
             (None, Some(at)) => Self::At(
-                Timestamp::parse_no_earlier(at).map_err(|error| Problem::new(Code::BadTime, error.to_string()))?,
+                Timestamp::parse_no_earlier(at).map_err(|error| ApiProblem::new(Code::BadTime, error.to_string()))?,
             ),
         };
         later.check_distance(now)?;
         Ok(Some(later))
     }
 
-    fn check_distance(self, now: Timestamp) -> Result<(), Problem> {
-        let detail = "a message can be held for two years at most";
+    fn check_distance(self, now: Timestamp) -> Result<(), ApiProblem> {
+        let detail = "the message would be held for more than the maximum of two years";
         match self {
-            Self::After(delay) if delay > DELAY_MAX => Err(Problem::new(Code::BadDuration, detail)),
-            Self::At(at) if is_too_far(at, now) => Err(Problem::new(Code::BadTime, detail)),
+            Self::After(delay) if delay > DELAY_MAX => Err(ApiProblem::new(Code::BadDuration, detail)),
+            Self::At(at) if is_too_far(at, now) => Err(ApiProblem::new(Code::BadTime, detail)),
             _ => Ok(()),
         }
     }
@@ -120,13 +121,13 @@ impl Later {
     }
 }
 
-/// Whether a time is further away than a message may be held.
+/// Whether `due` is further in the future than the maximum hold time.
 pub(crate) fn is_too_far(due: Timestamp, now: Timestamp) -> bool {
     let ahead_ms = due.as_millis().saturating_sub(now.as_millis());
     u128::try_from(ahead_ms).is_ok_and(|ahead_ms| ahead_ms > DELAY_MAX.as_millis())
 }
 
-/// The payload's media type. The one that most batches have costs no allocation.
+/// The payload's media type. JSON, the most frequent one in batches, needs no allocation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ContentType {
     Absent,
@@ -143,8 +144,8 @@ impl ContentType {
         }
     }
 
-    /// Takes what a publisher wrote, where it can travel as a header.
-    pub(crate) fn checked(text: &[u8], settings: &ReceiveSettings) -> Result<Self, Problem> {
+    /// Validates a media type as a header value.
+    pub(crate) fn checked(text: &[u8], settings: &ReceiveSettings) -> Result<Self, ApiProblem> {
         if text == b"application/json" {
             return Ok(Self::Json);
         }
@@ -153,29 +154,29 @@ impl ContentType {
     }
 }
 
-/// An id or an idempotency key of the publisher's own.
+/// An id or an idempotency key that the publisher chose.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Brought {
+pub(crate) struct PublisherId {
     pub(crate) kind: ClaimKind,
     pub(crate) text: Box<str>,
-    /// The id that a message under an idempotency key shall have: only older systems bring both.
+    /// The message id that accompanies an idempotency key. Only compatible endpoints of older systems send both.
     pub(crate) id: Option<Box<str>>,
-    /// A second name under which the same message may come again: only a push has one.
+    /// A second name under which the message may be repeated. Only a push has one.
     pub(crate) also: Option<Box<str>>,
 }
 
-impl Brought {
+impl PublisherId {
     pub(crate) fn by_id(id: Box<str>, also: Option<Box<str>>) -> Self {
         Self { kind: ClaimKind::Id, text: id, id: None, also }
     }
 
-    /// Everything that a repeat may come under.
+    /// All names under which the message may be repeated.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&*self.text).chain(self.also.as_deref())
     }
 
-    /// Judges what was brought. Both are one thing where they say the same, and a contradiction otherwise.
-    pub(crate) fn checked(id: Option<&str>, idempotency_key: Option<&str>) -> Result<Option<Self>, Problem> {
+    /// Validates id and key. If both are given, they must be equal.
+    pub(crate) fn checked(id: Option<&str>, idempotency_key: Option<&str>) -> Result<Option<Self>, ApiProblem> {
         if let Some(id) = id {
             check_brought_id(id)?;
         }
@@ -183,15 +184,14 @@ impl Brought {
             let printable = key.bytes().all(|b| (0x20..0x7f).contains(&b));
             if !(1..=IDEMPOTENCY_KEY_MAX_CHARS).contains(&key.len()) || !printable {
                 let detail =
-                    format!("an idempotency key has 1 to {IDEMPOTENCY_KEY_MAX_CHARS} printable ASCII characters");
-                return Err(Problem::new(Code::BadParameter, detail));
+                    format!("`Idempotency-Key` needs 1 to {IDEMPOTENCY_KEY_MAX_CHARS} printable ASCII characters");
+                return Err(ApiProblem::new(Code::BadParameter, detail));
             }
         }
         match (id, idempotency_key) {
-            (Some(id), Some(key)) if id != key => Err(Problem::new(
-                Code::BadParameter,
-                "an id of your own makes a repeat safe by itself: send it or an idempotency key, not two different ones",
-            )),
+            (Some(id), Some(key)) if id != key => {
+                Err(ApiProblem::new(Code::BadParameter, "id and idempotency key differ: send only one"))
+            }
             (Some(id), _) => Ok(Some(Self::by_id(id.into(), None))),
             (None, Some(key)) => Ok(Some(Self { kind: ClaimKind::Key, text: key.into(), id: None, also: None })),
             (None, None) => Ok(None),
@@ -199,22 +199,22 @@ impl Brought {
     }
 }
 
-pub(crate) fn check_key(key: &[u8]) -> Result<(), Problem> {
+pub(crate) fn check_key(key: &[u8]) -> Result<(), ApiProblem> {
     if (1..=KEY_MAX_BYTES).contains(&key.len()) {
         return Ok(());
     }
-    Err(Problem::new(Code::BadKey, format!("a partition key has 1 to {KEY_MAX_BYTES} bytes, not {}", key.len())))
+    Err(ApiProblem::new(Code::BadKey, format!("the partition key has {} bytes, not 1 to {KEY_MAX_BYTES}", key.len())))
 }
 
-pub(crate) fn check_payload_size(size: usize, settings: &ReceiveSettings) -> Result<(), Problem> {
+pub(crate) fn check_payload_size(size: usize, settings: &ReceiveSettings) -> Result<(), ApiProblem> {
     let limit = settings.payload_bytes_max;
     if size <= limit {
         return Ok(());
     }
-    Err(Problem::new(Code::PayloadTooLarge, format!("a payload has at most {limit} bytes")).with("limit", limit))
+    Err(ApiProblem::new(Code::PayloadTooLarge, format!("the payload is over {limit} bytes")).with("limit", limit))
 }
 
-/// Collects a message's own headers, judging each.
+/// Collects and validates the publisher's own headers.
 pub(crate) struct OwnHeaders<'a> {
     settings: &'a ReceiveSettings,
     builder: HeadersBuilder,
@@ -226,18 +226,18 @@ impl<'a> OwnHeaders<'a> {
         Self { settings, builder: HeadersBuilder::default(), count: 0 }
     }
 
-    /// Adds a header. Its name travels in lower case.
-    pub(crate) fn push(&mut self, name: &str, value: &[u8]) -> Result<(), Problem> {
+    /// Adds a header. Its name is stored in lower case.
+    pub(crate) fn push(&mut self, name: &str, value: &[u8]) -> Result<(), ApiProblem> {
         let limit = self.settings.headers_max;
         if self.count == limit {
-            return Err(Problem::new(Code::TooManyHeaders, format!("a message has at most {limit} headers"))
+            return Err(ApiProblem::new(Code::TooManyHeaders, format!("the message has more than {limit} headers"))
                 .with("limit", limit));
         }
         let is_token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
         if name.is_empty() || !name.bytes().all(is_token) {
-            return Err(Problem::new(
+            return Err(ApiProblem::new(
                 Code::BadHeader,
-                "a header's name is made of letters, digits and !#$%&'*+-.^_`|~",
+                "a header name is empty or has a character other than letters, digits and !#$%&'*+-.^_`|~",
             ));
         }
         check_header_value(name, value, self.settings)?;
@@ -248,10 +248,10 @@ impl<'a> OwnHeaders<'a> {
         }
     }
 
-    fn push_lower(&mut self, name: &str, value: &[u8]) -> Result<(), Problem> {
+    fn push_lower(&mut self, name: &str, value: &[u8]) -> Result<(), ApiProblem> {
         if header_rules::is_no_messages(name) {
-            let detail = format!("`{name}` is set by whoever delivers the message, and cannot be brought by it");
-            return Err(Problem::new(Code::ReservedHeader, detail));
+            let detail = format!("header `{name}` is reserved: Whimbrel sets it on delivery. Remove it");
+            return Err(ApiProblem::new(Code::ReservedHeader, detail));
         }
         self.builder.push(name, value);
         self.count += 1;
@@ -264,30 +264,30 @@ impl<'a> OwnHeaders<'a> {
     }
 }
 
-fn check_header_value(name: &str, value: &[u8], settings: &ReceiveSettings) -> Result<(), Problem> {
+fn check_header_value(name: &str, value: &[u8], settings: &ReceiveSettings) -> Result<(), ApiProblem> {
     let limit = settings.header_bytes_max;
     if name.len() + value.len() > limit {
-        let detail = format!("a header's name and value have at most {limit} bytes together");
-        return Err(Problem::new(Code::HeaderTooLarge, detail).with("limit", limit));
+        let detail = format!("header `{name}` has more than {limit} bytes, name and value together");
+        return Err(ApiProblem::new(Code::HeaderTooLarge, detail).with("limit", limit));
     }
     if value.iter().all(|b| *b == b'\t' || (*b >= 0x20 && *b != 0x7f)) {
         return Ok(());
     }
-    Err(Problem::new(Code::BadHeader, format!("the value of `{name}` has characters that a header cannot carry")))
+    Err(ApiProblem::new(Code::BadHeader, format!("the value of `{name}` has invalid characters")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn code<T: std::fmt::Debug>(outcome: Result<T, Problem>) -> Code {
+    fn code<T: std::fmt::Debug>(outcome: Result<T, ApiProblem>) -> Code {
         outcome.unwrap_err().code()
     }
 
     #[test]
-    fn a_wish_for_later_is_judged() {
+    fn delay_and_deliver_at_are_validated() {
         let now = Timestamp::from_millis(0);
-        let later = |delay, at| Later::checked(delay, at, now);
+        let later = |delay, at| DeliveryTime::checked(delay, at, now);
         assert_eq!(later(None, None).unwrap(), None);
         assert_eq!(code(later(Some("soon"), None)), Code::BadDuration);
         assert_eq!(code(later(Some("-1s"), None)), Code::BadDuration);
@@ -295,19 +295,19 @@ mod tests {
         assert_eq!(code(later(None, Some("tomorrow"))), Code::BadTime);
         assert_eq!(code(later(None, Some("2026-11-15T00:00:00Z"))), Code::BadTime);
         assert_eq!(code(later(Some("1s"), Some("1970-01-01T00:00:00Z"))), Code::BadParameter);
-        assert_eq!(later(Some("30s"), None).unwrap(), Some(Later::After(Duration::from_secs(30))));
+        assert_eq!(later(Some("30s"), None).unwrap(), Some(DeliveryTime::After(Duration::from_secs(30))));
         let long_ago = later(None, Some("1969-01-02T00:00:00Z")).unwrap().unwrap();
-        assert!(long_ago.due(now) < now, "what is due already is held too");
+        assert!(long_ago.due(now) < now, "a message that is already due is held too");
     }
 
     #[test]
     fn a_delay_begins_when_the_message_is_accepted() {
-        let later = Later::checked(Some("10ms"), None, Timestamp::from_millis(0)).unwrap().unwrap();
+        let later = DeliveryTime::checked(Some("10ms"), None, Timestamp::from_millis(0)).unwrap().unwrap();
         assert_eq!(later.due(Timestamp::from_millis(5)), Timestamp::from_millis(15));
     }
 
     #[test]
-    fn headers_that_a_callback_sets_cannot_be_brought() {
+    fn headers_that_a_callback_sets_are_reserved() {
         let settings = ReceiveSettings::default();
         for name in ["host", "Content-Length", "webhook-id", "Whimbrel-Topic", "transfer-encoding", "Connection"] {
             assert_eq!(code(OwnHeaders::new(&settings).push(name, b"x")), Code::ReservedHeader, "{name}");
@@ -332,11 +332,11 @@ mod tests {
 
     #[test]
     fn an_id_and_a_key_must_not_contradict_each_other() {
-        assert_eq!(Brought::checked(None, None).unwrap(), None);
-        assert_eq!(Brought::checked(Some("a"), Some("a")).unwrap().unwrap().kind, ClaimKind::Id);
-        assert_eq!(Brought::checked(None, Some("a b")).unwrap().unwrap().kind, ClaimKind::Key);
-        assert_eq!(code(Brought::checked(Some("a"), Some("b"))), Code::BadParameter);
-        assert_eq!(code(Brought::checked(Some("a.b"), None)), Code::BadId);
-        assert_eq!(code(Brought::checked(None, Some(""))), Code::BadParameter);
+        assert_eq!(PublisherId::checked(None, None).unwrap(), None);
+        assert_eq!(PublisherId::checked(Some("a"), Some("a")).unwrap().unwrap().kind, ClaimKind::Id);
+        assert_eq!(PublisherId::checked(None, Some("a b")).unwrap().unwrap().kind, ClaimKind::Key);
+        assert_eq!(code(PublisherId::checked(Some("a"), Some("b"))), Code::BadParameter);
+        assert_eq!(code(PublisherId::checked(Some("a.b"), None)), Code::BadId);
+        assert_eq!(code(PublisherId::checked(None, Some(""))), Code::BadParameter);
     }
 }

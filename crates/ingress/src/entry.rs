@@ -1,6 +1,6 @@
 //! One entry of a batch: `{"payload" | "payload_base64" | "json", "key", "id", "headers", "content_type", "delay", "deliver_at"}`.
 //!
-//! Parsed by borrowing from the entry's bytes; what the message keeps is copied once, into a buffer that the batch shares.
+//! The parser borrows from the entry's bytes. Kept bytes are copied once, into a buffer that the whole batch shares.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,11 +13,11 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use whimbrel_model::{Headers, Timestamp};
 
-use super::draft::{Brought, ContentType, Draft, Later, OwnHeaders, check_key, check_payload_size};
-use super::problem::{Code, Problem};
+use super::draft::{ContentType, DeliveryTime, Draft, OwnHeaders, PublisherId, check_key, check_payload_size};
+use super::problem::{ApiProblem, Code};
 use super::settings::ReceiveSettings;
 
-/// Base64 with or without its padding, as the many who write it do.
+/// Base64 with or without padding, because publishers send both.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &ALPHABET,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
@@ -39,33 +39,33 @@ struct RawEntry<'a> {
     #[serde(borrow, default)]
     content_type: Option<Text<'a>>,
     #[serde(borrow, default)]
-    headers: Option<Pairs<'a>>,
+    headers: Option<HeaderPairs<'a>>,
     #[serde(borrow, default)]
     delay: Option<DurationText<'a>>,
     #[serde(borrow, default)]
     deliver_at: Option<Text<'a>>,
 }
 
-/// Makes drafts of entries, one after the other.
+/// Turns entries into drafts, one after the other.
 pub(super) struct EntryReader<'a> {
     settings: &'a ReceiveSettings,
     now: Timestamp,
-    /// Keys and payloads of the whole batch, carved off one by one.
+    /// The buffer for keys and payloads of the whole batch. Each is split off.
     kept: BytesMut,
     own_headers: OwnHeaders<'a>,
 }
 
 impl<'a> EntryReader<'a> {
-    /// `expected_bytes`: about what the batch has.
+    /// `expected_bytes`: the approximate size of the batch.
     pub(super) fn new(settings: &'a ReceiveSettings, now: Timestamp, expected_bytes: usize) -> Self {
         let kept = BytesMut::with_capacity(expected_bytes.min(settings.batch_bytes_max));
         Self { settings, now, kept, own_headers: OwnHeaders::new(settings) }
     }
 
-    pub(super) fn read(&mut self, entry: &[u8]) -> Result<Draft, Problem> {
+    pub(super) fn read(&mut self, entry: &[u8]) -> Result<Draft, ApiProblem> {
         let raw: RawEntry<'_> = serde_json::from_slice(entry).map_err(|error| {
             let code = if error.is_data() { Code::BadEntry } else { Code::BadJson };
-            Problem::new(code, error.to_string())
+            ApiProblem::new(code, error.to_string())
         })?;
         let forms = PayloadForms { payload: raw.payload.as_ref(), base64: raw.payload_base64.as_ref(), json: raw.json };
         let (payload, by_form) = forms.read(&mut self.kept, self.settings, Code::BadEntry)?;
@@ -74,9 +74,9 @@ impl<'a> EntryReader<'a> {
             Some(text) => ContentType::checked(text.0.as_bytes(), self.settings)?,
             None => by_form,
         };
-        let brought = Brought::checked(raw.id.as_ref().map(|id| &*id.0), None)?;
+        let own_id = PublisherId::checked(raw.id.as_ref().map(|id| &*id.0), None)?;
         let delay = raw.delay.as_ref().map(|delay| &*delay.0);
-        let later = Later::checked(delay, raw.deliver_at.as_ref().map(|at| &*at.0), self.now)?;
+        let later = DeliveryTime::checked(delay, raw.deliver_at.as_ref().map(|at| &*at.0), self.now)?;
         let headers = match raw.headers {
             None => Headers::EMPTY,
             Some(pairs) => {
@@ -86,7 +86,7 @@ impl<'a> EntryReader<'a> {
                 self.own_headers.take()
             }
         };
-        Ok(Draft { key, payload, content_type, headers, brought, later, push: None })
+        Ok(Draft { key, payload, content_type, headers, own_id, later, push: None })
     }
 
     fn keep(&mut self, bytes: &[u8]) -> Bytes {
@@ -94,7 +94,7 @@ impl<'a> EntryReader<'a> {
     }
 }
 
-/// A payload as an entry brings it: in one of three forms.
+/// The payload of an entry, in one of three forms.
 pub(super) struct PayloadForms<'a> {
     pub(super) payload: Option<&'a Text<'a>>,
     pub(super) base64: Option<&'a Text<'a>>,
@@ -102,13 +102,13 @@ pub(super) struct PayloadForms<'a> {
 }
 
 impl PayloadForms<'_> {
-    /// The payload, kept in the buffer, and the content type that its form gives it.
+    /// The payload, copied into the buffer, and the content type that its form implies.
     pub(super) fn read(
         &self,
         kept: &mut BytesMut,
         settings: &ReceiveSettings,
         wrong: Code,
-    ) -> Result<(Bytes, ContentType), Problem> {
+    ) -> Result<(Bytes, ContentType), ApiProblem> {
         match (self.payload, self.base64, self.json) {
             (Some(text), None, None) => {
                 check_payload_size(text.0.len(), settings)?;
@@ -121,12 +121,12 @@ impl PayloadForms<'_> {
             (None, Some(text), None) => {
                 let decoded = BASE64
                     .decode(text.0.as_bytes())
-                    .map_err(|error| Problem::new(wrong, format!("`payload_base64` is not base64: {error}")))?;
+                    .map_err(|error| ApiProblem::new(wrong, format!("`payload_base64` is not base64: {error}")))?;
                 check_payload_size(decoded.len(), settings)?;
                 Ok((Bytes::from(decoded), ContentType::Absent))
             }
-            (None, None, None) => Err(Problem::new(wrong, "a message needs `payload`, `payload_base64` or `json`")),
-            _ => Err(Problem::new(wrong, "give one of `payload`, `payload_base64` and `json`, not several")),
+            (None, None, None) => Err(ApiProblem::new(wrong, "no payload: set `payload`, `payload_base64` or `json`")),
+            _ => Err(ApiProblem::new(wrong, "set only one of `payload`, `payload_base64` and `json`")),
         }
     }
 }
@@ -145,7 +145,7 @@ impl<'de> Visitor<'de> for TextVisitor {
     type Value = Text<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("text")
+        f.write_str("a string")
     }
 
     fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
@@ -163,7 +163,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-/// A duration as the contract writes it: text, or an integer of milliseconds.
+/// A duration of the API: text, or an integer of milliseconds.
 pub(super) struct DurationText<'a>(pub(super) Cow<'a, str>);
 
 struct DurationVisitor;
@@ -198,16 +198,16 @@ impl<'de: 'a, 'a> Deserialize<'de> for DurationText<'a> {
     }
 }
 
-/// Headers in the order in which they are written.
-struct Pairs<'a>(Vec<(Text<'a>, Text<'a>)>);
+/// Headers in the order of the entry.
+struct HeaderPairs<'a>(Vec<(Text<'a>, Text<'a>)>);
 
-struct PairsVisitor;
+struct HeaderPairsVisitor;
 
-impl<'de> Visitor<'de> for PairsVisitor {
-    type Value = Pairs<'de>;
+impl<'de> Visitor<'de> for HeaderPairsVisitor {
+    type Value = HeaderPairs<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of texts")
+        f.write_str("an object of strings")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
@@ -215,13 +215,13 @@ impl<'de> Visitor<'de> for PairsVisitor {
         while let Some(pair) = map.next_entry()? {
             pairs.push(pair);
         }
-        Ok(Pairs(pairs))
+        Ok(HeaderPairs(pairs))
     }
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Pairs<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for HeaderPairs<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(PairsVisitor)
+        deserializer.deserialize_map(HeaderPairsVisitor)
     }
 }
 
@@ -247,10 +247,10 @@ mod tests {
     }
 
     #[test]
-    fn attributes_are_taken_over() {
+    fn attributes_of_an_entry_reach_the_draft() {
         let draft = read(r#"{"payload":"x","key":"k","id":"a1","content_type":"a/b","headers":{"X-A":"1"}}"#).unwrap();
         assert_eq!(draft.key.as_deref(), Some(&b"k"[..]));
-        assert_eq!(&*draft.brought.unwrap().text, "a1");
+        assert_eq!(&*draft.own_id.unwrap().text, "a1");
         assert_eq!(draft.content_type.as_bytes(), Some(&b"a/b"[..]));
         assert_eq!(draft.headers.get("x-a"), Some(&b"1"[..]));
     }
@@ -259,12 +259,12 @@ mod tests {
     fn a_delay_is_text_or_milliseconds() {
         for delay in ["5000", "\"5s\"", "\"5000\""] {
             let draft = read(&format!(r#"{{"payload":"x","delay":{delay}}}"#)).unwrap();
-            assert_eq!(draft.later, Some(Later::After(std::time::Duration::from_secs(5))), "{delay}");
+            assert_eq!(draft.later, Some(DeliveryTime::After(std::time::Duration::from_secs(5))), "{delay}");
         }
     }
 
     #[test]
-    fn bad_entries_are_told_apart() {
+    fn each_invalid_entry_gets_its_own_code() {
         for (entry, code) in [
             ("{", Code::BadJson),
             ("", Code::BadJson),
@@ -291,12 +291,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nonsense_never_panics(text in ".*") {
+        fn arbitrary_text_never_panics(text in ".*") {
             let _ = read(&text);
         }
 
         #[test]
-        fn any_text_arrives_as_it_was_sent(text in ".{0,4}") {
+        fn any_text_payload_arrives_unchanged(text in ".{0,4}") {
             let entry = serde_json::json!({ "payload": text }).to_string();
             prop_assert_eq!(&read(&entry).unwrap().payload[..], text.as_bytes());
         }

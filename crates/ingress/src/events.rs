@@ -1,8 +1,8 @@
-//! Events on their way to the system topic `_events`.
+//! The queue of events that are written to the system topic `_events`.
 //!
-//! Engines and roles put events into a bounded queue from any thread, also a log's own; one task appends them. While the log
-//! refuses (its disk is full), they wait and are tried again; where the queue is full, the oldest go and their number becomes an
-//! event itself. An event must never block or fail whoever reports it, and never be the reason that a publish fails.
+//! Engines and roles put events into a bounded queue from any thread, including a log's own. One task appends them. While the log rejects
+//! appends (its disk is full), events wait and are retried. If the queue is full, the oldest are dropped, and their number becomes an event
+//! itself. An event must never block or fail the component that reports it, and must never cause a publish to fail.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,51 +15,51 @@ use whimbrel_model::ports::{Entry, Log};
 use whimbrel_model::record::{HEADER_CONTENT_TYPE, HEADER_ID};
 use whimbrel_model::{Clock, Event, EventLevel, EventSink, Headers, IdMint, PartitionId, Record, Timestamp};
 
-/// Events that wait for the log at most.
+/// The maximum number of queued events.
 pub const EVENTS_QUEUED_MAX: usize = 1024;
-/// Events that one append takes at most.
+/// The maximum number of events in one append.
 const EVENTS_PER_APPEND_MAX: usize = 256;
-/// How long the writer rests after the log refused, at first and at most.
+/// The delay before the writer retries a rejected append: minimum and maximum.
 const RETRY_AFTER_MIN: Duration = Duration::from_millis(200);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(5);
-/// What the last append may take when the server ends.
+/// Timeout of the last append at shutdown.
 const LAST_APPEND_WITHIN: Duration = Duration::from_secs(1);
 
 /// The queue of events and its writer.
-pub struct Events {
-    queue: Arc<Queue>,
+pub struct EventWriter {
+    queue: Arc<EventQueue>,
 }
 
-struct Queue {
+struct EventQueue {
     clock: Arc<dyn Clock>,
-    waiting: Mutex<Waiting>,
+    queued: Mutex<QueuedEvents>,
     arrived: Notify,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct QueuedEvents {
     events: VecDeque<(Timestamp, Event)>,
     dropped: u64,
 }
 
-impl Events {
+impl EventWriter {
     pub fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
-        let queue = Queue { clock, waiting: Mutex::default(), arrived: Notify::new() };
+        let queue = EventQueue { clock, queued: Mutex::default(), arrived: Notify::new() };
         Arc::new(Self { queue: Arc::new(queue) })
     }
 
-    /// Where to put events. Usable before [`Events::run`] has begun: what comes early waits.
+    /// The function that queues an event. It can be used before [`EventWriter::run`] has begun: early events wait.
     pub fn sink(&self) -> EventSink {
         let queue = Arc::clone(&self.queue);
         Arc::new(move |event| queue.put(event))
     }
 
-    /// Puts one event.
+    /// Queues one event.
     pub fn put(&self, event: Event) {
         self.queue.put(event);
     }
 
-    /// Appends events to `partition` until `shutdown`, and what is left once more then.
+    /// Appends events to `partition` until `shutdown`, and then once more for the remaining ones.
     pub async fn run(&self, log: Arc<dyn Log>, mint: Arc<IdMint>, partition: PartitionId, shutdown: CancellationToken) {
         let mut retry_after = RETRY_AFTER_MIN;
         loop {
@@ -73,7 +73,7 @@ impl Events {
             }
             let entries = batch.iter().map(|(at, event)| entry_of(event, *at, &mint, partition)).collect();
             if shutdown.is_cancelled() {
-                // Whoever ends the server does not wait for a log that refuses.
+                // Shutdown does not wait for a log that rejects appends.
                 let _ = tokio::time::timeout(LAST_APPEND_WITHIN, log.append(entries)).await;
                 return;
             }
@@ -83,8 +83,8 @@ impl Events {
                 retry_after = RETRY_AFTER_MIN;
                 continue;
             };
-            tracing::debug!(%error, events = refused.len(), "the log refused events; they are tried again");
-            self.queue.put_back(refused.into_iter().map(|(event, _)| event));
+            tracing::debug!(%error, events = refused.len(), "the log rejected events; retrying");
+            self.queue.requeue(refused.into_iter().map(|(event, _)| event));
             tokio::select! {
                 () = tokio::time::sleep(retry_after) => retry_after = (retry_after * 2).min(RETRY_AFTER_MAX),
                 () = shutdown.cancelled() => {}
@@ -93,7 +93,7 @@ impl Events {
     }
 }
 
-impl Queue {
+impl EventQueue {
     fn put(&self, event: Event) {
         match event.level {
             EventLevel::Notice => tracing::info!(kind = event.kind, "{}", event.detail),
@@ -101,41 +101,41 @@ impl Queue {
             EventLevel::Failure => tracing::error!(kind = event.kind, "{}", event.detail),
         }
         let at = self.clock.now();
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.events.push_back((at, event));
-        waiting.drop_oldest();
-        drop(waiting);
+        let mut queued = self.queued.lock().unwrap_or_else(PoisonError::into_inner);
+        queued.events.push_back((at, event));
+        queued.drop_oldest();
+        drop(queued);
         self.arrived.notify_one();
     }
 
-    fn put_back(&self, events: impl DoubleEndedIterator<Item = (Timestamp, Event)>) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    fn requeue(&self, events: impl DoubleEndedIterator<Item = (Timestamp, Event)>) {
+        let mut queued = self.queued.lock().unwrap_or_else(PoisonError::into_inner);
         for event in events.rev() {
-            waiting.events.push_front(event);
+            queued.events.push_front(event);
         }
-        waiting.drop_oldest();
-        drop(waiting);
+        queued.drop_oldest();
+        drop(queued);
         self.arrived.notify_one();
     }
 
     fn take(&self, most: usize) -> Vec<(Timestamp, Event)> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = waiting.events.len().min(most);
+        let mut queued = self.queued.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = queued.events.len().min(most);
         let mut batch = Vec::with_capacity(count + 1);
-        if waiting.dropped > 0 {
-            let dropped = std::mem::take(&mut waiting.dropped);
-            let detail = format!("{dropped} events were dropped: more came than the log took");
+        if queued.dropped > 0 {
+            let dropped = std::mem::take(&mut queued.dropped);
+            let detail = format!("{dropped} events were dropped: the queue was full");
             batch.push((self.clock.now(), Event::warning("events_dropped", detail).with("count", dropped)));
         }
-        batch.extend(waiting.events.drain(..count));
+        batch.extend(queued.events.drain(..count));
         batch
     }
 }
 
-impl Waiting {
+impl QueuedEvents {
     fn drop_oldest(&mut self) {
         while self.events.len() > EVENTS_QUEUED_MAX {
-            // A report of drops that is dropped itself hands its count on.
+            // If a report of drops is dropped itself, its count is carried over.
             let dropped = self.events.pop_front().map_or(0, |(_, event)| match event.kind {
                 "events_dropped" => event.fields.first().and_then(|(_, count)| count.parse().ok()).unwrap_or(1),
                 _ => 1,
@@ -164,8 +164,8 @@ mod tests {
     use whimbrel_model::SystemClock;
 
     #[test]
-    fn a_full_queue_drops_the_oldest_and_says_how_many() {
-        let events = Events::new(Arc::new(SystemClock));
+    fn a_full_queue_drops_the_oldest_and_reports_their_number() {
+        let events = EventWriter::new(Arc::new(SystemClock));
         let sink = events.sink();
         for number in 0..EVENTS_QUEUED_MAX + 3 {
             sink(Event::new("test", format!("event {number}")));
@@ -178,13 +178,13 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_report_of_drops_hands_its_count_on() {
-        let events = Events::new(Arc::new(SystemClock));
+    fn a_dropped_report_of_drops_carries_its_count_over() {
+        let events = EventWriter::new(Arc::new(SystemClock));
         for _ in 0..EVENTS_QUEUED_MAX + 5 {
             events.put(Event::new("test", ""));
         }
         let refused = events.queue.take(usize::MAX);
-        events.queue.put_back(refused.into_iter());
+        events.queue.requeue(refused.into_iter());
         let batch = events.queue.take(usize::MAX);
         assert_eq!(batch[0].1.fields, [("count", "5".to_owned())]);
     }

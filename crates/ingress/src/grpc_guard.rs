@@ -1,7 +1,7 @@
-//! What stands before every gRPC call: the key is looked at before a byte of the body is taken, what has come of the body counts as
-//! under way until the call has ended, and a body that stands still is given up.
+//! The guard of every gRPC call. It checks the key before it reads the body, counts received bytes as load until the call ends, and times
+//! out a stalled body.
 //!
-//! The service behind it collects a whole message before it is asked anything, so nothing of this can be left to the calls themselves.
+//! The service behind it collects a whole message before it calls a method, so the methods cannot do this themselves.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -21,42 +21,42 @@ use tonic::Status;
 use tonic::codegen::Service;
 
 use super::answer::held_until_taken;
+use super::api_state::ApiState;
 use super::body::too_slow;
-use super::door::Door;
 use super::keys::Caller;
-use super::load::{InFlight, Load};
-use super::problem::{Code, Problem};
+use super::load::{InFlightBytes, LoadGuard};
+use super::problem::{ApiProblem, Code};
 
-/// Who calls, and what of the call's body is under way. Each call finds it in its extensions.
+/// The caller and the load of a call. Each method finds it in the extensions of its request.
 #[derive(Clone)]
-pub(super) struct Call {
+pub(super) struct GrpcCall {
     pub(super) caller: Caller,
-    load: Arc<Mutex<Load>>,
+    load: Arc<Mutex<LoadGuard>>,
 }
 
-impl Call {
+impl GrpcCall {
     pub(super) fn of(extensions: &mut Extensions) -> Self {
-        extensions.remove().expect("nobody gets to the service but through the guard")
+        extensions.remove().expect("the guard adds the call to every request")
     }
 
-    /// The whole load, for whoever has the message from now on.
-    pub(super) fn take_load(&self, in_flight: &Arc<InFlight>) -> Load {
+    /// Takes the whole load, for the code that handles the message from now on.
+    pub(super) fn take_load(&self, in_flight: &Arc<InFlightBytes>) -> LoadGuard {
         let mut load = self.load.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *load, in_flight.begin())
     }
 }
 
-/// A service with its guard.
-pub(super) fn guarded<S>(service: S) -> MethodRouter<Arc<Door>>
+/// Wraps a service with the guard.
+pub(super) fn guarded<S>(service: S) -> MethodRouter<Arc<ApiState>>
 where
     S: Service<Request<GuardedBody>, Response = http::Response<tonic::body::Body>, Error = Infallible>,
     S: Clone + Send + Sync + 'static,
     S::Future: Send,
 {
-    any(move |State(door): State<Arc<Door>>, request: Request| {
+    any(move |State(api): State<Arc<ApiState>>, request: Request| {
         let mut service = service.clone();
         async move {
-            let request = match admit(&door, request) {
+            let request = match admit(&api, request) {
                 Ok(request) => request,
                 Err(problem) => return Status::from(problem).into_http(),
             };
@@ -66,33 +66,33 @@ where
     })
 }
 
-fn admit(door: &Arc<Door>, request: Request) -> Result<Request<GuardedBody>, Problem> {
-    let caller = door.keys.caller(request.headers())?;
-    let load = Arc::new(Mutex::new(door.in_flight.begin()));
+fn admit(api: &Arc<ApiState>, request: Request) -> Result<Request<GuardedBody>, ApiProblem> {
+    let caller = api.keys.caller(request.headers())?;
+    let load = Arc::new(Mutex::new(api.in_flight.begin()));
     let mut request = request.map(|body| GuardedBody {
         body,
         load: Arc::clone(&load),
-        wait: door.settings.body_wait,
+        wait: api.settings.body_wait,
         given_up_at: None,
     });
-    request.extensions_mut().insert(Call { caller, load });
+    request.extensions_mut().insert(GrpcCall { caller, load });
     Ok(request)
 }
 
-/// An answer that brought its load keeps it until the client has taken its bytes.
+/// Keeps the load of an answer until the client has received its bytes.
 fn hold_answer(mut response: http::Response<tonic::body::Body>) -> Response {
-    let Some(load) = response.extensions_mut().remove::<Arc<Load>>() else { return response.map(Body::new) };
+    let Some(load) = response.extensions_mut().remove::<Arc<LoadGuard>>() else { return response.map(Body::new) };
     response.map(|body| {
         Body::new(body.map_frame(move |frame| frame.map_data(|bytes| held_until_taken(bytes, Arc::clone(&load)))))
     })
 }
 
-/// A call's body. Its errors are the statuses that the call is answered with.
+/// The body of a call. Its errors are the statuses with which the call is answered.
 pub(super) struct GuardedBody {
     body: Body,
-    load: Arc<Mutex<Load>>,
+    load: Arc<Mutex<LoadGuard>>,
     wait: Duration,
-    /// Set where the next piece has to be waited for.
+    /// The timeout of the next piece. Set only while the body is waited for.
     given_up_at: Option<Pin<Box<Sleep>>>,
 }
 
@@ -110,7 +110,7 @@ impl HttpBody for GuardedBody {
             }
             Poll::Ready(None) => Poll::Ready(None),
             Poll::Ready(Some(Err(error))) => {
-                let problem = Problem::new(Code::BadBody, format!("the body broke off: {error}"));
+                let problem = ApiProblem::new(Code::BadBody, format!("the body is incomplete: {error}"));
                 Poll::Ready(Some(Err(problem.into())))
             }
             Poll::Ready(Some(Ok(frame))) => {

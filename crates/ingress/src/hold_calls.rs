@@ -1,84 +1,83 @@
-//! Questions and commands about holds, as every door asks them: HTTP, gRPC, and the look for a message by its id. Nothing is decided
-//! here; the owner of the shard decides, and what it answers becomes the caller's answer or problem.
+//! Requests about holds, shared by HTTP, gRPC, and the search for a message by its id. The owner of the shard decides; its reply becomes
+//! the answer or problem of the caller.
 //!
-//! A key must not learn of the holds of topics that it is not for, nor of held pushes where it does not push, so its commands begin with a
-//! look.
+//! A key must not reveal holds of topics that it does not cover, nor held pushes without the scope `push`. Commands of such a key therefore
+//! begin with a lookup.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt};
 use whimbrel_model::hold::HOLD_ID_MAX_BYTES;
-use whimbrel_model::ports::{Ask, HoldView, NewDue, Told};
+use whimbrel_model::ports::{HoldReply, HoldRequest, HoldView, NewDueTime};
 use whimbrel_model::push::is_system_hold;
-use whimbrel_model::{Ending, HoldEnd, HoldId, Timestamp, TopicNumber, parse_duration};
+use whimbrel_model::{HoldEnd, HoldEndKind, HoldId, Timestamp, TopicNumber, parse_duration};
 
-use super::door::Door;
-use super::draft::{Brought, DELAY_MAX, is_too_far};
+use super::api_state::ApiState;
+use super::draft::{DELAY_MAX, PublisherId, is_too_far};
 use super::keys::{Caller, Scope};
-use super::problem::{Code, Problem};
+use super::problem::{ApiProblem, Code};
 use super::query::shown;
 
-/// Shards that are asked at the same time, where all of them are.
+/// The maximum number of shards that are asked concurrently.
 const SHARDS_AT_ONCE: usize = 64;
 
-/// What is known of a hold.
 #[derive(Debug)]
-pub(super) enum Found {
+pub(super) enum HoldLookup {
     Pending(HoldView),
     Ended(HoldEnd),
 }
 
-impl Found {
-    /// Empty where the topic is gone.
-    pub(super) fn topic_name(&self, door: &Door) -> Arc<str> {
+impl HoldLookup {
+    /// Empty if the topic was deleted.
+    pub(super) fn topic_name(&self, api: &ApiState) -> Arc<str> {
         match self {
             Self::Pending(view) => Arc::clone(&view.topic_name),
-            Self::Ended(end) => topic_name(door, end.topic).into(),
+            Self::Ended(end) => topic_name(api, end.topic).into(),
         }
     }
 }
 
-/// A hold's new due time, with the conditions of the move.
+/// A change of a hold's due time, with its conditions.
 #[derive(Debug)]
-pub(super) struct Extension {
-    pub(super) to: NewDue,
+pub(super) struct DueChange {
+    pub(super) to: NewDueTime,
     pub(super) if_version: Option<u64>,
     pub(super) key: Option<Box<str>>,
 }
 
-impl Extension {
+impl DueChange {
     pub(super) fn checked(
         by: Option<&str>,
         until: Option<&str>,
         if_version: Option<u64>,
         key: Option<&str>,
         now: Timestamp,
-    ) -> Result<Self, Problem> {
+    ) -> Result<Self, ApiProblem> {
         let to = match (by, until) {
-            (Some(by), None) => NewDue::By(signed_millis(by)?),
+            (Some(by), None) => NewDueTime::By(signed_millis(by)?),
             (None, Some(until)) => {
                 let until = Timestamp::parse_no_earlier(until)
-                    .map_err(|error| Problem::new(Code::BadTime, error.to_string()))?;
+                    .map_err(|error| ApiProblem::new(Code::BadTime, error.to_string()))?;
                 if is_too_far(until, now) {
-                    return Err(Problem::new(Code::BadTime, TOO_FAR));
+                    return Err(ApiProblem::new(Code::BadTime, TOO_FAR));
                 }
-                NewDue::Until(until)
+                NewDueTime::Until(until)
             }
-            _ => return Err(Problem::new(Code::BadParameter, "give `by` or `until`, one of them")),
+            _ => return Err(ApiProblem::new(Code::BadParameter, "set exactly one of `by` and `until`")),
         };
-        let key = Brought::checked(None, key)?.map(|brought| brought.text);
+        let key = PublisherId::checked(None, key)?.map(|own_id| own_id.text);
         Ok(Self { to, if_version, key })
     }
 }
 
-const TOO_FAR: &str = "a message can be held for two years at most";
+const TOO_FAR: &str = "the message would be held for more than the maximum of two years";
 
-/// `10m`, `-10m`, or milliseconds with or without a sign.
-fn signed_millis(text: &str) -> Result<i64, Problem> {
+/// Parses `10m`, `-10m`, or milliseconds with an optional minus sign.
+fn signed_millis(text: &str) -> Result<i64, ApiProblem> {
     let (size, is_earlier) = text.strip_prefix('-').map_or((text, false), |size| (size, true));
-    let size = parse_duration(size).map_err(|error| Problem::new(Code::BadDuration, error.to_string()))?;
-    let beyond = || Problem::new(Code::BadDuration, TOO_FAR);
+    let size = parse_duration(size).map_err(|error| ApiProblem::new(Code::BadDuration, error.to_string()))?;
+    let beyond = || ApiProblem::new(Code::BadDuration, TOO_FAR);
     let millis = i64::try_from(size.as_millis()).map_err(|_| beyond())?;
     if size > DELAY_MAX * 2 {
         return Err(beyond());
@@ -86,153 +85,154 @@ fn signed_millis(text: &str) -> Result<i64, Problem> {
     Ok(if is_earlier { -millis } else { millis })
 }
 
-/// The id of a hold, as a caller wrote it.
-pub(super) fn hold_id(text: &str) -> Result<HoldId, Problem> {
+/// Validates the id of a hold.
+pub(super) fn hold_id(text: &str) -> Result<HoldId, ApiProblem> {
     if (1..=HOLD_ID_MAX_BYTES).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Ok(HoldId::new(text));
     }
-    Err(Problem::new(Code::BadId, format!("`{}` cannot be the id of a hold", shown(text))))
+    Err(ApiProblem::new(Code::BadId, format!("`{}` is not a valid hold id", shown(text))))
 }
 
-/// What is known of a hold that the caller may see.
-pub(super) async fn look(door: &Door, caller: &Caller, id: &HoldId) -> Result<Found, Problem> {
-    let found = match ask(door, id, Ask::Look { id: id.clone() }).await? {
-        Told::Pending(view) => Found::Pending(view),
-        Told::Ended(end) => Found::Ended(end),
-        Told::Unknown => return Err(unknown(id)),
-        other => return Err(not_understood(&other)),
+/// Looks up a hold that the caller may see.
+pub(super) async fn look_up(api: &ApiState, caller: &Caller, id: &HoldId) -> Result<HoldLookup, ApiProblem> {
+    let found = match ask(api, id, HoldRequest::Look { id: id.clone() }).await? {
+        HoldReply::Pending(view) => HoldLookup::Pending(view),
+        HoldReply::Ended(end) => HoldLookup::Ended(end),
+        HoldReply::Unknown => return Err(unknown(id)),
+        other => return Err(wrong_reply(&other)),
     };
-    let is_seen = caller.is_for_all_holds() || caller.require_holds_of(&found.topic_name(door)).is_ok();
-    if is_seen { Ok(found) } else { Err(unknown(id)) }
+    let is_visible = caller.is_for_all_holds() || caller.require_holds_of(&found.topic_name(api)).is_ok();
+    if is_visible { Ok(found) } else { Err(unknown(id)) }
 }
 
-/// Moves a hold: its due time and version then.
+/// Changes the due time of a hold, and returns its new due time and version.
 pub(super) async fn extend(
-    door: &Door,
+    api: &ApiState,
     caller: &Caller,
     id: &HoldId,
-    extension: Extension,
-) -> Result<(Timestamp, u64), Problem> {
-    admit(door, caller, id).await?;
-    let Extension { to, if_version, key } = extension;
-    match ask(door, id, Ask::Extend { id: id.clone(), to, if_version, key }).await? {
-        Told::Rescheduled { due, version } => Ok((due, version)),
-        Told::OtherVersion { version, due } => {
-            let detail = format!("hold `{id}` has version {version} and is due at {due}; it was not moved");
-            Err(Problem::new(Code::VersionDiffers, detail).with("version", version).with("due", due.to_string()))
+    extension: DueChange,
+) -> Result<(Timestamp, u64), ApiProblem> {
+    admit(api, caller, id).await?;
+    let DueChange { to, if_version, key } = extension;
+    match ask(api, id, HoldRequest::Extend { id: id.clone(), to, if_version, key }).await? {
+        HoldReply::Rescheduled { due, version } => Ok((due, version)),
+        HoldReply::OtherVersion { version, due } => {
+            let detail = format!("hold `{id}` has version {version} and is due at {due}; its due time was not changed");
+            Err(ApiProblem::new(Code::VersionDiffers, detail).with("version", version).with("due", due.to_string()))
         }
-        Told::TooFar => Err(Problem::new(Code::BadDuration, TOO_FAR)),
-        other => Err(not_done(id, other)),
+        HoldReply::TooFar => Err(ApiProblem::new(Code::BadDuration, TOO_FAR)),
+        other => Err(command_problem(id, other)),
     }
 }
 
-pub(super) async fn withdraw(door: &Door, caller: &Caller, id: &HoldId) -> Result<(), Problem> {
-    admit(door, caller, id).await?;
-    match ask(door, id, Ask::Withdraw { id: id.clone() }).await? {
-        Told::Withdrawn => Ok(()),
-        other => Err(not_done(id, other)),
+pub(super) async fn withdraw(api: &ApiState, caller: &Caller, id: &HoldId) -> Result<(), ApiProblem> {
+    admit(api, caller, id).await?;
+    match ask(api, id, HoldRequest::Withdraw { id: id.clone() }).await? {
+        HoldReply::Withdrawn => Ok(()),
+        other => Err(command_problem(id, other)),
     }
 }
 
-/// Where a hold's message is that was fired on command.
+/// The position of the message of a hold that was fired by command.
 #[derive(Debug)]
-pub(super) struct FiredPlace {
+pub(super) struct FiredPosition {
     pub(super) at: Timestamp,
     pub(super) partition: u32,
     pub(super) offset: Option<u64>,
 }
 
-pub(super) async fn fire(door: &Door, caller: &Caller, id: &HoldId) -> Result<FiredPlace, Problem> {
-    admit(door, caller, id).await?;
-    match ask(door, id, Ask::Fire { id: id.clone() }).await? {
-        Told::Fired { at, partition, offset } => Ok(FiredPlace { at, partition, offset }),
-        other => Err(not_done(id, other)),
+pub(super) async fn fire(api: &ApiState, caller: &Caller, id: &HoldId) -> Result<FiredPosition, ApiProblem> {
+    admit(api, caller, id).await?;
+    match ask(api, id, HoldRequest::Fire { id: id.clone() }).await? {
+        HoldReply::Fired { at, partition, offset } => Ok(FiredPosition { at, partition, offset }),
+        other => Err(command_problem(id, other)),
     }
 }
 
-/// Asks every shard, and answers in their order.
-pub(super) async fn ask_all(door: &Door, ask: &Ask) -> Result<Vec<Told>, Problem> {
-    let asked = (0..door.holds.partitions()).map(|shard| door.ports.holds.ask(shard, ask.clone()));
+/// Asks every shard. The replies are in shard order.
+pub(super) async fn ask_all(api: &ApiState, ask: &HoldRequest) -> Result<Vec<HoldReply>, ApiProblem> {
+    let asked = (0..api.holds.partitions()).map(|shard| api.ports.holds.ask(shard, ask.clone()));
     Ok(futures_util::stream::iter(asked).buffered(SHARDS_AT_ONCE).try_collect().await?)
 }
 
-/// How many holds of a topic are pending.
-pub(super) async fn count_pending(door: &Door, topic: TopicNumber) -> Result<u64, Problem> {
+/// The number of pending holds of a topic.
+pub(super) async fn count_pending(api: &ApiState, topic: TopicNumber) -> Result<u64, ApiProblem> {
     let query = whimbrel_model::ports::CountQuery { topic: Some(topic), from: None, to: None, bucket: WIDEST_BUCKET };
     let mut count = 0;
-    for told in ask_all(door, &Ask::Count(query)).await? {
-        let Told::Counted(buckets) = told else { return Err(not_understood(&told)) };
+    for told in ask_all(api, &HoldRequest::Count(query)).await? {
+        let HoldReply::Counted(buckets) = told else { return Err(wrong_reply(&told)) };
         count += buckets.iter().map(|(_, count)| count).sum::<u64>();
     }
     Ok(count)
 }
 
-/// Few buckets, where only their sum is wanted.
+/// A wide bucket, because only the sum is needed.
 const WIDEST_BUCKET: Duration = Duration::from_secs(366 * 86_400);
 
-/// Takes back everything of a topic that is pending.
-pub(super) async fn withdraw_topic(door: &Door, topic: TopicNumber) -> Result<u64, Problem> {
+/// Withdraws all pending holds of a topic.
+pub(super) async fn withdraw_topic(api: &ApiState, topic: TopicNumber) -> Result<u64, ApiProblem> {
     let mut count = 0;
-    for told in ask_all(door, &Ask::WithdrawTopic { topic }).await? {
-        let Told::WithdrawnMany(withdrawn) = told else { return Err(not_understood(&told)) };
+    for told in ask_all(api, &HoldRequest::WithdrawTopic { topic }).await? {
+        let HoldReply::WithdrawnMany(withdrawn) = told else { return Err(wrong_reply(&told)) };
         count += withdrawn;
     }
     Ok(count)
 }
 
-/// The name of a topic that an ended hold was for; empty where the topic is gone.
-pub(super) fn topic_name(door: &Door, number: TopicNumber) -> String {
-    door.registry.by_number(number).map(|topic| topic.name.to_string()).unwrap_or_default()
+/// The name of the topic of an ended hold; empty if the topic was deleted.
+pub(super) fn topic_name(api: &ApiState, number: TopicNumber) -> String {
+    api.registry.by_number(number).map(|topic| topic.name.to_string()).unwrap_or_default()
 }
 
-/// Lets whoever may act on this hold pass. Nobody may where the system holds it for itself: a notice or another try would not come.
-async fn admit(door: &Door, caller: &Caller, id: &HoldId) -> Result<(), Problem> {
+/// Authorizes a command on a hold. System holds are always refused, because they carry notifications and retries.
+async fn admit(api: &ApiState, caller: &Caller, id: &HoldId) -> Result<(), ApiProblem> {
     caller.require(Scope::Publish)?;
     if is_system_hold(id.as_str()) {
-        let detail = format!("hold `{}` is the system's own: it is not moved, fired or taken back", shown(id.as_str()));
-        return Err(Problem::new(Code::Forbidden, detail));
+        let detail = format!("`{}` is a system hold: it cannot be extended, fired or withdrawn", shown(id.as_str()));
+        return Err(ApiProblem::new(Code::Forbidden, detail));
     }
     if !caller.is_for_all_holds() {
-        look(door, caller, id).await?;
+        look_up(api, caller, id).await?;
     }
     Ok(())
 }
 
-async fn ask(door: &Door, id: &HoldId, ask: Ask) -> Result<Told, Problem> {
-    Ok(door.ports.holds.ask(id.shard(door.holds.partitions()), ask).await?)
+async fn ask(api: &ApiState, id: &HoldId, ask: HoldRequest) -> Result<HoldReply, ApiProblem> {
+    Ok(api.ports.holds.ask(id.shard(api.holds.partitions()), ask).await?)
 }
 
-/// Why a command did not do what it was for.
-fn not_done(id: &HoldId, told: Told) -> Problem {
+/// The problem for a command that had no effect.
+fn command_problem(id: &HoldId, told: HoldReply) -> ApiProblem {
     match told {
-        Told::Unknown => unknown(id),
-        Told::Ended(end) => over(id, &end),
-        other => not_understood(&other),
+        HoldReply::Unknown => unknown(id),
+        HoldReply::Ended(end) => ended_problem(id, &end),
+        other => wrong_reply(&other),
     }
 }
 
-fn unknown(id: &HoldId) -> Problem {
-    Problem::new(Code::UnknownHold, format!("there is no hold `{}`", shown(id.as_str())))
+fn unknown(id: &HoldId) -> ApiProblem {
+    ApiProblem::new(Code::UnknownHold, format!("hold `{}` does not exist", shown(id.as_str())))
 }
 
-fn over(id: &HoldId, end: &HoldEnd) -> Problem {
+fn ended_problem(id: &HoldId, end: &HoldEnd) -> ApiProblem {
     let (id, at) = (shown(id.as_str()), end.at.to_string());
     match &end.how {
-        Ending::Fired { partition } => Problem::new(Code::AlreadyFired, format!("hold `{id}` fired at {at}"))
+        HoldEndKind::Fired { partition } => ApiProblem::new(Code::AlreadyFired, format!("hold `{id}` fired at {at}"))
             .with("fired_at", at)
             .with("partition", *partition),
-        Ending::Withdrawn => {
-            Problem::new(Code::AlreadyWithdrawn, format!("hold `{id}` was withdrawn at {at}")).with("withdrawn_at", at)
+        HoldEndKind::Withdrawn => ApiProblem::new(Code::AlreadyWithdrawn, format!("hold `{id}` was withdrawn at {at}"))
+            .with("withdrawn_at", at),
+        HoldEndKind::Dead { reason } => {
+            ApiProblem::new(Code::AlreadyDead, format!("hold `{id}` died at {at}: {reason}"))
+                .with("died_at", at)
+                .with("reason", &**reason)
         }
-        Ending::Dead { reason } => Problem::new(Code::AlreadyDead, format!("hold `{id}` died at {at}: {reason}"))
-            .with("died_at", at)
-            .with("reason", &**reason),
     }
 }
 
-pub(super) fn not_understood(told: &Told) -> Problem {
-    tracing::error!(?told, "an owner answered what it was not asked");
-    Problem::new(Code::OutcomeUnknown, "the owner of the shard gave no answer that is understood")
+pub(super) fn wrong_reply(told: &HoldReply) -> ApiProblem {
+    tracing::error!(?told, "an owner sent a reply of the wrong kind");
+    ApiProblem::new(Code::OutcomeUnknown, "the owner of the shard sent a reply of the wrong kind")
 }
 
 #[cfg(test)]
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_move_goes_in_either_direction() {
+    fn an_extension_can_be_negative() {
         for (text, millis) in [("10m", 600_000), ("-10m", -600_000), ("1500", 1500), ("-1500", -1500), ("0", 0)] {
             assert_eq!(signed_millis(text).unwrap(), millis, "{text}");
         }
@@ -250,12 +250,12 @@ mod tests {
     }
 
     #[test]
-    fn an_extension_says_one_of_by_and_until() {
-        let checked = |by, until| Extension::checked(by, until, None, None, Timestamp::from_millis(0));
+    fn an_extension_has_exactly_one_of_by_and_until() {
+        let checked = |by, until| DueChange::checked(by, until, None, None, Timestamp::from_millis(0));
         assert_eq!(checked(None, None).unwrap_err().code(), Code::BadParameter);
         assert_eq!(checked(Some("1s"), Some("1970-01-01T00:00:00Z")).unwrap_err().code(), Code::BadParameter);
         assert_eq!(checked(None, Some("1980-01-01T00:00:00Z")).unwrap_err().code(), Code::BadTime);
         let past = checked(None, Some("1960-01-01T00:00:00Z")).unwrap();
-        assert!(matches!(past.to, NewDue::Until(_)), "a time in the past fires now");
+        assert!(matches!(past.to, NewDueTime::Until(_)), "a past time fires the hold now");
     }
 }

@@ -1,4 +1,4 @@
-//! `/v1/holds/{id}`: looking at one hold, moving it, taking it back, firing it. Every answer is the owner's, and definite.
+//! `/v1/holds/{id}`: show, extend, withdraw and fire one hold. All answers come from its owner and are final.
 
 use std::sync::Arc;
 
@@ -8,30 +8,30 @@ use http::StatusCode;
 use serde::Deserialize;
 use utoipa::ToSchema;
 use whimbrel_model::ports::HoldView;
-use whimbrel_model::{Ending, HoldEnd, HoldId};
+use whimbrel_model::{HoldEnd, HoldEndKind, HoldId};
 
 use super::answer::json_response;
+use super::api_state::ApiState;
 use super::attributes::{path_part, text_header};
 use super::body::collect;
 use super::documents::{HoldDocument, HoldOutcomeDocument, ProblemDocument};
-use super::door::Door;
-use super::hold_calls::{self, Extension, Found, hold_id};
-use super::problem::{Code, Problem};
+use super::hold_calls::{self, DueChange, HoldLookup, hold_id};
+use super::problem::{ApiProblem, ApiResult, Code};
 use super::query::Query;
 
-/// Bytes of a body that says how a hold is moved.
+/// The maximum bytes of a body that extends a hold.
 const EXTEND_BODY_BYTES_MAX: usize = 16 << 10;
 
-/// How a hold's due time is moved: exactly one of `by` and `until`.
+/// The change of a hold's due time: exactly one of `by` and `until`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExtendBody {
-    /// Later than it was due by a duration such as `10m`, earlier by `-10m`, or so many milliseconds.
+    /// A duration such as `10m` (later) or `-10m` (earlier), or a number of milliseconds.
     #[schema(value_type = Option<String>)]
     by: Option<By>,
-    /// A time in RFC 3339. One in the past fires now.
+    /// A time in RFC 3339. A past time fires the hold now.
     until: Option<String>,
-    /// Only where the hold has this version.
+    /// Fails unless the hold has this version.
     if_version: Option<u64>,
 }
 
@@ -42,64 +42,64 @@ enum By {
     Text(String),
 }
 
-/// Look at a hold
+/// Get a hold
 ///
-/// A hold that is over stays known for a while: then `state` is `fired`, `withdrawn` or `dead`.
+/// An ended hold is remembered for a while. Its `state` is `fired`, `withdrawn` or `dead`.
 #[utoipa::path(
     get, path = "/v1/holds/{id}", tag = "holds", operation_id = "get_hold",
-    params(("id" = String, Path, description = "The hold's id, which is its message's")),
+    params(("id" = String, Path, description = "The id of the hold, which is the id of its message")),
     responses(
         (status = 200, description = "The hold", body = HoldDocument, content_type = "application/json"),
         (status = "4XX", description = "`unknown_hold`, `bad_id`, `bad_parameter`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn get_hold(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(super) async fn get_hold(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let id = id_in_path(request.uri().path())?;
-    let caller = door.keys.caller(request.headers())?;
+    let caller = api.keys.caller(request.headers())?;
     Query::parse(request.uri().query())?.end()?;
-    caller.require_looking()?;
-    let document = match hold_calls::look(&door, &caller, &id).await? {
-        Found::Pending(view) => pending_document(&view),
-        Found::Ended(end) => ended_document(&door, &id, &end),
+    caller.require_view()?;
+    let document = match hold_calls::look_up(&api, &caller, &id).await? {
+        HoldLookup::Pending(view) => pending_document(&view),
+        HoldLookup::Ended(end) => ended_document(&api, &id, &end),
     };
     Ok(answer(&document))
 }
 
-/// Move a hold's due time
+/// Change the due time of a hold
 ///
-/// In either direction. With an `Idempotency-Key` a repeat gets the first answer: a repeated `by` moves once.
+/// Later or earlier. A repeat with the same `Idempotency-Key` gets the first answer: a repeated `by` moves the due time once.
 #[utoipa::path(
     post, path = "/v1/holds/{id}/extend", tag = "holds", operation_id = "extend_hold",
     params(
         ("id" = String, Path, description = "The hold's id"),
-        ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeat return the first answer; the latest 8 are remembered"),
+        ("Idempotency-Key" = Option<String>, Header, description = "A repeat with the same key returns the first answer. Each hold remembers its latest 8 keys"),
     ),
     request_body(content = ExtendBody, content_type = "application/json"),
     responses(
-        (status = 200, description = "It is due at another time", body = HoldOutcomeDocument, content_type = "application/json"),
+        (status = 200, description = "The hold has a new due time", body = HoldOutcomeDocument, content_type = "application/json"),
         (status = "4XX", description = "`unknown_hold`, `forbidden`, `already_fired`, `already_withdrawn`, `already_dead`, `version_differs`, `bad_id`, `bad_json`, `bad_parameter`, `bad_duration`, `bad_time`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn extend_hold(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(super) async fn extend_hold(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
     let id = id_in_path(parts.uri.path())?;
-    let caller = door.keys.caller(&parts.headers)?;
+    let caller = api.keys.caller(&parts.headers)?;
     Query::parse(parts.uri.query())?.end()?;
     let key = text_header(&parts.headers, "idempotency-key")?;
-    let too_large = || Problem::new(Code::PayloadTooLarge, "what moves a hold is small");
-    let (mut load, wait) = (door.in_flight.begin(), door.settings.body_wait);
+    let too_large = || ApiProblem::new(Code::PayloadTooLarge, "the body is over 16384 bytes");
+    let (mut load, wait) = (api.in_flight.begin(), api.settings.body_wait);
     let body = collect(body, &parts.headers, &mut load, wait, EXTEND_BODY_BYTES_MAX, too_large).await?;
     let body: ExtendBody =
-        serde_json::from_slice(&body).map_err(|error| Problem::new(Code::BadJson, error.to_string()))?;
+        serde_json::from_slice(&body).map_err(|error| ApiProblem::new(Code::BadJson, error.to_string()))?;
     let by = body.by.map(|by| match by {
         By::Millis(millis) => millis.to_string(),
         By::Text(text) => text,
     });
-    let now = door.ports.clock.now();
-    let extension = Extension::checked(by.as_deref(), body.until.as_deref(), body.if_version, key, now)?;
-    let (due, version) = hold_calls::extend(&door, &caller, &id, extension).await?;
+    let now = api.ports.clock.now();
+    let extension = DueChange::checked(by.as_deref(), body.until.as_deref(), body.if_version, key, now)?;
+    let (due, version) = hold_calls::extend(&api, &caller, &id, extension).await?;
     Ok(answer(&HoldOutcomeDocument {
         due: Some(due.to_string()),
         version: Some(version),
@@ -107,23 +107,23 @@ pub(super) async fn extend_hold(State(door): State<Arc<Door>>, request: Request)
     }))
 }
 
-/// Take a hold back
+/// Withdraw a hold
 ///
-/// Where this answers `withdrawn`, the message never reaches its topic.
+/// After the answer `withdrawn`, the message never reaches its topic.
 #[utoipa::path(
     delete, path = "/v1/holds/{id}", tag = "holds", operation_id = "withdraw_hold",
     params(("id" = String, Path, description = "The hold's id")),
     responses(
-        (status = 200, description = "It was taken back", body = HoldOutcomeDocument, content_type = "application/json"),
+        (status = 200, description = "The hold is withdrawn", body = HoldOutcomeDocument, content_type = "application/json"),
         (status = "4XX", description = "`unknown_hold`, `forbidden`, `already_fired`, `already_withdrawn`, `already_dead`, `bad_id`, `bad_parameter`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn withdraw_hold(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(super) async fn withdraw_hold(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let id = id_in_path(request.uri().path())?;
-    let caller = door.keys.caller(request.headers())?;
+    let caller = api.keys.caller(request.headers())?;
     Query::parse(request.uri().query())?.end()?;
-    hold_calls::withdraw(&door, &caller, &id).await?;
+    hold_calls::withdraw(&api, &caller, &id).await?;
     Ok(answer(&HoldOutcomeDocument::of("withdrawn")))
 }
 
@@ -132,16 +132,16 @@ pub(super) async fn withdraw_hold(State(door): State<Arc<Door>>, request: Reques
     post, path = "/v1/holds/{id}/fire", tag = "holds", operation_id = "fire_hold",
     params(("id" = String, Path, description = "The hold's id")),
     responses(
-        (status = 200, description = "Its message is in its topic", body = HoldOutcomeDocument, content_type = "application/json"),
+        (status = 200, description = "The message is in its topic", body = HoldOutcomeDocument, content_type = "application/json"),
         (status = "4XX", description = "`unknown_hold`, `forbidden`, `already_fired`, `already_withdrawn`, `already_dead`, `bad_id`, `bad_parameter`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn fire_hold(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(super) async fn fire_hold(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let id = id_in_path(request.uri().path())?;
-    let caller = door.keys.caller(request.headers())?;
+    let caller = api.keys.caller(request.headers())?;
     Query::parse(request.uri().query())?.end()?;
-    let place = hold_calls::fire(&door, &caller, &id).await?;
+    let place = hold_calls::fire(&api, &caller, &id).await?;
     Ok(answer(&HoldOutcomeDocument {
         fired_at: Some(place.at.to_string()),
         partition: Some(place.partition),
@@ -150,7 +150,7 @@ pub(super) async fn fire_hold(State(door): State<Arc<Door>>, request: Request) -
     }))
 }
 
-fn id_in_path(path: &str) -> Result<HoldId, Problem> {
+fn id_in_path(path: &str) -> Result<HoldId, ApiProblem> {
     hold_id(&path_part(path, "/v1/holds/")?)
 }
 
@@ -158,7 +158,7 @@ fn answer(document: &impl serde::Serialize) -> Response {
     json_response(StatusCode::OK, serde_json::to_vec(document).expect("a document is plain data"))
 }
 
-/// A pending hold, as it is shown.
+/// The document of a pending hold.
 pub(super) fn pending_document(view: &HoldView) -> HoldDocument {
     let mut document = HoldDocument {
         id: view.id.to_string(),
@@ -181,22 +181,22 @@ pub(super) fn pending_document(view: &HoldView) -> HoldDocument {
     document
 }
 
-/// A hold that is over, as it is shown.
-pub(super) fn ended_document(door: &Door, id: &HoldId, end: &HoldEnd) -> HoldDocument {
+/// The document of an ended hold.
+pub(super) fn ended_document(api: &ApiState, id: &HoldId, end: &HoldEnd) -> HoldDocument {
     let at = Some(end.at.to_string());
     let document = HoldDocument {
         id: id.to_string(),
-        topic: hold_calls::topic_name(door, end.topic),
+        topic: hold_calls::topic_name(api, end.topic),
         due: end.due.to_string(),
         published_at: end.published_at.to_string(),
         ..HoldDocument::default()
     };
     match &end.how {
-        Ending::Fired { partition } => {
+        HoldEndKind::Fired { partition } => {
             HoldDocument { state: "fired".to_owned(), fired_at: at, partition: Some(*partition), ..document }
         }
-        Ending::Withdrawn => HoldDocument { state: "withdrawn".to_owned(), withdrawn_at: at, ..document },
-        Ending::Dead { reason } => {
+        HoldEndKind::Withdrawn => HoldDocument { state: "withdrawn".to_owned(), withdrawn_at: at, ..document },
+        HoldEndKind::Dead { reason } => {
             HoldDocument { state: "dead".to_owned(), died_at: at, reason: Some(reason.to_string()), ..document }
         }
     }

@@ -1,7 +1,7 @@
-//! Who may do what: `Authorization: Bearer <key>`, scopes, topic patterns.
+//! Authentication and authorization: `Authorization: Bearer <key>`, scopes, topic patterns.
 //!
-//! Secrets are kept as SHA-256 only. A presented key is hashed and looked up by its hash, so the time that a comparison takes says
-//! nothing about a secret. Without any key configured everybody may do everything; guarding the address is then the server's part.
+//! Secrets are stored as SHA-256 only. A presented key is hashed and looked up by its hash, so the time of the comparison reveals nothing
+//! about a secret. Without keys, every request is allowed; the server must then restrict its listening address.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,23 +11,21 @@ use http::header::AUTHORIZATION;
 use sha2::{Digest, Sha256};
 use whimbrel_model::push::PUSH_TOPIC;
 
-use super::problem::{Code, Problem};
+use super::problem::{ApiProblem, Code};
 
-/// A key as it is configured.
 #[derive(Clone)]
 pub struct ApiKey {
     pub name: String,
-    pub secret: Secret,
+    pub secret: KeySecret,
     pub scopes: Vec<Scope>,
-    /// Patterns of topics, `*` for any run of characters; none at all: every topic.
+    /// Patterns of topics; `*` matches any run of characters. Empty means every topic.
     pub topics: Vec<String>,
 }
 
-/// What a key's bearer must present.
 #[derive(Clone)]
-pub enum Secret {
+pub enum KeySecret {
     Plain(String),
-    /// Its SHA-256, so that a configuration need not contain it.
+    /// Its SHA-256, so that the configuration need not contain the secret.
     Sha256([u8; 32]),
 }
 
@@ -37,7 +35,6 @@ impl std::fmt::Debug for ApiKey {
     }
 }
 
-/// What a key may be for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scope {
     Publish,
@@ -63,20 +60,20 @@ impl Scope {
     }
 }
 
-/// All keys, ready to be asked.
+/// All keys, indexed by the hash of their secret.
 pub(crate) struct KeyRing {
     by_hash: HashMap<[u8; 32], Arc<ApiKey>>,
 }
 
-/// Whoever asks: the bearer of a key, or anybody where there are no keys.
+/// The bearer of a key, or an anonymous client if there are no keys.
 #[derive(Clone)]
 pub(crate) struct Caller(Option<Arc<ApiKey>>);
 
 impl KeyRing {
     pub(crate) fn new(keys: &[ApiKey]) -> Self {
-        let hash_of = |secret: &Secret| match secret {
-            Secret::Plain(text) => Sha256::digest(text.as_bytes()).into(),
-            Secret::Sha256(hash) => *hash,
+        let hash_of = |secret: &KeySecret| match secret {
+            KeySecret::Plain(text) => Sha256::digest(text.as_bytes()).into(),
+            KeySecret::Sha256(hash) => *hash,
         };
         Self { by_hash: keys.iter().map(|key| (hash_of(&key.secret), Arc::new(key.clone()))).collect() }
     }
@@ -85,20 +82,20 @@ impl KeyRing {
         self.by_hash.is_empty()
     }
 
-    /// Who it is that brings these headers.
-    pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
+    /// Authenticates a request by its headers.
+    pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiProblem> {
         if self.by_hash.is_empty() {
             return Ok(Caller(None));
         }
-        let presented = headers.get(AUTHORIZATION).ok_or_else(|| {
-            Problem::new(Code::KeyMissing, "send a key of this server as `Authorization: Bearer <key>`")
-        })?;
+        let presented = headers
+            .get(AUTHORIZATION)
+            .ok_or_else(|| ApiProblem::new(Code::KeyMissing, "no API key: send `Authorization: Bearer <key>`"))?;
         let secret = bearer(presented.as_bytes())
-            .ok_or_else(|| Problem::new(Code::KeyUnknown, "`Authorization` has another form than `Bearer <key>`"))?;
+            .ok_or_else(|| ApiProblem::new(Code::KeyUnknown, "`Authorization` must be `Bearer <key>`"))?;
         let hash: [u8; 32] = Sha256::digest(secret).into();
         let key = self.by_hash.get(&hash);
         key.map(|key| Caller(Some(Arc::clone(key))))
-            .ok_or_else(|| Problem::new(Code::KeyUnknown, "no key of this server is the one that was sent"))
+            .ok_or_else(|| ApiProblem::new(Code::KeyUnknown, "this server has no such API key"))
     }
 }
 
@@ -108,7 +105,7 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
 }
 
 impl Caller {
-    /// Who claims are kept for: the key's name, nothing where there are no keys.
+    /// The owner of claims: the name of the key, or empty without keys.
     pub(crate) fn owner(&self) -> &str {
         self.0.as_ref().map_or("", |key| &key.name)
     }
@@ -117,50 +114,50 @@ impl Caller {
         self.0.as_ref().is_none_or(|key| key.scopes.contains(&scope))
     }
 
-    pub(crate) fn sees(&self, topic: &str) -> bool {
+    pub(crate) fn covers(&self, topic: &str) -> bool {
         let matches_one = |key: &Arc<ApiKey>| key.topics.iter().any(|pattern| matches(pattern, topic));
         self.0.as_ref().is_none_or(|key| key.topics.is_empty() || matches_one(key))
     }
 
-    /// Whether the key is for some topics only. A pattern of nothing but `*` is for all.
+    /// Whether the key covers some topics only. A pattern that is only `*` covers all.
     pub(crate) fn is_restricted(&self) -> bool {
         let is_for_all = |key: &Arc<ApiKey>| key.topics.is_empty() || key.topics.iter().any(|pattern| is_any(pattern));
         self.0.as_ref().is_some_and(|key| !is_for_all(key))
     }
 
-    /// What is held may be looked at by who reads and by who publishes; of which topics, [`Self::require_holds_of`] says.
-    pub(crate) fn require_looking(&self) -> Result<(), Problem> {
+    /// Requires a scope that may see holds: `publish` or `consume`. [`Self::require_holds_of`] checks the topic.
+    pub(crate) fn require_view(&self) -> Result<(), ApiProblem> {
         if self.has(Scope::Publish) { Ok(()) } else { self.require(Scope::Consume) }
     }
 
-    /// Holds are for keys that are for their topic. Held pushes tell of users: they are for keys that push, too.
-    pub(crate) fn require_holds_of(&self, topic: &str) -> Result<(), Problem> {
-        if topic == PUSH_TOPIC { self.require_topic(Scope::Push, topic) } else { self.require_sight(topic) }
+    /// Requires access to the topic of a hold. Held pushes reveal users, so they require the scope `push`.
+    pub(crate) fn require_holds_of(&self, topic: &str) -> Result<(), ApiProblem> {
+        if topic == PUSH_TOPIC { self.require_topic(Scope::Push, topic) } else { self.require_topic_access(topic) }
     }
 
-    /// Whether the holds of every topic are for this key.
+    /// Whether this key may see the holds of every topic.
     pub(crate) fn is_for_all_holds(&self) -> bool {
         !self.is_restricted() && self.has(Scope::Push)
     }
 
-    pub(crate) fn require(&self, scope: Scope) -> Result<(), Problem> {
+    pub(crate) fn require(&self, scope: Scope) -> Result<(), ApiProblem> {
         if self.has(scope) {
             return Ok(());
         }
-        Err(Problem::new(Code::Forbidden, format!("key `{}` lacks the scope `{}`", self.owner(), scope.word())))
+        Err(ApiProblem::new(Code::Forbidden, format!("key `{}` lacks the scope `{}`", self.owner(), scope.word())))
     }
 
-    pub(crate) fn require_topic(&self, scope: Scope, topic: &str) -> Result<(), Problem> {
+    pub(crate) fn require_topic(&self, scope: Scope, topic: &str) -> Result<(), ApiProblem> {
         self.require(scope)?;
-        self.require_sight(topic)
+        self.require_topic_access(topic)
     }
 
-    /// The key must be for this topic, whatever its scopes.
-    pub(crate) fn require_sight(&self, topic: &str) -> Result<(), Problem> {
-        if self.sees(topic) {
+    /// Requires that the key covers the topic, whatever its scopes.
+    pub(crate) fn require_topic_access(&self, topic: &str) -> Result<(), ApiProblem> {
+        if self.covers(topic) {
             return Ok(());
         }
-        Err(Problem::new(Code::Forbidden, format!("key `{}` is not for the topic `{topic}`", self.owner())))
+        Err(ApiProblem::new(Code::Forbidden, format!("key `{}` does not cover the topic `{topic}`", self.owner())))
     }
 }
 
@@ -168,8 +165,8 @@ fn is_any(pattern: &str) -> bool {
     !pattern.is_empty() && pattern.bytes().all(|byte| byte == b'*')
 }
 
-/// Whether a pattern with `*` covers the whole text. The last `*` seen is the only one to go back to: what an earlier one
-/// matched can stay as it is, so the time is at most pattern times text.
+/// Whether a pattern with `*` matches the whole text. Backtracking goes to the last `*` only: earlier matches can stay as they are. The
+/// time is at most pattern length times text length.
 fn matches(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
     let (mut p, mut t) = (0, 0);
@@ -202,14 +199,19 @@ mod tests {
         KeyRing::new(&[
             ApiKey {
                 name: "shop".into(),
-                secret: Secret::Plain("one".into()),
+                secret: KeySecret::Plain("one".into()),
                 scopes: vec![Scope::Publish],
                 topics: vec!["orders.*".into()],
             },
-            ApiKey { name: "ops".into(), secret: Secret::Sha256(hashed), scopes: vec![Scope::Admin], topics: vec![] },
+            ApiKey {
+                name: "ops".into(),
+                secret: KeySecret::Sha256(hashed),
+                scopes: vec![Scope::Admin],
+                topics: vec![],
+            },
             ApiKey {
                 name: "all".into(),
-                secret: Secret::Plain("four".into()),
+                secret: KeySecret::Plain("four".into()),
                 scopes: vec![Scope::Consume],
                 topics: vec!["*".into()],
             },
@@ -225,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn without_keys_everybody_may_do_everything() {
+    fn without_keys_every_request_is_allowed() {
         let anybody = caller(&KeyRing::new(&[]), None).unwrap();
         assert!(anybody.require_topic(Scope::Admin, "orders").is_ok());
         assert_eq!(anybody.owner(), "");
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_does_what_its_scopes_and_patterns_say() {
+    fn a_key_is_limited_to_its_scopes_and_patterns() {
         let shop = caller(&ring(), Some("bearer one")).unwrap();
         assert_eq!(shop.owner(), "shop");
         assert!(shop.require_topic(Scope::Publish, "orders.eu").is_ok());
@@ -250,11 +252,11 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_restricted_where_its_patterns_leave_a_topic_out() {
+    fn a_key_is_restricted_if_its_patterns_do_not_cover_every_topic() {
         let is_restricted = |value| caller(&ring(), Some(value)).unwrap().is_restricted();
         assert!(is_restricted("Bearer one"));
-        assert!(!is_restricted("Bearer two"), "without patterns it is for every topic");
-        assert!(!is_restricted("Bearer four"), "and so it is with the one that covers all, which configured keys have");
+        assert!(!is_restricted("Bearer two"), "no pattern covers every topic");
+        assert!(!is_restricted("Bearer four"), "`*`, which configured keys have, covers every topic");
     }
 
     #[test]

@@ -7,25 +7,27 @@
 mod accept;
 pub mod admin;
 mod answer;
+pub(crate) mod api_state;
 mod attributes;
 mod batch;
+mod batch_splitter;
 mod body;
+mod cancel_safe;
 mod claims;
 mod contract;
 mod dead_letters;
 mod delay_queue;
 mod deliveries;
 pub mod documents;
-pub(crate) mod door;
 mod draft;
 mod entry;
 mod event_stream;
 pub mod events;
 pub mod grpc;
 mod grpc_guard;
+mod health;
 mod hold_calls;
 mod hold_list;
-mod holding;
 mod holds;
 mod json_fields;
 pub(crate) mod keys;
@@ -34,12 +36,12 @@ mod message_json;
 mod messages;
 mod metric_names;
 mod mqproxy;
+mod new_hold;
 pub mod openapi;
-mod operating;
 mod people;
 mod problem;
 mod publish;
-mod pulling;
+mod pull;
 mod query;
 mod read;
 mod routes;
@@ -47,7 +49,6 @@ mod scan;
 mod search;
 pub(crate) mod settings;
 mod soraka;
-mod split;
 mod stats;
 mod subscription_body;
 pub(crate) mod subscription_calls;
@@ -58,7 +59,6 @@ pub(crate) mod subscriptions;
 mod tail;
 mod topic_workers;
 pub(crate) mod topics;
-mod undisturbed;
 
 use std::sync::Arc;
 
@@ -69,56 +69,56 @@ use whimbrel_model::ports::{
 };
 use whimbrel_model::{Clock, EVENTS_TOPIC, StoreHealth};
 
-use crate::events::Events;
-use door::Door;
+use crate::events::EventWriter;
+use api_state::ApiState;
 use whimbrel_catalogue::platforms::Platforms;
-use whimbrel_catalogue::subscriptions::Subscriptions;
+use whimbrel_catalogue::subscriptions::SubscriptionRegistry;
 use whimbrel_catalogue::topic_stats::TopicStats;
 use whimbrel_catalogue::topics::{Registry, TopicError};
 use whimbrel_cluster::reachability::Reachability;
 
-pub use keys::{ApiKey, Scope, Secret};
+pub use health::readiness;
+pub use keys::{ApiKey, KeySecret, Scope};
 pub use metric_names::NAMES as METRIC_NAMES;
-pub use operating::readiness;
-pub use problem::{Code, Problem};
+pub use problem::{ApiProblem, Code};
 pub use settings::{PageInfo, ReceiveSettings};
 pub use topic_workers::LiveWorkers;
 
-/// Every path that is served over HTTP, with its methods in lower case: for whoever documents or measures them.
+/// All paths that are served over HTTP, with their methods in lower case, for documents and metrics.
 pub fn served_paths() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
     routes::routes().into_iter().map(|route| (route.path, route.methods))
 }
 
-/// What the door works with.
+/// The storage and owner interfaces that the API uses.
 #[derive(Clone)]
 pub struct Ports {
     pub log: Arc<dyn Log>,
     pub log_topics: Arc<dyn LogTopics>,
     pub receipts: Arc<dyn Receipts>,
-    /// The owners of holds, wherever they run.
+    /// The owners of holds, on any node.
     pub holds: Arc<dyn Holds>,
-    /// The owners of subscriptions, wherever they run.
+    /// The owners of subscriptions, on any node.
     pub dispatch: Arc<dyn Dispatch>,
-    /// Only so that a deleted subscription leaves nothing.
+    /// Used only to delete the progress of a deleted subscription.
     pub progress: Arc<dyn Progress>,
-    /// The owners of users, wherever they run.
+    /// The owners of users, on any node.
     pub carriers: Arc<dyn Carriers>,
-    /// Where owners elsewhere save, so that it is seen how far they have come; `None` where no other process uses that store.
+    /// The inbox store of the owners on other nodes, to read their lag. `None` if no other process uses that store.
     pub shared_inboxes: Option<Arc<dyn Inbox>>,
     pub presence: Arc<dyn Presence>,
     pub devices: Arc<dyn Devices>,
-    /// Whether people can be reached from this process; `None` where nobody is to be.
+    /// Whether this process can reach users; `None` if it is not configured to.
     pub reachability: Option<Arc<Reachability>>,
-    /// Which stores of this process cannot serve now.
+    /// The stores of this process that cannot serve now.
     pub store_health: Arc<StoreHealth>,
-    /// Somebody else follows the catalogue with it.
+    /// Follows the catalogue. Another component keeps it up to date.
     pub platforms: Arc<Platforms>,
-    /// The workers that callbacks can be given to.
+    /// The live workers, to validate worker pools.
     pub workers: LiveWorkers,
     pub clock: Arc<dyn Clock>,
 }
 
-/// Why the door could not open: the system's topics are missing, or the receipts could not be used.
+/// Why the API cannot start: the system topics are missing, or the receipts are not usable.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub enum StartError {
@@ -126,55 +126,55 @@ pub enum StartError {
     Receipts(#[from] ReceiptsError),
 }
 
-/// The open door.
+/// The running API.
 pub struct Receive {
-    door: Arc<Door>,
+    api: Arc<ApiState>,
     tasks: Vec<JoinHandle<()>>,
 }
 
 impl Receive {
-    /// Opens the door over registries that are open already, and starts the writer of events, and whatever finishes deletions that were
-    /// cut short, on the runtime that it is called in; they end with `settings.shutdown`. A recorder of metrics must be installed before.
+    /// Starts the API over open registries. Spawns the event writer and the task that finishes interrupted deletions on the current
+    /// runtime; they end with `settings.shutdown`. A metrics recorder must be installed before.
     pub async fn start(
         ports: Ports,
         registry: Arc<Registry>,
-        subscriptions: Arc<Subscriptions>,
+        subscriptions: Arc<SubscriptionRegistry>,
         stats: Arc<TopicStats>,
         settings: ReceiveSettings,
-        events: Arc<Events>,
+        events: Arc<EventWriter>,
     ) -> Result<Self, StartError> {
         let shutdown = settings.shutdown.clone();
-        let door = Arc::new(Door::open(ports, registry, subscriptions, stats, settings).await?);
-        let events_topic = door.registry.get(EVENTS_TOPIC).ok_or(TopicError::Unknown(EVENTS_TOPIC.to_owned()))?;
-        let (log, mint, partition) = (Arc::clone(&door.ports.log), Arc::clone(&door.mint), events_topic.partition(0));
+        let api = Arc::new(ApiState::open(ports, registry, subscriptions, stats, settings).await?);
+        let events_topic = api.registry.get(EVENTS_TOPIC).ok_or(TopicError::Unknown(EVENTS_TOPIC.to_owned()))?;
+        let (log, mint, partition) = (Arc::clone(&api.ports.log), Arc::clone(&api.mint), events_topic.partition(0));
         let writer = tokio::spawn(async move { events.run(log, mint, partition, shutdown).await });
-        let finisher = tokio::spawn(subscription_delete::finish_left(Arc::clone(&door)));
+        let finisher = tokio::spawn(subscription_delete::finish_left(Arc::clone(&api)));
         let mut tasks = vec![writer, finisher];
-        if let Some(inboxes) = door.ports.shared_inboxes.clone() {
-            tasks.push(tokio::spawn(people::behind::watch(Arc::clone(&door), inboxes)));
+        if let Some(inboxes) = api.ports.shared_inboxes.clone() {
+            tasks.push(tokio::spawn(people::carrier_backlog::watch(Arc::clone(&api), inboxes)));
         }
-        Ok(Self { door, tasks })
+        Ok(Self { api, tasks })
     }
 
-    /// Everything that is served: HTTP, gRPC, the page at `/`, the API document. Add `/metrics` beside it.
+    /// The router of everything that is served: HTTP, gRPC, the page at `/`, the API document. The caller adds `/metrics`.
     pub fn router(&self) -> Router {
         let mut router = Router::new();
         for route in routes::routes() {
             router = router.route(route.path, route.serve);
         }
         router
-            .route(grpc::PATH, grpc_guard::guarded(grpc::service(&self.door)))
-            .route(people::grpc::PATH, grpc_guard::guarded(people::grpc::service(&self.door)))
-            .fallback(operating::unknown_path)
-            .method_not_allowed_fallback(operating::method_not_allowed)
-            .with_state(Arc::clone(&self.door))
+            .route(grpc::PATH, grpc_guard::guarded(grpc::service(&self.api)))
+            .route(people::grpc::PATH, grpc_guard::guarded(people::grpc::service(&self.api)))
+            .fallback(health::unknown_path)
+            .method_not_allowed_fallback(health::method_not_allowed)
+            .with_state(Arc::clone(&self.api))
     }
 
     /// Waits for the background tasks, after `settings.shutdown` was cancelled.
     pub async fn close(self) {
         for task in self.tasks {
             if let Err(error) = task.await {
-                tracing::error!(%error, "a background task of the door ended badly");
+                tracing::error!(%error, "a background task of the API failed");
             }
         }
     }

@@ -1,57 +1,57 @@
-//! How many bytes are on their way, into the log or to clients: a bound instead of a growing queue.
+//! The load: bytes in progress to the log or to clients. Over its bound the server rejects requests instead of queueing them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::problem::{Code, Problem};
+use super::problem::{ApiProblem, Code};
 
-/// The bytes under way, of everybody.
+/// The bytes in progress of all requests.
 #[derive(Debug)]
-pub(crate) struct InFlight {
+pub(crate) struct InFlightBytes {
     bytes: AtomicUsize,
     bytes_max: usize,
-    /// Where the bytes are going, for who is refused.
-    whither: &'static str,
+    /// Where the bytes go, for error texts.
+    destination: &'static str,
 }
 
-/// The bytes that one request holds, until it is dropped.
+/// The bytes of one request, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Load {
-    in_flight: Arc<InFlight>,
+pub(crate) struct LoadGuard {
+    in_flight: Arc<InFlightBytes>,
     held: usize,
 }
 
-impl InFlight {
-    pub(crate) fn new(bytes_max: usize, whither: &'static str) -> Arc<Self> {
-        Arc::new(Self { bytes: AtomicUsize::new(0), bytes_max, whither })
+impl InFlightBytes {
+    pub(crate) fn new(bytes_max: usize, destination: &'static str) -> Arc<Self> {
+        Arc::new(Self { bytes: AtomicUsize::new(0), bytes_max, destination })
     }
 
-    pub(crate) fn begin(self: &Arc<Self>) -> Load {
-        Load { in_flight: Arc::clone(self), held: 0 }
+    pub(crate) fn begin(self: &Arc<Self>) -> LoadGuard {
+        LoadGuard { in_flight: Arc::clone(self), held: 0 }
     }
 }
 
-impl Load {
-    /// Takes so many bytes more, or refuses the request.
-    pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), Problem> {
+impl LoadGuard {
+    /// Adds `bytes`, or rejects the request.
+    pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), ApiProblem> {
         let before = self.in_flight.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.held += bytes;
-        // A request that is alone is let through whatever its size: its own limits have judged it, and it could never pass else.
+        // A request that is alone always passes: its own limits have checked it, and otherwise it could never pass.
         let alone = before + bytes == self.held;
         if before + bytes <= self.in_flight.bytes_max || alone {
             return Ok(());
         }
-        let detail = format!("{before} bytes are on their way {}; come again in a moment", self.in_flight.whither);
-        Err(Problem::new(Code::Overloaded, detail))
+        let detail = format!("{before} bytes are in flight {}; retry later", self.in_flight.destination);
+        Err(ApiProblem::new(Code::Overloaded, detail))
     }
 
-    /// Takes what is missing to so many bytes.
-    pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), Problem> {
+    /// Grows to `bytes` in total.
+    pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), ApiProblem> {
         self.grow(bytes.saturating_sub(self.held))
     }
 }
 
-impl Drop for Load {
+impl Drop for LoadGuard {
     fn drop(&mut self) {
         self.in_flight.bytes.fetch_sub(self.held, Ordering::Relaxed);
     }
@@ -62,8 +62,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_over_the_bound_is_refused_until_others_have_ended() {
-        let in_flight = InFlight::new(100, "into the log");
+    fn a_request_over_the_bound_is_rejected_until_others_end() {
+        let in_flight = InFlightBytes::new(100, "into the log");
         let mut first = in_flight.begin();
         first.grow(80).unwrap();
         assert_eq!(in_flight.begin().grow(30).unwrap_err().code(), Code::Overloaded);

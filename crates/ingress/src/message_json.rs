@@ -1,4 +1,4 @@
-//! Messages on their way out, as JSON: written straight into the answer's buffer.
+//! The JSON of messages, written directly into the answer's buffer.
 
 use std::io::Write;
 
@@ -12,10 +12,10 @@ use whimbrel_model::{Record, StoredRecord, Timestamp};
 
 use whimbrel_catalogue::topics::Topic;
 
-/// What a message takes beside its payload and headers, about.
+/// The approximate bytes of a message without its payload and headers.
 pub(super) const MESSAGE_BYTES_TYPICAL: usize = 256;
 
-/// The id that a message goes by: its own, or one made from its place where others wrote it.
+/// The id of a message: its own, or one made from its position if another system wrote it.
 pub(crate) fn id_of(topic: &Topic, partition: u32, stored: &StoredRecord) -> String {
     match stored.record.headers.get_str(HEADER_ID) {
         Some(id) => id.to_owned(),
@@ -23,20 +23,20 @@ pub(crate) fn id_of(topic: &Topic, partition: u32, stored: &StoredRecord) -> Str
     }
 }
 
-/// Whether a header is the publisher's own, and not what Whimbrel knows of the message. Where a dead letter comes from is shown as well: it
-/// is what is asked about one.
+/// Whether a header is the publisher's own, not Whimbrel metadata. The origin of a dead letter counts as own, because readers of dead
+/// letters need it.
 pub(crate) fn is_own_header(name: &str) -> bool {
     name != HEADER_CONTENT_TYPE && (!name.starts_with("whimbrel-") || name == HEADER_ORIGIN)
 }
 
-/// The times of a message that was held before it came into its topic.
-pub(crate) struct Held {
+/// The times of a message that was held before its append.
+pub(crate) struct HoldTimes {
     pub(crate) published_at: Timestamp,
     pub(crate) due: Timestamp,
     pub(crate) fired_at: Timestamp,
 }
 
-impl Held {
+impl HoldTimes {
     pub(crate) fn of(record: &Record) -> Option<Self> {
         let time = |name| record.headers.get_str(name)?.parse().ok().map(Timestamp::from_millis);
         let (published_at, due) = (time(HEADER_PUBLISHED_AT)?, time(HEADER_DUE)?);
@@ -44,15 +44,15 @@ impl Held {
     }
 }
 
-/// Writes `{"id","topic","partition","offset","key","headers","content_type","published_at","payload"|"payload_base64"}`, and `due`
-/// and `fired_at` where the message was held.
+/// Writes `{"id","topic","partition","offset","key","headers","content_type","published_at","payload"|"payload_base64"}`, plus `due` and
+/// `fired_at` if the message was held.
 pub(super) fn write_message(out: &mut Vec<u8>, topic: &Topic, partition: u32, stored: &StoredRecord) {
     out.push(b'{');
     write_members(out, topic, partition, stored);
     out.push(b'}');
 }
 
-/// The same without its braces, for answers that say more.
+/// Writes the same without braces, for answers with more members.
 pub(super) fn write_members(out: &mut Vec<u8>, topic: &Topic, partition: u32, stored: &StoredRecord) {
     let record = &stored.record;
     let mut digits = itoa::Buffer::new();
@@ -87,11 +87,11 @@ pub(super) fn write_members(out: &mut Vec<u8>, topic: &Topic, partition: u32, st
         out.extend_from_slice(b",\"content_type\":");
         write_text(out, &String::from_utf8_lossy(content_type));
     }
-    let held = Held::of(record);
+    let held = HoldTimes::of(record);
     let published_at = held.as_ref().map_or(record.timestamp, |held| held.published_at);
-    write!(out, ",\"published_at\":\"{published_at}\"").expect("a buffer takes all");
-    if let Some(Held { due, fired_at, .. }) = held {
-        write!(out, ",\"due\":\"{due}\",\"fired_at\":\"{fired_at}\"").expect("a buffer takes all");
+    write!(out, ",\"published_at\":\"{published_at}\"").expect("writing to a buffer cannot fail");
+    if let Some(HoldTimes { due, fired_at, .. }) = held {
+        write!(out, ",\"due\":\"{due}\",\"fired_at\":\"{fired_at}\"").expect("writing to a buffer cannot fail");
     }
     match std::str::from_utf8(&record.value) {
         Ok(text) if may_be_text(content_type) => {
@@ -105,7 +105,7 @@ pub(super) fn write_members(out: &mut Vec<u8>, topic: &Topic, partition: u32, st
     }
 }
 
-/// The publisher's own headers. Values of a repeated name are joined by commas, as HTTP does; what is not UTF-8 is shown with
+/// Writes the publisher's own headers. Values of a repeated name are joined by commas, as in HTTP. Bytes that are not UTF-8 become
 /// replacement characters.
 fn write_own_headers(out: &mut Vec<u8>, stored: &StoredRecord) {
     let headers = &stored.record.headers;
@@ -130,7 +130,7 @@ fn write_own_headers(out: &mut Vec<u8>, stored: &StoredRecord) {
 }
 
 fn write_text(out: &mut Vec<u8>, text: &str) {
-    serde_json::to_writer(out, text).expect("a buffer takes all");
+    serde_json::to_writer(out, text).expect("writing to a buffer cannot fail");
 }
 
 fn write_base64(out: &mut Vec<u8>, bytes: &[u8]) {
@@ -138,11 +138,11 @@ fn write_base64(out: &mut Vec<u8>, bytes: &[u8]) {
     out.push(b'"');
     let length = base64::encoded_len(bytes.len(), true).expect("payloads are bounded");
     out.resize(from + length, 0);
-    STANDARD.encode_slice(bytes, &mut out[from..]).expect("the room was measured");
+    STANDARD.encode_slice(bytes, &mut out[from..]).expect("the buffer has the computed length");
     out.push(b'"');
 }
 
-/// Whether a payload of this media type is shown as text where it is UTF-8. What says nothing of itself may be.
+/// Whether a UTF-8 payload of this media type is shown as text. A payload without a media type is.
 pub(super) fn may_be_text(content_type: Option<&[u8]>) -> bool {
     let Some(content_type) = content_type else { return true };
     let media_type = content_type.split(|b| *b == b';').next().unwrap_or_default().trim_ascii().to_ascii_lowercase();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_others_wrote_has_an_id_from_its_place() {
+    fn a_record_without_an_id_gets_one_from_its_position() {
         let message = written(Some(b"\xff"), b"hi", Headers::EMPTY);
         assert_eq!(message.id, "at-1-2-7");
         assert_eq!(message.key_base64.as_deref(), Some("/w=="));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_dead_letter_comes_from_is_shown() {
+    fn the_origin_of_a_dead_letter_is_shown() {
         let mut headers = Headers::builder();
         headers.push(HEADER_ORIGIN, b"{}").push(HEADER_ID, b"a");
         let message = written(None, b"hi", headers.take());
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_headers_are_not_shown_as_the_publishers() {
+    fn whimbrel_headers_are_not_shown_as_own_headers() {
         let mut headers = Headers::builder();
         headers.push(HEADER_ID, b"a").push("x", b"1").push(HEADER_CONTENT_TYPE, b"image/png").push("x", b"2");
         let message = written(None, b"hi", headers.take());
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_was_held_says_when_it_was_published_due_and_fired() {
+    fn a_message_that_was_held_has_publish_due_and_fire_times() {
         let mut headers = Headers::builder();
         headers.push(HEADER_ID, b"a").push(HEADER_DUE, b"-2000").push(HEADER_PUBLISHED_AT, b"-5000");
         let message = written(None, b"hi", headers.take());
@@ -223,7 +223,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_written_as_json_and_come_back(value in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn any_payload_survives_json(value in proptest::collection::vec(any::<u8>(), 0..64)) {
             let message = written(None, &value, Headers::EMPTY);
             let back = match (message.payload, message.payload_base64) {
                 (Some(text), None) => text.into_bytes(),

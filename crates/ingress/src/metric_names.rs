@@ -1,24 +1,24 @@
-//! Metrics of the role `receive`: their names, and handles that are looked up once.
+//! Metrics of the role `receive`: their names, and cached handles.
 //!
 //! The label `code` is bounded by the list of problem codes. A value that a caller invents never becomes a label.
 
 use metrics::{Histogram, histogram};
 
-/// From the whole body received until its answer, in seconds.
+/// Seconds from the complete request body to the answer.
 pub const PUBLISH_SECONDS: &str = "whimbrel_publish_seconds";
-/// Messages of each batch.
+/// The number of messages in each batch.
 pub const BATCH_MESSAGES: &str = "whimbrel_batch_messages";
-/// Refusals, by the problem's code.
+/// Error answers, by problem code.
 pub const REFUSALS: &str = "whimbrel_refusals_total";
 
-/// The names above with their meaning, for the reference and the server's descriptions.
+/// The names above with their descriptions, for the reference and the server.
 pub const NAMES: &[(&str, &str)] = &[
-    (PUBLISH_SECONDS, "Seconds from the whole body received until its answer"),
-    (BATCH_MESSAGES, "Messages of each batch"),
-    (REFUSALS, "Refusals, by the problem's code"),
+    (PUBLISH_SECONDS, "Seconds from the complete request body to the answer"),
+    (BATCH_MESSAGES, "Messages in each batch"),
+    (REFUSALS, "Error answers, by problem code"),
 ];
 
-/// The handles that do not belong to a topic.
+/// The metric handles that do not belong to a topic.
 pub(crate) struct PublishMetrics {
     pub(crate) publish_seconds: Histogram,
     pub(crate) batch_messages: Histogram,

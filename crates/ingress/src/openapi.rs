@@ -1,6 +1,6 @@
-//! `GET /openapi.json`: the contract for programs, generated from the handlers' own descriptions and amended by [`super::contract`].
+//! `GET /openapi.json`: the API document, generated from the handlers' descriptions and amended by [`super::contract`].
 //!
-//! The router and this document are held together by a test: a path that one has and the other has not fails the build's tests.
+//! A test keeps the router and this document in step: both must have the same paths.
 
 use std::sync::LazyLock;
 
@@ -16,16 +16,16 @@ use utoipa::{Modify, OpenApi};
 use super::answer::json_response;
 use super::problem::Code;
 use super::{
-    batch, contract, dead_letters, delay_queue, event_stream, hold_list, holds, messages, mqproxy, operating, people,
-    publish, pulling, read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
+    batch, contract, dead_letters, delay_queue, event_stream, health, hold_list, holds, messages, mqproxy, people,
+    publish, pull, read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
 };
 use crate::admin::{page, people_page};
 
-/// The document, made once.
+/// The serialized document, built once.
 static DOCUMENT: LazyLock<Bytes> =
     LazyLock::new(|| serde_json::to_vec(&document()).expect("the document is plain data").into());
 
-/// This document
+/// The API document
 #[utoipa::path(
     get, path = "/openapi.json", tag = "operating", operation_id = "openapi",
     responses((status = 200, description = "The API document", body = Object, content_type = "application/json")),
@@ -39,7 +39,7 @@ pub fn document() -> Value {
     contract::amended(serde_json::to_value(generated()).expect("the document is plain data"))
 }
 
-/// What the handlers of the door say of themselves.
+/// The descriptions of the handlers.
 pub(super) fn generated() -> Document {
     WhimbrelApi::openapi()
 }
@@ -48,7 +48,7 @@ pub(super) fn generated() -> Document {
 #[openapi(
     info(
         title = "Whimbrel",
-        description = "Delivers messages: now, later, to services, and to people. Errors are `application/problem+json` with a stable `code`. Times are RFC 3339 in UTC with milliseconds; durations are strings such as `250ms`, `30s`, `1h30m`.",
+        description = "Message delivery: immediate or delayed, to services and to users. Errors are `application/problem+json` with a stable `code`. Times are RFC 3339 in UTC with milliseconds; durations are strings such as `250ms`, `30s`, `1h30m`.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
     paths(
@@ -74,10 +74,10 @@ pub(super) fn generated() -> Document {
         subscription_runs::replay,
         dead_letters::list_dead_letters,
         dead_letters::redrive,
-        pulling::pull,
-        pulling::ack,
-        pulling::nack,
-        pulling::extend,
+        pull::pull,
+        pull::ack,
+        pull::nack,
+        pull::extend,
         holds::get_hold,
         holds::extend_hold,
         holds::withdraw_hold,
@@ -112,8 +112,8 @@ pub(super) fn generated() -> Document {
         soraka::add_time,
         event_stream::events,
         stats::topic_stats,
-        operating::healthz,
-        operating::readyz,
+        health::healthz,
+        health::readyz,
         openapi,
         page::page,
         people_page::people_page,
@@ -122,8 +122,8 @@ pub(super) fn generated() -> Document {
 )]
 struct WhimbrelApi;
 
-/// Adds what the handlers cannot say each for itself: the list of codes, the key that requests carry, and `/metrics`, which whoever
-/// installs the recorder of metrics serves beside this router.
+/// Adds the parts that do not belong to one handler: the list of codes, the API key, and `/metrics`, which the metrics recorder serves
+/// beside this router.
 struct CodesAndKeys;
 
 impl Modify for CodesAndKeys {
@@ -131,7 +131,7 @@ impl Modify for CodesAndKeys {
         let components = document.components.get_or_insert_default();
         let bearer = HttpBuilder::new()
             .scheme(HttpAuthScheme::Bearer)
-            .description(Some("Needed where the server has keys. Scopes: publish, consume, push, admin."))
+            .description(Some("Required if the server has API keys. Scopes: publish, consume, push, admin."))
             .build();
         components.add_security_scheme("key", SecurityScheme::Http(bearer));
         if let Some(RefOr::T(Schema::Object(problem))) = components.schemas.get_mut("Problem")
@@ -145,7 +145,7 @@ impl Modify for CodesAndKeys {
         let metrics = OperationBuilder::new()
             .tag("operating")
             .operation_id(Some("metrics"))
-            .summary(Some("Metrics, as Prometheus reads them"))
+            .summary(Some("Metrics in the Prometheus text format"))
             .response("200", Response::builder().description("The metrics of this process").build())
             .build();
         document.paths.add_path_operation("/metrics", vec![HttpMethod::Get], metrics);

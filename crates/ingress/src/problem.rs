@@ -1,8 +1,8 @@
-//! Problems: every refusal of the door, as RFC 9457 writes them.
+//! Problems: the error answers of the API, in the format of RFC 9457.
 //!
-//! [`Code`] is the one list of the stable words, each with its status and title, so that HTTP, gRPC, the API document and the
-//! reference cannot disagree. A problem says what was wrong with this request in `detail`; it must never carry what only the
-//! operator may know, and no bad input may become a 500 (there is no such code to give).
+//! [`Code`] lists all problem codes with their status and title. HTTP, gRPC, the API document and the reference use this one list. `detail`
+//! states what is wrong with the request. It must never contain information that only the operator may see. No code has the status 500: an
+//! invalid request must never cause one.
 
 use std::borrow::Cow;
 
@@ -24,15 +24,15 @@ use whimbrel_catalogue::topics::TopicError;
 
 macro_rules! codes {
     ($($variant:ident $status:literal $word:literal $title:literal,)+) => {
-        /// What went wrong, as a stable word.
+        /// A problem code.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Code { $(#[doc = $title] $variant,)+ }
 
         impl Code {
-            /// Every code there is, in the order of their statuses.
+            /// All codes, ordered by status.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// The stable word that clients branch on.
+            /// The stable code that clients branch on.
             pub const fn word(self) -> &'static str {
                 match self { $(Self::$variant => $word,)+ }
             }
@@ -41,7 +41,7 @@ macro_rules! codes {
                 match self { $(Self::$variant => $status,)+ }
             }
 
-            /// One line for people, the same for every problem of this code.
+            /// One line for readers, the same for every problem of this code.
             pub const fn title(self) -> &'static str {
                 match self { $(Self::$variant => $title,)+ }
             }
@@ -50,13 +50,13 @@ macro_rules! codes {
 }
 
 codes! {
-    BadBody 400 "bad_body" "The body could not be read to its end",
+    BadBody 400 "bad_body" "The request body could not be read completely",
     BadRequest 400 "bad_request" "The request is not valid HTTP",
-    KeyMissing 401 "key_missing" "A key is needed",
-    KeyUnknown 401 "key_unknown" "The key is not one of this server",
-    Forbidden 403 "forbidden" "The key is not for this",
-    OriginNotAllowed 403 "origin_not_allowed" "A page from there may not do this",
-    UnknownPath 404 "unknown_path" "There is nothing at this path",
+    KeyMissing 401 "key_missing" "An API key is required",
+    KeyUnknown 401 "key_unknown" "The API key is unknown",
+    Forbidden 403 "forbidden" "The API key does not allow this request",
+    OriginNotAllowed 403 "origin_not_allowed" "This web origin is not allowed",
+    UnknownPath 404 "unknown_path" "There is no such path",
     UnknownTopic 404 "unknown_topic" "There is no such topic",
     UnknownPartition 404 "unknown_partition" "The topic has no such partition",
     UnknownMessage 404 "unknown_message" "There is no such message",
@@ -64,69 +64,69 @@ codes! {
     UnknownSubscription 404 "unknown_subscription" "There is no such subscription",
     UnknownDevice 404 "unknown_device" "The user has no such device",
     UnknownWorker 404 "unknown_worker" "There is no such worker",
-    MethodNotAllowed 405 "method_not_allowed" "The path does not take this method",
-    BodyTooSlow 408 "body_too_slow" "The body did not come on in time",
-    InProgress 409 "in_progress" "A publish under the same key is under way",
-    Conflict 409 "conflict" "Somebody else changed it at the same time",
+    MethodNotAllowed 405 "method_not_allowed" "The path does not support this method",
+    BodyTooSlow 408 "body_too_slow" "The request body timed out",
+    InProgress 409 "in_progress" "A publish under the same key is in progress",
+    Conflict 409 "conflict" "Another request changed it at the same time",
     IdTaken 409 "id_taken" "Another hold has this id",
     AlreadyFired 409 "already_fired" "The hold has fired",
     AlreadyWithdrawn 409 "already_withdrawn" "The hold was withdrawn",
-    AlreadyDead 409 "already_dead" "The hold could never be written",
+    AlreadyDead 409 "already_dead" "The hold failed: its message cannot be appended",
     HoldsPending 409 "holds_pending" "Holds of this topic are pending",
     TopicSubscribed 409 "topic_subscribed" "Subscriptions read this topic",
     SubscriptionDeleting 409 "subscription_deleting" "The subscription is being deleted",
-    WrongMode 409 "wrong_mode" "The subscription is of the other mode",
-    TooManyReplays 409 "too_many_replays" "As many replays as there can be are under way",
-    Damaged 410 "damaged" "The log cannot be read at this place",
+    WrongMode 409 "wrong_mode" "The mode of the subscription does not support this",
+    TooManyReplays 409 "too_many_replays" "The maximum number of replays is running",
+    Damaged 410 "damaged" "The log is damaged at this offset",
     VersionDiffers 412 "version_differs" "The hold has another version",
-    PayloadTooLarge 413 "payload_too_large" "The payload is over the limit",
-    BatchTooLarge 413 "batch_too_large" "The batch is over a limit",
-    OffsetOutOfRange 416 "offset_out_of_range" "The offset is not among those kept",
-    BadName 422 "bad_name" "This cannot be a name",
-    ReservedName 422 "reserved_name" "The name is the system's",
-    BadUid 422 "bad_uid" "This cannot be a user's id",
-    BadPlatform 422 "bad_platform" "This cannot be a platform",
-    BadDevice 422 "bad_device" "This cannot be a device",
-    BadId 422 "bad_id" "This cannot be a message id",
-    BadKey 422 "bad_key" "This cannot be a partition key",
-    BadParameter 422 "bad_parameter" "A parameter is wrong",
-    BadDuration 422 "bad_duration" "This is no possible duration",
-    BadTime 422 "bad_time" "This is no possible time",
-    BadHeader 422 "bad_header" "This cannot be a message's header",
-    ReservedHeader 422 "reserved_header" "A message cannot bring this header",
+    PayloadTooLarge 413 "payload_too_large" "The payload exceeds the limit",
+    BatchTooLarge 413 "batch_too_large" "The batch exceeds a limit",
+    OffsetOutOfRange 416 "offset_out_of_range" "The offset is outside the retained range",
+    BadName 422 "bad_name" "The name is invalid",
+    ReservedName 422 "reserved_name" "The name is reserved for the system",
+    BadUid 422 "bad_uid" "The user id is invalid",
+    BadPlatform 422 "bad_platform" "The platform name is invalid",
+    BadDevice 422 "bad_device" "The device name is invalid",
+    BadId 422 "bad_id" "The message id is invalid",
+    BadKey 422 "bad_key" "The partition key is invalid",
+    BadParameter 422 "bad_parameter" "A parameter is invalid",
+    BadDuration 422 "bad_duration" "The duration is invalid",
+    BadTime 422 "bad_time" "The time is invalid",
+    BadHeader 422 "bad_header" "A message header is invalid",
+    ReservedHeader 422 "reserved_header" "The message header is reserved",
     TooManyHeaders 422 "too_many_headers" "The message has too many headers",
-    HeaderTooLarge 422 "header_too_large" "A header is over the limit",
-    BadJson 422 "bad_json" "This is not the JSON that is expected here",
-    BadEntry 422 "bad_entry" "An entry of the batch is wrong",
-    DifferentBody 422 "different_body" "The key was used with another message before",
-    BadUrl 422 "bad_url" "This cannot be called",
-    ForbiddenAddress 422 "forbidden_address" "Callbacks and notices may not go there",
-    BadSecret 422 "bad_secret" "This cannot sign",
+    HeaderTooLarge 422 "header_too_large" "A message header exceeds the limit",
+    BadJson 422 "bad_json" "The body is not the expected JSON",
+    BadEntry 422 "bad_entry" "A batch entry is invalid",
+    DifferentBody 422 "different_body" "The key or id was used with another message before",
+    BadUrl 422 "bad_url" "The URL is invalid",
+    ForbiddenAddress 422 "forbidden_address" "The destination address is not allowed",
+    BadSecret 422 "bad_secret" "The secret is invalid",
     OffsetBeyondEnd 422 "offset_beyond_end" "The offset is beyond the end",
-    CannotShrink 422 "cannot_shrink" "Partitions grow only",
-    Unsupported 422 "unsupported" "The engine cannot do this",
-    TooManyTopics 422 "too_many_topics" "No more topics can be made",
-    TooManySubscriptions 422 "too_many_subscriptions" "No more subscriptions can be made",
-    TooManyPlatforms 422 "too_many_platforms" "No more platforms can be configured",
-    TooManyDevices 422 "too_many_devices" "The user has as many devices as there can be",
-    Overloaded 429 "overloaded" "Too much is under way",
+    CannotShrink 422 "cannot_shrink" "The number of partitions cannot decrease",
+    Unsupported 422 "unsupported" "The engine does not support this",
+    TooManyTopics 422 "too_many_topics" "The maximum number of topics exists",
+    TooManySubscriptions 422 "too_many_subscriptions" "The maximum number of subscriptions exists",
+    TooManyPlatforms 422 "too_many_platforms" "The maximum number of platforms is configured",
+    TooManyDevices 422 "too_many_devices" "The user has the maximum number of devices",
+    Overloaded 429 "overloaded" "The server is overloaded",
     TooManyRequestHeaders 431 "too_many_request_headers" "The request has too many headers",
-    NotYet 501 "not_yet" "This comes with a later version",
+    NotYet 501 "not_yet" "This is not implemented yet",
     UnsupportedTransferCoding 501 "unsupported_transfer_coding" "The transfer coding is not supported",
     DiskFull 503 "disk_full" "The disk is full",
-    LogClosed 503 "log_closed" "The log takes nothing until a restart",
-    Unavailable 503 "unavailable" "A part of the system cannot be reached",
+    LogClosed 503 "log_closed" "The log accepts no writes until a restart",
+    Unavailable 503 "unavailable" "A required service is unavailable",
     NoOwner 503 "no_owner" "The shard has no owner at the moment",
     TopicGrowing 503 "topic_growing" "The topic is growing",
     NoSession 503 "no_session" "The node has no session with the coordination service",
-    PartlyAppended 503 "partly_appended" "Only some of the messages were taken",
-    NotFresh 503 "not_fresh" "Who is online is not known at the moment",
+    PartlyAppended 503 "partly_appended" "Only some of the messages were appended",
+    NotFresh 503 "not_fresh" "Presence is not known at the moment",
     NotReady 503 "not_ready" "The server is not ready",
-    OutcomeUnknown 504 "outcome_unknown" "Whether it happened is not known",
+    OutcomeUnknown 504 "outcome_unknown" "The outcome is unknown",
 }
 
 impl Code {
-    /// Seconds that a client shall wait: each 429 and 503, and what passes by itself.
+    /// Seconds until a retry makes sense: for each 429 and 503, and for other temporary conditions.
     pub const fn retry_after_s(self) -> Option<u32> {
         match self {
             Self::InProgress
@@ -145,23 +145,26 @@ impl Code {
     }
 }
 
-/// One refusal, on its way to the client.
+/// The outcome of an HTTP handler.
+pub(crate) type ApiResult = Result<Response, ApiProblem>;
+
+/// An error answer.
 #[derive(Debug, Clone)]
-pub struct Problem(Box<Parts>);
+pub struct ApiProblem(Box<ProblemContent>);
 
 #[derive(Debug, Clone)]
-struct Parts {
+struct ProblemContent {
     code: Code,
     detail: Cow<'static, str>,
     members: Map<String, Value>,
 }
 
-impl Problem {
+impl ApiProblem {
     pub fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self(Box::new(Parts { code, detail: detail.into(), members: Map::new() }))
+        Self(Box::new(ProblemContent { code, detail: detail.into(), members: Map::new() }))
     }
 
-    /// Adds a member for programs, such as the index of the entry that is wrong.
+    /// Adds a machine-readable member, such as the index of the invalid entry.
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.0.members.insert(name.to_owned(), value.into());
         self
@@ -179,9 +182,8 @@ impl Problem {
         self.0.members.get(name)
     }
 
-    /// The whole problem as JSON.
     pub fn to_json(&self) -> Value {
-        let Parts { code, detail, members } = &*self.0;
+        let ProblemContent { code, detail, members } = &*self.0;
         let mut object = Map::new();
         object.insert("type".into(), format!("urn:whimbrel:problem:{}", code.word()).into());
         object.insert("title".into(), code.title().into());
@@ -193,7 +195,7 @@ impl Problem {
     }
 }
 
-impl IntoResponse for Problem {
+impl IntoResponse for ApiProblem {
     fn into_response(self) -> Response {
         let code = self.code();
         metrics::counter!(crate::metric_names::REFUSALS, "code" => code.word()).increment(1);
@@ -211,7 +213,7 @@ impl IntoResponse for Problem {
     }
 }
 
-impl From<NameError> for Problem {
+impl From<NameError> for ApiProblem {
     fn from(error: NameError) -> Self {
         let code = match error {
             NameError::Reserved => Code::ReservedName,
@@ -222,7 +224,7 @@ impl From<NameError> for Problem {
     }
 }
 
-impl From<LogError> for Problem {
+impl From<LogError> for ApiProblem {
     fn from(error: LogError) -> Self {
         let detail = error.to_string();
         match error {
@@ -230,9 +232,9 @@ impl From<LogError> for Problem {
             LogError::TooLarge { limit, .. } => Self::new(Code::PayloadTooLarge, detail).with("limit", limit),
             LogError::Trimmed { first, .. } => Self::new(Code::OffsetOutOfRange, detail).with("first_offset", first),
             LogError::BeyondEnd { next, .. } => Self::new(Code::OffsetOutOfRange, detail).with("next_offset", next),
-            // Where the file lies is the operator's business, and in the event; the reader learns where to go on.
+            // The file path is for the operator only and is in the event. The reader learns where reading can continue.
             LogError::Damaged { what, resume_at, .. } => {
-                Self::new(Code::Damaged, format!("{what}; reading can go on from offset {resume_at}"))
+                Self::new(Code::Damaged, format!("{what}; continue reading at offset {resume_at}"))
                     .with("resume_at", resume_at)
             }
             LogError::DiskFull(_) => Self::new(Code::DiskFull, detail),
@@ -245,7 +247,7 @@ impl From<LogError> for Problem {
     }
 }
 
-impl From<CatalogueError> for Problem {
+impl From<CatalogueError> for ApiProblem {
     fn from(error: CatalogueError) -> Self {
         let code = match error {
             CatalogueError::Conflict { .. } => Code::Conflict,
@@ -257,7 +259,7 @@ impl From<CatalogueError> for Problem {
     }
 }
 
-impl From<TopicError> for Problem {
+impl From<TopicError> for ApiProblem {
     fn from(error: TopicError) -> Self {
         let detail = error.to_string();
         match error {
@@ -279,7 +281,7 @@ impl From<TopicError> for Problem {
     }
 }
 
-impl From<HoldsError> for Problem {
+impl From<HoldsError> for ApiProblem {
     fn from(error: HoldsError) -> Self {
         let code = match error {
             HoldsError::NoOwner(_) => Code::NoOwner,
@@ -291,7 +293,7 @@ impl From<HoldsError> for Problem {
     }
 }
 
-impl From<SubscriptionError> for Problem {
+impl From<SubscriptionError> for ApiProblem {
     fn from(error: SubscriptionError) -> Self {
         let detail = error.to_string();
         match error {
@@ -315,7 +317,7 @@ impl From<SubscriptionError> for Problem {
     }
 }
 
-impl From<DispatchError> for Problem {
+impl From<DispatchError> for ApiProblem {
     fn from(error: DispatchError) -> Self {
         let code = match error {
             DispatchError::NoOwner => Code::NoOwner,
@@ -328,7 +330,7 @@ impl From<DispatchError> for Problem {
     }
 }
 
-impl From<PeopleNameError> for Problem {
+impl From<PeopleNameError> for ApiProblem {
     fn from(error: PeopleNameError) -> Self {
         let code = match error {
             PeopleNameError::BadUid => Code::BadUid,
@@ -339,7 +341,7 @@ impl From<PeopleNameError> for Problem {
     }
 }
 
-impl From<PeopleError> for Problem {
+impl From<PeopleError> for ApiProblem {
     fn from(error: PeopleError) -> Self {
         let code = match error {
             PeopleError::NoOwner(_) => Code::NoOwner,
@@ -350,7 +352,7 @@ impl From<PeopleError> for Problem {
     }
 }
 
-impl From<PresenceError> for Problem {
+impl From<PresenceError> for ApiProblem {
     fn from(error: PresenceError) -> Self {
         let code = match error {
             PresenceError::NotFresh { .. } => Code::NotFresh,
@@ -360,7 +362,7 @@ impl From<PresenceError> for Problem {
     }
 }
 
-impl From<DevicesError> for Problem {
+impl From<DevicesError> for ApiProblem {
     fn from(error: DevicesError) -> Self {
         let code = match error {
             DevicesError::TooMany => Code::TooManyDevices,
@@ -370,7 +372,7 @@ impl From<DevicesError> for Problem {
     }
 }
 
-impl From<PlatformError> for Problem {
+impl From<PlatformError> for ApiProblem {
     fn from(error: PlatformError) -> Self {
         match error {
             PlatformError::TooMany => Self::new(Code::TooManyPlatforms, error.to_string()),
@@ -379,13 +381,13 @@ impl From<PlatformError> for Problem {
     }
 }
 
-impl From<ProgressError> for Problem {
+impl From<ProgressError> for ApiProblem {
     fn from(error: ProgressError) -> Self {
         Self::new(Code::Unavailable, error.to_string())
     }
 }
 
-impl From<ReceiptsError> for Problem {
+impl From<ReceiptsError> for ApiProblem {
     fn from(error: ReceiptsError) -> Self {
         Self::new(Code::Unavailable, error.to_string())
     }
@@ -397,7 +399,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn every_code_has_a_word_of_its_own_and_a_status_of_a_refusal() {
+    fn every_code_has_a_unique_word_and_an_error_status() {
         let words: HashSet<_> = Code::ALL.iter().map(|code| code.word()).collect();
         assert_eq!(words.len(), Code::ALL.len());
         for code in Code::ALL {
@@ -408,28 +410,28 @@ mod tests {
     }
 
     #[test]
-    fn every_429_and_503_says_when_to_come_again() {
+    fn every_429_and_503_has_retry_after() {
         for code in Code::ALL {
             if matches!(code.status(), 429 | 503) {
                 assert!(code.retry_after_s().is_some(), "{code:?}");
-                let response = Problem::new(*code, "x").into_response();
+                let response = ApiProblem::new(*code, "x").into_response();
                 assert!(response.headers().contains_key(RETRY_AFTER), "{code:?}");
             }
         }
     }
 
     #[test]
-    fn damage_is_told_without_the_file_it_lies_in() {
+    fn a_damaged_problem_does_not_name_the_file() {
         let error =
             LogError::Damaged { what: "bad sum".into(), file: "/secret/place".into(), position: 1, resume_at: 9 };
-        let json = Problem::from(error).to_json();
+        let json = ApiProblem::from(error).to_json();
         assert_eq!(json["resume_at"], 9);
         assert!(!json.to_string().contains("secret"));
     }
 
     #[test]
-    fn a_problem_is_written_as_rfc_9457_has_it() {
-        let json = Problem::new(Code::BadEntry, "entry 3 has no payload").with("index", 3).to_json();
+    fn a_problem_has_the_format_of_rfc_9457() {
+        let json = ApiProblem::new(Code::BadEntry, "entry 3 has no payload").with("index", 3).to_json();
         assert_eq!(json["type"], "urn:whimbrel:problem:bad_entry");
         assert_eq!(json["status"], 422);
         assert_eq!(json["code"], "bad_entry");

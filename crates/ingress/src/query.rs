@@ -1,18 +1,18 @@
-//! Query strings, read strictly: an unknown parameter or a repeated one is a mistake worth telling, and text is UTF-8 or refused.
+//! Strict query strings: an unknown or repeated parameter is an error, and text must be UTF-8.
 
 use std::borrow::Cow;
 
 use whimbrel_model::Timestamp;
 
-use super::problem::{Code, Problem};
+use super::problem::{ApiProblem, Code};
 
-/// The parameters of one request, each asked for by name once; [`Query::end`] refuses what nobody asked for.
+/// The parameters of one request. Each is taken by name once; [`Query::end`] rejects the ones left over.
 pub(super) struct Query<'a> {
     pairs: Vec<(Cow<'a, str>, Cow<'a, str>)>,
 }
 
 impl<'a> Query<'a> {
-    pub(super) fn parse(query: Option<&'a str>) -> Result<Self, Problem> {
+    pub(super) fn parse(query: Option<&'a str>) -> Result<Self, ApiProblem> {
         let Some(query) = query.filter(|query| !query.is_empty()) else { return Ok(Self { pairs: Vec::new() }) };
         let mut pairs = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -22,40 +22,42 @@ impl<'a> Query<'a> {
         Ok(Self { pairs })
     }
 
-    /// Takes a parameter out.
-    pub(super) fn take(&mut self, name: &str) -> Result<Option<Cow<'a, str>>, Problem> {
+    /// Removes a parameter and returns its value.
+    pub(super) fn take(&mut self, name: &str) -> Result<Option<Cow<'a, str>>, ApiProblem> {
         let Some(at) = self.pairs.iter().position(|(other, _)| other == name) else { return Ok(None) };
         let (_, value) = self.pairs.swap_remove(at);
         if self.pairs.iter().any(|(other, _)| other == name) {
-            return Err(Problem::new(Code::BadParameter, format!("`{name}` is given twice")));
+            return Err(ApiProblem::new(Code::BadParameter, format!("`{name}` is given more than once")));
         }
         Ok(Some(value))
     }
 
-    /// Takes a parameter out and reads it.
-    pub(super) fn take_parsed<T: std::str::FromStr>(&mut self, name: &str, what: &str) -> Result<Option<T>, Problem> {
+    /// Removes a parameter and parses its value. `what` describes a valid value, such as "a number".
+    pub(super) fn take_parsed<T: std::str::FromStr>(
+        &mut self,
+        name: &str,
+        what: &str,
+    ) -> Result<Option<T>, ApiProblem> {
         let Some(text) = self.take(name)? else { return Ok(None) };
-        let wrong = |_| Problem::new(Code::BadParameter, format!("`{name}` is {what}, not `{}`", shown(&text)));
+        let wrong = |_| ApiProblem::new(Code::BadParameter, format!("`{name}` must be {what}, got `{}`", shown(&text)));
         text.parse().map(Some).map_err(wrong)
     }
 
-    pub(super) fn end(self) -> Result<(), Problem> {
+    pub(super) fn end(self) -> Result<(), ApiProblem> {
         match self.pairs.first() {
             None => Ok(()),
-            Some((name, _)) => {
-                Err(Problem::new(Code::BadParameter, format!("there is no parameter `{}` here", shown(name))))
-            }
+            Some((name, _)) => Err(ApiProblem::new(Code::BadParameter, format!("unknown parameter `{}`", shown(name)))),
         }
     }
 }
 
-/// Takes a parameter that is a time.
-pub(super) fn take_time(query: &mut Query<'_>, name: &str) -> Result<Option<Timestamp>, Problem> {
-    let wrong = |error: whimbrel_model::TimeError| Problem::new(Code::BadTime, format!("`{name}`: {error}"));
+/// Removes a parameter that is a time.
+pub(super) fn take_time(query: &mut Query<'_>, name: &str) -> Result<Option<Timestamp>, ApiProblem> {
+    let wrong = |error: whimbrel_model::TimeError| ApiProblem::new(Code::BadTime, format!("`{name}`: {error}"));
     query.take(name)?.map(|text| Timestamp::parse(&text).map_err(wrong)).transpose()
 }
 
-/// What a problem shows of a text that may be of any length.
+/// A text of any length, cut for a problem's detail.
 pub(super) fn shown(text: &str) -> Cow<'_, str> {
     const SHOWN_CHARS: usize = 64;
     match text.char_indices().nth(SHOWN_CHARS) {
@@ -64,12 +66,12 @@ pub(super) fn shown(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Decodes `%41`, and `+` where it means a space.
-pub(super) fn decode(text: &str, plus_is_space: bool) -> Result<Cow<'_, str>, Problem> {
+/// Decodes percent encoding, and `+` as a space if `plus_is_space`.
+pub(super) fn decode(text: &str, plus_is_space: bool) -> Result<Cow<'_, str>, ApiProblem> {
     if !text.bytes().any(|b| b == b'%' || (plus_is_space && b == b'+')) {
         return Ok(Cow::Borrowed(text));
     }
-    let wrong = || Problem::new(Code::BadParameter, format!("`{}` is not well encoded", shown(text)));
+    let wrong = || ApiProblem::new(Code::BadParameter, format!("`{}` is not percent-encoded UTF-8", shown(text)));
     let mut decoded = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
     while let Some(byte) = bytes.next() {
@@ -106,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told() {
+    fn invalid_queries_are_rejected() {
         assert!(Query::parse(Some("key=%zz")).is_err());
         assert!(Query::parse(Some("key=%ff")).is_err());
         assert!(Query::parse(Some("key=%4")).is_err());
@@ -117,7 +119,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nonsense_never_panics(text in ".*") {
+        fn arbitrary_text_never_panics(text in ".*") {
             let _ = Query::parse(Some(&text)).map(|mut query| query.take("key"));
         }
     }

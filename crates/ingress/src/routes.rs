@@ -1,21 +1,21 @@
-//! Every path that is served over HTTP, with the methods that it takes. The API document is compared with this list.
+//! All HTTP paths, with their methods. A test compares the API document with this list.
 
 use std::sync::Arc;
 
 use axum::routing::{MethodRouter, get, post};
 
-use super::door::Door;
+use super::api_state::ApiState;
 use super::{
-    batch, dead_letters, delay_queue, event_stream, hold_list, holds, messages, mqproxy, openapi, operating, people,
-    publish, pulling, read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
+    batch, dead_letters, delay_queue, event_stream, health, hold_list, holds, messages, mqproxy, openapi, people,
+    publish, pull, read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
 };
 use crate::admin::{page, people_page};
 
 pub(super) struct Route {
     pub(super) path: &'static str,
-    /// In lower case, as the API document has them.
+    /// In lower case, as in the API document.
     pub(super) methods: &'static [&'static str],
-    pub(super) serve: MethodRouter<Arc<Door>>,
+    pub(super) serve: MethodRouter<Arc<ApiState>>,
 }
 
 pub(super) fn routes() -> Vec<Route> {
@@ -49,10 +49,10 @@ pub(super) fn routes() -> Vec<Route> {
         route("/v1/subscriptions/{name}/replay", &["post"], post(subscription_runs::replay)),
         route("/v1/subscriptions/{name}/dead-letters", &["get"], get(dead_letters::list_dead_letters)),
         route("/v1/subscriptions/{name}/redrive", &["post"], post(dead_letters::redrive)),
-        route("/v1/subscriptions/{name}/pull", &["post"], post(pulling::pull)),
-        route("/v1/subscriptions/{name}/ack", &["post"], post(pulling::ack)),
-        route("/v1/subscriptions/{name}/nack", &["post"], post(pulling::nack)),
-        route("/v1/subscriptions/{name}/extend", &["post"], post(pulling::extend)),
+        route("/v1/subscriptions/{name}/pull", &["post"], post(pull::pull)),
+        route("/v1/subscriptions/{name}/ack", &["post"], post(pull::ack)),
+        route("/v1/subscriptions/{name}/nack", &["post"], post(pull::nack)),
+        route("/v1/subscriptions/{name}/extend", &["post"], post(pull::extend)),
         route("/v1/messages", &["get"], get(search::search)),
         route("/v1/messages/{id}", &["get"], get(messages::get_message)),
         route("/v1/holds", &["get"], get(hold_list::list_holds)),
@@ -97,8 +97,8 @@ pub(super) fn routes() -> Vec<Route> {
         route("/sorakaq/msg/addTime", &["post"], post(soraka::add_time)),
         route("/v1/events", &["get"], get(event_stream::events)),
         route("/v1/stats/topics/{topic}", &["get"], get(stats::topic_stats)),
-        route("/healthz", &["get"], get(operating::healthz)),
-        route("/readyz", &["get"], get(operating::readyz)),
+        route("/healthz", &["get"], get(health::healthz)),
+        route("/readyz", &["get"], get(health::readyz)),
         route("/openapi.json", &["get"], get(openapi::openapi)),
         route("/", &["get"], get(page::page)),
         route("/people", &["get"], get(people_page::people_page)),
@@ -111,8 +111,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn the_router_and_the_document_have_the_same_paths_and_methods() {
-        // Served beside the door: by the recorder of metrics, and by the gateway.
+    fn router_and_document_have_the_same_paths_and_methods() {
+        // Served by the metrics recorder and the gateway, beside this router.
         let beside =
             [("/metrics", "get"), ("/v1/connect", "get"), ("/v1/connect/sse", "get"), ("/v1/connect/ack", "post")];
         let beside = beside.map(|(path, method)| (path.to_owned(), method.to_owned()));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reference_of_the_document_leads_somewhere() {
+    fn every_reference_in_the_document_resolves() {
         let document = openapi::document();
         fn walk<'a>(value: &'a serde_json::Value, found: &mut Vec<&'a str>) {
             match value {

@@ -1,49 +1,48 @@
-//! Looking through a stretch of one partition, bounded: for a message by its id, for a search, by whoever must find and not guess.
+//! Bounded scans of a range of one partition: to find a message by its id, and for searches.
 
 use std::time::Duration;
 
 use whimbrel_model::{PartitionId, StoredRecord};
 
-use super::door::Door;
-use super::problem::Problem;
+use super::api_state::ApiState;
+use super::problem::ApiProblem;
 use whimbrel_model::log_walk::LogWalk;
 
-/// Records' times are their publishers' door's: doors differ by little, and so may neighbours in a partition.
+/// The assumed maximum clock difference between nodes. Record times are from the clocks of the nodes that received the messages.
 pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(60);
 
-/// What the one who looks wants after each record.
-pub(super) enum Go {
-    On,
+/// Whether a scan continues after a record.
+pub(super) enum ScanControl {
+    Continue,
     Stop,
 }
 
-/// How far a look came.
-pub(super) struct Looked {
+pub(super) struct ScanProgress {
     pub(super) scanned: usize,
-    /// Where to look on: `None` when the stretch was looked at to its end, or the look was stopped at its goal.
+    /// The offset at which to continue. `None` if the range is complete.
     pub(super) rest: Option<u64>,
 }
 
-/// Looks at records from `from` up to `until`, at most so many. Places that retention or damage has taken are passed over; what is
-/// acknowledged and not yet visible is not waited for.
-pub(super) async fn look_through(
-    door: &Door,
+/// Scans records from `from` up to `until`, at most `most`. Skips offsets that retention or damage has removed. Does not wait for records
+/// that are acknowledged and not yet visible.
+pub(super) async fn scan_records(
+    api: &ApiState,
     partition: PartitionId,
     from: u64,
     until: u64,
     most: usize,
-    mut each: impl FnMut(&StoredRecord) -> Go,
-) -> Result<Looked, Problem> {
-    let mut walk = LogWalk::new(&*door.ports.log, partition, from, until);
+    mut each: impl FnMut(&StoredRecord) -> ScanControl,
+) -> Result<ScanProgress, ApiProblem> {
+    let mut walk = LogWalk::new(&*api.ports.log, partition, from, until);
     let mut scanned = 0;
     while scanned < most {
-        let Some(records) = walk.step(most - scanned).await? else { return Ok(Looked { scanned, rest: None }) };
+        let Some(records) = walk.step(most - scanned).await? else { return Ok(ScanProgress { scanned, rest: None }) };
         for stored in &records {
             scanned += 1;
-            if let Go::Stop = each(stored) {
-                return Ok(Looked { scanned, rest: Some(stored.offset + 1) });
+            if let ScanControl::Stop = each(stored) {
+                return Ok(ScanProgress { scanned, rest: Some(stored.offset + 1) });
             }
         }
     }
-    Ok(Looked { scanned, rest: (!walk.is_at_end()).then_some(walk.at()) })
+    Ok(ScanProgress { scanned, rest: (!walk.is_at_end()).then_some(walk.at()) })
 }

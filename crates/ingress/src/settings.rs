@@ -1,4 +1,4 @@
-//! What the door is told when it opens: its limits, its keys, what the page for people says.
+//! The settings of the API: limits, keys, and the process information of the page at `/`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,70 +11,70 @@ use whimbrel_model::ports::Provider;
 use super::keys::ApiKey;
 use whimbrel_api::endpoint::AddressGuard;
 
-/// Bytes of payloads that may be on their way into the log at one time, by default.
+/// Default limit of payload bytes in progress to the log.
 pub const IN_FLIGHT_BYTES_DEFAULT: usize = 256 << 20;
-/// Bytes of answers with messages that may be on their way to clients at one time, by default.
+/// Default limit of answer bytes, for answers with messages, in progress to clients.
 pub const ANSWER_BYTES_DEFAULT: usize = 256 << 20;
-/// How long the next piece of a body is waited for, by default.
+/// Default timeout for the next piece of a request body.
 pub const BODY_WAIT_DEFAULT: Duration = Duration::from_secs(30);
-/// Records that one search looks at, by default.
+/// Default limit of records that one search reads.
 pub const SEARCH_SCAN_RECORDS_DEFAULT: usize = 100_000;
-/// Bytes of messages, as they are written into the answer, that one read returns at most, by default (one message is returned whatever its size).
+/// Default limit of message bytes that one read returns, as encoded in the answer. A single message is returned whatever its size.
 pub const READ_BYTES_DEFAULT: usize = 8 << 20;
-/// Records that the owner of a shard of holds may be behind, by default: what an ordinary disk takes within a few seconds.
+/// Default limit of the backlog of a holds shard, in records: the amount that an ordinary disk processes within a few seconds.
 pub const HOLDS_BEHIND_DEFAULT: u64 = 50_000;
-/// Records that the carrier of a partition of pushes may be behind, by default: what an ordinary machine delivers within a few seconds.
+/// Default limit of the backlog of a push partition, in records: the amount that an ordinary machine delivers within a few seconds.
 pub const PUSH_BEHIND_DEFAULT: u64 = 50_000;
-/// Open tails, by default.
+/// Default limit of open tails.
 pub const TAILS_DEFAULT: usize = 1024;
 
-/// The settings of `receive`, already checked: see `Default` for what is in force where nobody says otherwise.
+/// The validated settings of `receive`. `Default` has the default values.
 #[derive(Debug, Clone)]
 pub struct ReceiveSettings {
     pub payload_bytes_max: usize,
     pub batch_messages_max: usize,
     pub batch_bytes_max: usize,
     pub headers_max: usize,
-    /// Of one header's name and value together.
+    /// Limits name and value of one header together.
     pub header_bytes_max: usize,
     pub read_bytes_max: usize,
     pub in_flight_bytes_max: usize,
-    /// Of all answers with messages that clients have not yet taken.
+    /// Limits all answers with messages that clients have not received yet.
     pub answer_bytes_max: usize,
-    /// How long a body may be silent between two of its pieces.
+    /// The maximum pause between two pieces of a body.
     pub body_wait: Duration,
     pub search_scan_max_records: usize,
     pub tails_max: usize,
-    /// How long a push may be of use.
+    /// The maximum TTL of a push.
     pub push_ttl_max: Duration,
-    /// Records that the owner of a shard may be behind before no more holds are taken for it.
+    /// The backlog of a shard, in records, above which its new holds are rejected.
     pub holds_behind_max: u64,
-    /// Records that the carrier of a partition may be behind before no more pushes are taken for it.
+    /// The backlog of a push partition, in records, above which its new pushes are rejected.
     pub push_behind_max: u64,
-    /// This process among those that mint ids: 12 bits.
+    /// The number of this process for minting ids: 12 bits.
     pub node: u16,
-    /// Without any key, everything is allowed: whoever opens the port guards its address.
+    /// No keys means no authentication. The caller then restricts the listening address.
     pub keys: Vec<ApiKey>,
-    /// Where callbacks may go, as far as it can be told when a subscription is made.
+    /// Allowed callback addresses, checked as far as possible when a subscription is created.
     pub guard: Arc<AddressGuard>,
-    /// Where notices may go whose URL a device brought, as far as it can be told when the device is registered.
+    /// Allowed addresses of notification URLs, checked as far as possible when a device is registered.
     pub device_guard: Arc<AddressGuard>,
-    /// Providers of notices that the horn of this process has no settings for; none where it has no horn, and another's may.
+    /// Notification providers for which the horn of this process has no settings. Empty without a horn: one on another node may have them.
     pub mute_providers: Vec<Provider>,
-    /// What the page at `/` says of this process.
+    /// The process information of the page at `/`.
     pub page: PageInfo,
-    /// Cancelled when the server ends: tails and waiting reads end then, and the background tasks.
+    /// Cancelled when the server shuts down. Tails, waiting reads and background tasks then end.
     pub shutdown: CancellationToken,
 }
 
-/// What the page for people says of the process.
+/// The process information of the page at `/`.
 #[derive(Debug, Clone, Default)]
 pub struct PageInfo {
     pub version: String,
     pub data_folder: String,
     /// One line for each engine, such as `log: embedded`.
     pub engines: Vec<String>,
-    /// Where it listens, such as `http://127.0.0.1:7600`.
+    /// The listening address, such as `http://127.0.0.1:7600`.
     pub address: String,
 }
 

@@ -1,103 +1,102 @@
-//! `GET /v1/stats/topics/{topic}`: what happened to a topic, minute by minute, on all nodes together.
+//! `GET /v1/stats/topics/{topic}`: statistics of a topic for each minute, summed over all nodes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use whimbrel_model::Timestamp;
-use whimbrel_model::ports::{MinuteRow, Spread};
+use whimbrel_model::ports::{DurationHistogram, MinuteRow};
 
 use super::answer::bounded_json_response;
+use super::api_state::ApiState;
 use super::attributes::path_part;
 use super::documents::ProblemDocument;
-use super::door::Door;
 use super::keys::Scope;
-use super::problem::{Code, Problem};
+use super::problem::{ApiProblem, ApiResult, Code};
 use super::query::{Query, take_time};
 use super::subscriptions::to_json;
 
 const MINUTE_MS: i64 = 60_000;
-/// What is shown where nobody says.
+/// The default length of the time range.
 const SHOWN_BY_DEFAULT: Duration = Duration::from_secs(3_600);
-/// What can be asked for at once: a week of minutes.
+/// The maximum length of the time range: one week.
 const SHOWN_MAX_MS: i64 = 7 * 86_400_000;
 
-/// A topic by the minute. Minutes in which nothing happened are left out.
+/// Statistics of a topic by minute. Minutes without activity are left out.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct TopicStatsDocument {
     pub topic: String,
     pub from: String,
     pub to: String,
     pub minutes: Vec<MinuteDocument>,
-    /// Nodes that did not answer: their figures are missing.
+    /// The number of nodes that did not answer. Their statistics are missing.
     pub silent_nodes: usize,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = Minute)]
 pub struct MinuteDocument {
-    /// Its start.
+    /// The start of the minute.
     pub minute: String,
-    /// Accepted, those to be held included.
+    /// Accepted messages, including held ones.
     pub published: u64,
     pub fired: u64,
-    /// Over all subscriptions.
+    /// Deliveries of all subscriptions.
     pub delivered: u64,
-    /// Callbacks that failed.
+    /// Failed callbacks.
     pub failed: u64,
-    /// From the publish, or from the due time of a held message.
+    /// The time from the publish, or from the due time of a held message, to the delivery.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub publish_to_delivery: Option<SpreadDocument>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub callback: Option<SpreadDocument>,
-    /// Of holds: from their due time.
+    /// The lateness of holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lateness: Option<SpreadDocument>,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = Spread)]
+#[schema(as = DurationHistogram)]
 pub struct SpreadDocument {
     pub average_ms: f64,
-    /// Within an eighth.
+    /// Accurate to an eighth of the value.
     pub p99_ms: f64,
 }
 
-/// A topic by the minute
+/// Get the statistics of a topic by minute
 #[utoipa::path(
     get, path = "/v1/stats/topics/{topic}", tag = "operating", operation_id = "topic_stats",
     params(
         ("topic" = String, Path, description = "The topic"),
-        ("from" = Option<String>, Query, description = "A time in RFC 3339; an hour before `to` where it is not given"),
-        ("to" = Option<String>, Query, description = "A time in RFC 3339, which is left out; now where it is not given"),
+        ("from" = Option<String>, Query, description = "A time in RFC 3339, inclusive. Default: one hour before `to`"),
+        ("to" = Option<String>, Query, description = "A time in RFC 3339, exclusive. Default: now"),
     ),
     responses(
         (status = 200, description = "The minutes", body = TopicStatsDocument, content_type = "application/json"),
         (status = "4XX", description = "`unknown_topic`, `bad_parameter`, `bad_time`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn topic_stats(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(super) async fn topic_stats(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let name = path_part(request.uri().path(), "/v1/stats/topics/")?;
-    let caller = door.keys.caller(request.headers())?;
+    let caller = api.keys.caller(request.headers())?;
     if !caller.has(Scope::Admin) {
         caller.require(Scope::Consume)?;
     }
-    caller.require_sight(&name)?;
+    caller.require_topic_access(&name)?;
     let mut query = Query::parse(request.uri().query())?;
     let (from, to) = (take_time(&mut query, "from")?, take_time(&mut query, "to")?);
     query.end()?;
-    // The running minute is shown too.
-    let to = to.unwrap_or_else(|| Timestamp::from_millis(door.ports.clock.now().as_millis() + 1));
+    // The current minute is included.
+    let to = to.unwrap_or_else(|| Timestamp::from_millis(api.ports.clock.now().as_millis() + 1));
     let from = from.unwrap_or_else(|| to.saturating_sub(SHOWN_BY_DEFAULT));
     let (from, to) = (minute_at_or_before(from), minute_at_or_after(to));
     if from >= to || to.as_millis().saturating_sub(from.as_millis()) > SHOWN_MAX_MS {
-        return Err(Problem::new(Code::BadTime, "`from` lies before `to`, by a week at most"));
+        return Err(ApiProblem::new(Code::BadTime, "`from` must be before `to`, and by at most a week"));
     }
-    let topic = door.registry.find(&name).await?;
-    let (rows, silent_nodes) = door.ports.dispatch.minutes(topic.number(), from, to).await;
+    let topic = api.registry.find(&name).await?;
+    let (rows, silent_nodes) = api.ports.dispatch.minutes(topic.number(), from, to).await;
     let minutes = rows.iter().map(|(minute, row)| document_of(*minute, row)).collect();
     let document = TopicStatsDocument {
         topic: topic.name.to_string(),
@@ -106,7 +105,7 @@ pub(super) async fn topic_stats(State(door): State<Arc<Door>>, request: Request)
         minutes,
         silent_nodes,
     };
-    bounded_json_response(door.answers.begin(), to_json(&document))
+    bounded_json_response(api.answers.begin(), to_json(&document))
 }
 
 fn minute_at_or_before(time: Timestamp) -> Timestamp {
@@ -130,7 +129,7 @@ fn document_of(minute: Timestamp, row: &MinuteRow) -> MinuteDocument {
     }
 }
 
-fn spread_of(spread: &Spread) -> Option<SpreadDocument> {
+fn spread_of(spread: &DurationHistogram) -> Option<SpreadDocument> {
     let ms = |us: u64| us as f64 / 1000.0;
     Some(SpreadDocument { average_ms: ms(spread.average()?), p99_ms: ms(spread.quantile(0.99)?) })
 }

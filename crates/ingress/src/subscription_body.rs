@@ -1,4 +1,4 @@
-//! What a subscription shall be, as a body says it: every field judged here, so that whoever reads the catalogue can believe it.
+//! The body of a subscription: parses and validates every field, so that readers of the catalogue can rely on it.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -11,16 +11,16 @@ use serde_json::{Map, Value};
 use whimbrel_model::Timestamp;
 use whimbrel_model::name::check_any_topic_name;
 use whimbrel_model::subscription::{
-    AssignWorkers, CONCURRENCY_MAX, Endpoint, Envelope, Gone, Mode, OnExhausted, Ordering, Rate, RetryPolicy, Start,
-    Strategy, SubscriptionSpec, TIMEOUT_DEFAULT, WorkerChoice,
+    AssignWorkers, CONCURRENCY_MAX, Endpoint, Envelope, GonePolicy, Mode, OnExhausted, Ordering, Rate, RetryPolicy,
+    Start, Strategy, SubscriptionSpec, TIMEOUT_DEFAULT, WorkerChoice,
 };
 
-use super::json_fields::{Fields, time_of};
-use super::problem::{Code, Problem};
+use super::json_fields::{JsonFields, time_of};
+use super::problem::{ApiProblem, Code};
 use super::query::shown;
 use super::subscription_json::HIDDEN;
-use whimbrel_api::endpoint::{AddressGuard, check_secret, host_of};
-use whimbrel_catalogue::subscriptions::{SecretWish, TOPICS_MAX, check_readable};
+use whimbrel_api::endpoint::{AddressGuard, Forbidden, check_secret, host_of};
+use whimbrel_catalogue::subscriptions::{SecretChange, TOPICS_MAX, check_readable};
 use whimbrel_model::header_rules;
 
 const MS: Duration = Duration::from_millis(1);
@@ -40,29 +40,29 @@ const ENDPOINT_HEADER_BYTES_MAX: usize = 4_096;
 const FILTER_MAX: usize = 16;
 const SUCCESS_MAX: usize = 32;
 const POOL_MAX: usize = 100;
-/// Characters of a worker's name.
+/// The maximum characters of a worker's name.
 pub(super) const WORKER_NAME_MAX: usize = 200;
 const SECRET_PREFIX: &str = "whsec_";
 const SECRET_GENERATED_BYTES: usize = 32;
 
-/// A body that was judged.
-pub(super) struct Wanted {
+/// A validated body.
+pub(super) struct SubscriptionInput {
     pub(super) spec: SubscriptionSpec,
-    pub(super) secret: SecretWish,
-    /// The secret was made here: it is shown this once.
+    pub(super) secret: SecretChange,
+    /// The secret that Whimbrel generated. It is shown only in this answer.
     pub(super) generated: Option<String>,
-    /// Where to begin was said.
-    pub(super) says_start: bool,
+    /// Whether the body has `start`.
+    pub(super) has_start: bool,
 }
 
-/// Judges a whole body. `brings_callbacks`: each message has its own callback, so that the endpoint needs no URL.
-pub(super) fn wanted_of(
+/// Validates a whole body. `brings_callbacks`: each message has its own callback, so the endpoint needs no URL.
+pub(super) fn parse_subscription(
     body: &[u8],
     guard: &AddressGuard,
     brings_callbacks: bool,
     now: Timestamp,
-) -> Result<Wanted, Problem> {
-    let mut fields = Fields::of_body(body)?;
+) -> Result<SubscriptionInput, ApiProblem> {
+    let mut fields = JsonFields::of_body(body)?;
     let topics = topics_of(&mut fields)?;
     let mode = fields.word("mode", &[("push", Mode::Push), ("pull", Mode::Pull)])?.unwrap_or_default();
     let endpoint = endpoint_of(&mut fields, mode, guard, brings_callbacks)?;
@@ -90,7 +90,8 @@ pub(super) fn wanted_of(
     spec.envelope = fields.word("envelope", &envelopes)?.unwrap_or_default();
     let (secret, generated) = secret_of(&mut fields)?;
     spec.success = success_of(&mut fields)?;
-    spec.gone = fields.word("gone", &[("disable", Gone::Disable), ("fail", Gone::Fail)])?.unwrap_or_default();
+    spec.gone =
+        fields.word("gone", &[("disable", GonePolicy::Disable), ("fail", GonePolicy::Fail)])?.unwrap_or_default();
     if let Some(after) = fields.duration("disable_after", DISABLE_AFTER)? {
         spec.disable_after_ms = millis(after);
     }
@@ -99,43 +100,43 @@ pub(super) fn wanted_of(
     }
     spec.workers = fields.below("workers")?.map(workers_of).transpose()?;
     fields.end()?;
-    Ok(Wanted { spec, secret, generated, says_start: start.is_some() })
+    Ok(SubscriptionInput { spec, secret, generated, has_start: start.is_some() })
 }
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn topics_of(fields: &mut Fields) -> Result<Vec<String>, Problem> {
+fn topics_of(fields: &mut JsonFields) -> Result<Vec<String>, ApiProblem> {
     let topics = fields.texts("topics", TOPICS_MAX)?.filter(|topics| !topics.is_empty());
-    let topics = topics.ok_or_else(|| fields.wrong("topics", "names the topics to read, one at least"))?;
+    let topics = topics.ok_or_else(|| fields.wrong("topics", "must name at least one topic"))?;
     for (index, topic) in topics.iter().enumerate() {
         check_any_topic_name(topic).map_err(|error| {
-            fields.wrong_as(Code::BadName, "topics", format_args!("has `{}`: {error}", shown(topic)))
+            fields.wrong_as(Code::BadName, "topics", format_args!("contains `{}`: {error}", shown(topic)))
         })?;
         check_readable(topic)
-            .map_err(|why| fields.wrong_as(Code::ReservedName, "topics", format_args!("has `{topic}`: {why}")))?;
+            .map_err(|why| fields.wrong_as(Code::ReservedName, "topics", format_args!("contains `{topic}`: {why}")))?;
         if topics[..index].contains(topic) {
-            return Err(fields.wrong("topics", format_args!("has `{topic}` twice")));
+            return Err(fields.wrong("topics", format_args!("contains `{topic}` twice")));
         }
     }
     Ok(topics)
 }
 
 fn endpoint_of(
-    fields: &mut Fields,
+    fields: &mut JsonFields,
     mode: Mode,
     guard: &AddressGuard,
     brings_callbacks: bool,
-) -> Result<Option<Endpoint>, Problem> {
+) -> Result<Option<Endpoint>, ApiProblem> {
     let below = fields.below("endpoint")?;
     let mut below = match (mode, below) {
         (Mode::Pull, None) => return Ok(None),
         (Mode::Pull, Some(_)) => {
-            return Err(fields.wrong("endpoint", "is for `\"mode\":\"push\"`: whoever pulls needs none"));
+            return Err(fields.wrong("endpoint", "is only allowed with `\"mode\":\"push\"`: remove it"));
         }
         (Mode::Push, None) => {
-            return Err(fields.wrong("endpoint", "is missing: say where to deliver, or `\"mode\":\"pull\"`"));
+            return Err(fields.wrong("endpoint", "is missing: set it, or set `\"mode\":\"pull\"`"));
         }
         (Mode::Push, Some(below)) => below,
     };
@@ -155,66 +156,70 @@ fn endpoint_of(
     Ok(Some(Endpoint { url, timeout_ms, connect_timeout_ms, headers }))
 }
 
-/// What is wrong with a URL.
+/// Why a URL is rejected.
 #[derive(Debug)]
-pub(super) struct BadUrl {
+pub(super) struct UrlRejection {
     pub(super) code: Code,
     pub(super) why: String,
 }
 
-impl BadUrl {
-    fn at(self, fields: &Fields, name: &str) -> Problem {
+impl UrlRejection {
+    fn at(self, fields: &JsonFields, name: &str) -> ApiProblem {
         fields.wrong_as(self.code, name, self.why)
     }
 }
 
-/// Judges where callbacks shall go, as far as can be told before its name is looked up.
-pub(super) fn check_url(url: &str, guard: &AddressGuard) -> Result<(), BadUrl> {
-    let host =
-        host_of(url).map_err(|error| BadUrl { code: Code::BadUrl, why: format!("is no callback's: {}", error.why) })?;
-    let forbidden = |error| BadUrl {
+/// Validates a callback URL, as far as possible before its host is resolved.
+pub(super) fn check_url(url: &str, guard: &AddressGuard) -> Result<(), UrlRejection> {
+    let host = host_of(url).map_err(|error| UrlRejection {
+        code: Code::BadUrl,
+        why: format!("is not a valid callback URL: {}", error.why),
+    })?;
+    let forbidden = |Forbidden(place)| UrlRejection {
         code: Code::ForbiddenAddress,
-        why: format!("cannot be used: {error}; the operator's `[callbacks] allow` and `deny` say where they may go"),
+        why: format!("must not lead to {place}: the operator's `[callbacks] allow` and `deny` exclude it"),
     };
     guard.check_host(&host).map_err(forbidden)
 }
 
-fn endpoint_headers(fields: &Fields, headers: Map<String, Value>) -> Result<Vec<(String, String)>, Problem> {
+fn endpoint_headers(fields: &JsonFields, headers: Map<String, Value>) -> Result<Vec<(String, String)>, ApiProblem> {
     if headers.len() > ENDPOINT_HEADERS_MAX {
-        return Err(fields.wrong("headers", format_args!("has more than {ENDPOINT_HEADERS_MAX}")));
+        return Err(fields.wrong("headers", format_args!("has more than {ENDPOINT_HEADERS_MAX} entries")));
     }
-    let mut judged: Vec<(String, String)> = Vec::with_capacity(headers.len());
+    let mut checked: Vec<(String, String)> = Vec::with_capacity(headers.len());
     for (name, value) in headers {
-        let wrong = |code, what: &str| fields.wrong_as(code, "headers", format_args!("has `{}`: {what}", shown(&name)));
+        let wrong =
+            |code, what: &str| fields.wrong_as(code, "headers", format_args!("contains `{}`: {what}", shown(&name)));
         let parsed = HeaderName::from_bytes(name.as_bytes());
-        let parsed = parsed.map_err(|_| wrong(Code::BadHeader, "that cannot be a header's name"))?;
-        let value = value.as_str().ok_or_else(|| wrong(Code::BadHeader, "its value is a text"))?;
+        let parsed = parsed.map_err(|_| wrong(Code::BadHeader, "it is not a valid header name"))?;
+        let value = value.as_str().ok_or_else(|| wrong(Code::BadHeader, "its value must be a string"))?;
         if value == HIDDEN {
-            return Err(wrong(Code::BadHeader, "its value is shown as `…` only: write the value itself"));
+            return Err(wrong(Code::BadHeader, "its value is the placeholder `…`: send the real value"));
         }
-        HeaderValue::from_str(value).map_err(|_| wrong(Code::BadHeader, "its value cannot be sent in a header"))?;
+        HeaderValue::from_str(value)
+            .map_err(|_| wrong(Code::BadHeader, "its value has characters that are not allowed in a header"))?;
         if parsed.as_str().len() + value.len() > ENDPOINT_HEADER_BYTES_MAX {
             return Err(wrong(Code::HeaderTooLarge, "it is over 4096 bytes"));
         }
         if header_rules::belongs_to_the_call(parsed.as_str()) {
-            return Err(wrong(Code::ReservedHeader, "the callback sets it itself"));
+            return Err(wrong(Code::ReservedHeader, "Whimbrel sets it for each callback"));
         }
-        if judged.iter().any(|(other, _)| other == parsed.as_str()) {
-            return Err(wrong(Code::BadHeader, "it is there twice"));
+        if checked.iter().any(|(other, _)| other == parsed.as_str()) {
+            return Err(wrong(Code::BadHeader, "it is present twice"));
         }
-        judged.push((parsed.as_str().to_owned(), value.to_owned()));
+        checked.push((parsed.as_str().to_owned(), value.to_owned()));
     }
-    Ok(judged)
+    Ok(checked)
 }
 
-fn retry_of(mut fields: Fields) -> Result<RetryPolicy, Problem> {
+fn retry_of(mut fields: JsonFields) -> Result<RetryPolicy, ApiProblem> {
     let mut retry = RetryPolicy::default();
     if let Some(times) = fields.number("times", 0..=RETRY_TIMES_MAX)? {
         retry.times = times as u32;
     }
     if let Some(schedule) = fields.list("schedule", SCHEDULE_MAX)? {
         if schedule.is_empty() {
-            return Err(fields.wrong("schedule", "needs one duration at least: past its end the last one repeats"));
+            return Err(fields.wrong("schedule", "must have at least one duration; the last one repeats"));
         }
         let each = schedule.iter().map(|value| fields.duration_of("schedule", value, &RETRY_AFTER).map(millis));
         retry.schedule_ms = each.collect::<Result<_, _>>()?;
@@ -223,7 +228,7 @@ fn retry_of(mut fields: Fields) -> Result<RetryPolicy, Problem> {
     Ok(retry)
 }
 
-fn start_of(fields: &mut Fields, now: Timestamp) -> Result<Option<Start>, Problem> {
+fn start_of(fields: &mut JsonFields, now: Timestamp) -> Result<Option<Start>, ApiProblem> {
     Ok(match fields.text("start")?.as_deref() {
         None => None,
         Some("earliest") => Some(Start::Earliest),
@@ -233,14 +238,14 @@ fn start_of(fields: &mut Fields, now: Timestamp) -> Result<Option<Start>, Proble
                 fields.wrong_as(
                     Code::BadTime,
                     "start",
-                    "is `earliest`, `latest` or a time such as 2026-01-31T09:30:00Z",
+                    "must be `earliest`, `latest` or a time such as 2026-01-31T09:30:00Z",
                 )
             })?;
             if time > now {
                 return Err(fields.wrong_as(
                     Code::BadTime,
                     "start",
-                    "lies in the future: `latest` waits for what comes",
+                    "is in the future: use `latest` to begin with new messages",
                 ));
             }
             Some(Start::At(time.as_millis()))
@@ -248,8 +253,8 @@ fn start_of(fields: &mut Fields, now: Timestamp) -> Result<Option<Start>, Proble
     })
 }
 
-/// `1000/s`, `1000/m`, `1000/h`.
-fn rate_of(fields: &Fields, text: &str) -> Result<Rate, Problem> {
+/// Parses `1000/s`, `1000/m`, `1000/h`.
+fn rate_of(fields: &JsonFields, text: &str) -> Result<Rate, ApiProblem> {
     let parsed = text.split_once('/').and_then(|(count, per)| {
         let per_ms = match per {
             "s" => 1_000,
@@ -260,49 +265,49 @@ fn rate_of(fields: &Fields, text: &str) -> Result<Rate, Problem> {
         let count = count.parse().ok().filter(|count| (1..=RATE_COUNT_MAX).contains(count))?;
         Some(Rate { count, per_ms })
     });
-    parsed.ok_or_else(|| fields.wrong("rate", "is a number per second, minute or hour: `1000/s`, `60/m`, `10/h`"))
+    parsed.ok_or_else(|| fields.wrong("rate", "must be a number per s, m or h, such as `1000/s`, `60/m`, `10/h`"))
 }
 
-fn filter_of(fields: &Fields, filter: Map<String, Value>) -> Result<BTreeMap<String, String>, Problem> {
+fn filter_of(fields: &JsonFields, filter: Map<String, Value>) -> Result<BTreeMap<String, String>, ApiProblem> {
     if filter.len() > FILTER_MAX {
         return Err(fields.wrong("filter", format_args!("has more than {FILTER_MAX} conditions")));
     }
-    let mut judged = BTreeMap::new();
+    let mut checked = BTreeMap::new();
     for (name, value) in filter {
-        let wrong = |what: &str| fields.wrong("filter", format_args!("has `{}`: {what}", shown(&name)));
-        let value = value.as_str().ok_or_else(|| wrong("the wanted value is a text"))?;
+        let wrong = |what: &str| fields.wrong("filter", format_args!("contains `{}`: {what}", shown(&name)));
+        let value = value.as_str().ok_or_else(|| wrong("its value must be a string"))?;
         let name = match name.strip_prefix("headers.") {
             Some(header) => {
                 let header = HeaderName::from_bytes(header.as_bytes());
-                format!("headers.{}", header.map_err(|_| wrong("that cannot be a header's name"))?)
+                format!("headers.{}", header.map_err(|_| wrong("it is not a valid header name"))?)
             }
             None if matches!(name.as_str(), "key" | "topic" | "content_type") => name,
-            None => return Err(wrong("conditions are on `key`, `topic`, `content_type` or `headers.<name>`")),
+            None => return Err(wrong("use `key`, `topic`, `content_type` or `headers.<name>`")),
         };
-        judged.insert(name, value.to_owned());
+        checked.insert(name, value.to_owned());
     }
-    Ok(judged)
+    Ok(checked)
 }
 
-fn secret_of(fields: &mut Fields) -> Result<(SecretWish, Option<String>), Problem> {
-    let secret = match fields.take_given("secret") {
-        None => return Ok((SecretWish::Keep, None)),
-        Some(Value::Null) => return Ok((SecretWish::Remove, None)),
+fn secret_of(fields: &mut JsonFields) -> Result<(SecretChange, Option<String>), ApiProblem> {
+    let secret = match fields.take_or_null("secret") {
+        None => return Ok((SecretChange::Keep, None)),
+        Some(Value::Null) => return Ok((SecretChange::Remove, None)),
         Some(Value::String(secret)) => secret,
-        Some(_) => return Err(fields.wrong_as(Code::BadSecret, "secret", "is a text, or null for none")),
+        Some(_) => return Err(fields.wrong_as(Code::BadSecret, "secret", "must be a string, or null for no secret")),
     };
     if secret == "generate" {
-        let secret = generate_secret().map_err(|why| Problem::new(Code::Unavailable, why))?;
-        return Ok((SecretWish::Set(secret.clone()), Some(secret)));
+        let secret = generate_secret().map_err(|why| ApiProblem::new(Code::Unavailable, why))?;
+        return Ok((SecretChange::Set(secret.clone()), Some(secret)));
     }
     if secret.contains('…') {
-        let what = "is shown without its middle: leave it out and it stays as it is";
+        let what = "is a masked secret: leave it out to keep the current one";
         return Err(fields.wrong_as(Code::BadSecret, "secret", what));
     }
     if check_secret(&secret).is_ok() {
-        return Ok((SecretWish::Set(secret), None));
+        return Ok((SecretChange::Set(secret), None));
     }
-    let what = "is `whsec_` and the base64 of 24 to 64 bytes, or `generate`";
+    let what = "must be `whsec_` and the base64 of 24 to 64 bytes, or `generate`";
     Err(fields.wrong_as(Code::BadSecret, "secret", what))
 }
 
@@ -313,25 +318,25 @@ fn generate_secret() -> Result<String, String> {
         match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
             Ok(count) => filled += count,
             Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(format!("the machine gives no random bytes: {error}")),
+            Err(error) => return Err(format!("cannot read random bytes from the operating system: {error}")),
         }
     }
     Ok(format!("{SECRET_PREFIX}{}", STANDARD.encode(bytes)))
 }
 
-fn success_of(fields: &mut Fields) -> Result<Option<Vec<u16>>, Problem> {
+fn success_of(fields: &mut JsonFields) -> Result<Option<Vec<u16>>, ApiProblem> {
     let Some(statuses) = fields.list("success", SUCCESS_MAX)? else { return Ok(None) };
     let status = |value: &Value| {
         let status = value.as_u64().and_then(|status| u16::try_from(status).ok());
         status.filter(|status| (200..600).contains(status))
     };
-    let judged: Option<Vec<u16>> = statuses.iter().map(status).collect();
-    let judged = judged.filter(|statuses| !statuses.is_empty());
-    judged.map(Some).ok_or_else(|| fields.wrong("success", "is a list of statuses such as [200, 202]"))
+    let checked: Option<Vec<u16>> = statuses.iter().map(status).collect();
+    let checked = checked.filter(|statuses| !statuses.is_empty());
+    checked.map(Some).ok_or_else(|| fields.wrong("success", "must be an array of statuses such as [200, 202]"))
 }
 
-/// Which workers, and how one is picked: of a subscription or of a topic.
-pub(super) fn workers_of(mut fields: Fields) -> Result<WorkerChoice, Problem> {
+/// The workers of a subscription or a topic, and the strategy that picks one.
+pub(super) fn workers_of(mut fields: JsonFields) -> Result<WorkerChoice, ApiProblem> {
     let pool = fields.texts("pool", POOL_MAX)?;
     let count = fields.number("count", 1..=POOL_MAX as u64)?.map(|count| count as u32);
     let assigns = [("random", AssignWorkers::Random), ("least_loaded", AssignWorkers::LeastLoaded)];
@@ -345,10 +350,10 @@ pub(super) fn workers_of(mut fields: Fields) -> Result<WorkerChoice, Problem> {
     ];
     let strategy = fields.word("strategy", &strategies)?.unwrap_or_default();
     if pool.is_some() && count.is_some() {
-        return Err(fields.wrong("count", "is instead of `pool`: name the workers, or say how many"));
+        return Err(fields.wrong("count", "cannot be combined with `pool`: set only one of them"));
     }
     if assign.is_some() && count.is_none() {
-        return Err(fields.wrong("assign", "says how `count` workers are chosen: say `count` too"));
+        return Err(fields.wrong("assign", "needs `count`: it chooses that many workers"));
     }
     let pool = match (pool, count) {
         (Some(pool), _) => pool,
@@ -356,10 +361,10 @@ pub(super) fn workers_of(mut fields: Fields) -> Result<WorkerChoice, Problem> {
         (None, None) => vec!["*".to_owned()],
     };
     if pool.is_empty() && count.is_none() {
-        return Err(fields.wrong("pool", "names workers, or `*` for all of them"));
+        return Err(fields.wrong("pool", "must name workers, or `*` for all of them"));
     }
     if let Some(bad) = pool.iter().find(|name| !is_worker_name(name)) {
-        return Err(fields.wrong("pool", format_args!("has `{}`, which cannot be a worker's name", shown(bad))));
+        return Err(fields.wrong("pool", format_args!("contains `{}`, which is not a valid worker name", shown(bad))));
     }
     fields.end()?;
     Ok(WorkerChoice { pool, count, assign, strategy })
@@ -375,9 +380,9 @@ mod tests {
     use proptest::proptest;
     use serde_json::json;
 
-    fn judge(body: Value) -> Result<Wanted, Problem> {
+    fn parse(body: Value) -> Result<SubscriptionInput, ApiProblem> {
         let now = Timestamp::parse("2026-11-15T12:00:00Z").unwrap();
-        wanted_of(body.to_string().as_bytes(), &AddressGuard::default(), false, now)
+        parse_subscription(body.to_string().as_bytes(), &AddressGuard::default(), false, now)
     }
 
     fn push(changes: Value) -> Value {
@@ -393,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn the_contracts_example_is_understood() {
+    fn the_example_of_the_contract_is_valid() {
         let secret = format!("whsec_{}", STANDARD.encode([7; 24]));
         let body = json!({
             "topics": ["orders"], "mode": "push",
@@ -404,25 +409,25 @@ mod tests {
             "start": "latest", "rate": "1000/s", "filter": { "headers.Type": "order.paid" },
             "envelope": "binary", "secret": secret, "workers": { "pool": ["*"], "strategy": "round_robin" },
         });
-        let wanted = judge(body).unwrap();
-        let endpoint = wanted.spec.endpoint.as_ref().unwrap();
+        let input = parse(body).unwrap();
+        let endpoint = input.spec.endpoint.as_ref().unwrap();
         assert_eq!((endpoint.timeout_ms, &endpoint.headers[0].0[..]), (3_000, "x-env"));
-        assert_eq!(wanted.spec.rate, Some(Rate { count: 1000, per_ms: 1000 }));
-        assert_eq!(wanted.spec.filter["headers.type"], "order.paid");
-        assert_eq!(wanted.spec.workers.unwrap().strategy, Strategy::RoundRobin);
-        assert!(wanted.secret == SecretWish::Set(secret) && wanted.says_start && wanted.generated.is_none());
+        assert_eq!(input.spec.rate, Some(Rate { count: 1000, per_ms: 1000 }));
+        assert_eq!(input.spec.filter["headers.type"], "order.paid");
+        assert_eq!(input.spec.workers.unwrap().strategy, Strategy::RoundRobin);
+        assert!(input.secret == SecretChange::Set(secret) && input.has_start && input.generated.is_none());
     }
 
     #[test]
-    fn what_is_left_out_has_its_default() {
-        let spec = judge(push(json!({}))).unwrap().spec;
+    fn absent_fields_have_their_defaults() {
+        let spec = parse(push(json!({}))).unwrap().spec;
         assert_eq!(spec, SubscriptionSpec::new(spec.topics.clone(), Mode::Push, spec.endpoint.clone()));
-        let pull = judge(json!({ "topics": ["orders"], "mode": "pull" })).unwrap().spec;
+        let pull = parse(json!({ "topics": ["orders"], "mode": "pull" })).unwrap().spec;
         assert_eq!((pull.mode, pull.endpoint), (Mode::Pull, None));
     }
 
     #[test]
-    fn mistakes_are_told_with_their_field() {
+    fn errors_name_the_invalid_field() {
         for (body, code, field) in [
             (json!({}), Code::BadParameter, "topics"),
             (push(json!({ "topics": [] })), Code::BadParameter, "topics"),
@@ -470,43 +475,43 @@ mod tests {
             (push(json!({ "lease": "0s" })), Code::BadDuration, "lease"),
             (push(json!({ "retrys": {} })), Code::BadParameter, "retrys"),
         ] {
-            let problem = judge(body.clone()).err().unwrap_or_else(|| panic!("{body} should be refused"));
+            let problem = parse(body.clone()).err().unwrap_or_else(|| panic!("{body} should be refused"));
             assert_eq!(problem.code(), code, "{body}: {}", problem.detail());
             assert_eq!(problem.member("field").unwrap(), field, "{body}: {}", problem.detail());
         }
     }
 
     #[test]
-    fn headers_that_a_callback_sets_itself_are_refused_and_others_may_authorize() {
+    fn headers_of_the_callback_are_rejected_and_authorization_is_allowed() {
         let headers = |name: &str| push(json!({ "endpoint": { "url": "http://a/", "headers": { name: "x" } } }));
         for name in ["Host", "content-length", "Webhook-Id", "whimbrel-topic", "connection"] {
-            assert_eq!(judge(headers(name)).err().unwrap().code(), Code::ReservedHeader, "{name}");
+            assert_eq!(parse(headers(name)).err().unwrap().code(), Code::ReservedHeader, "{name}");
         }
-        assert!(judge(headers("Authorization")).is_ok());
-        assert_eq!(judge(headers("a b")).err().unwrap().code(), Code::BadHeader);
+        assert!(parse(headers("Authorization")).is_ok());
+        assert_eq!(parse(headers("a b")).err().unwrap().code(), Code::BadHeader);
     }
 
     #[test]
-    fn a_value_that_was_shown_hidden_is_not_taken_back() {
+    fn the_placeholder_of_a_hidden_value_is_rejected() {
         let settings = push(json!({ "endpoint": { "url": "http://a/", "headers": { "authorization": HIDDEN } } }));
-        assert_eq!(judge(settings).err().unwrap().code(), Code::BadHeader);
+        assert_eq!(parse(settings).err().unwrap().code(), Code::BadHeader);
     }
 
     #[test]
-    fn a_secret_is_made_on_request_and_is_one_that_would_be_taken() {
-        let wanted = judge(push(json!({ "secret": "generate" }))).unwrap();
-        let made = wanted.generated.unwrap();
-        assert_ne!(judge(push(json!({ "secret": "generate" }))).unwrap().generated.unwrap(), made);
-        assert!(judge(push(json!({ "secret": made }))).is_ok());
-        assert!(judge(push(json!({ "secret": null }))).unwrap().secret == SecretWish::Remove);
+    fn a_generated_secret_is_new_and_valid() {
+        let input = parse(push(json!({ "secret": "generate" }))).unwrap();
+        let made = input.generated.unwrap();
+        assert_ne!(parse(push(json!({ "secret": "generate" }))).unwrap().generated.unwrap(), made);
+        assert!(parse(push(json!({ "secret": made }))).is_ok());
+        assert!(parse(push(json!({ "secret": null }))).unwrap().secret == SecretChange::Remove);
     }
 
     proptest! {
         #[test]
-        fn nonsense_never_panics(url in ".*", rate in ".*", start in ".*") {
+        fn arbitrary_text_never_panics(url in ".*", rate in ".*", start in ".*") {
             let _ = check_url(&url, &AddressGuard::default());
-            let _ = judge(push(json!({ "rate": rate })));
-            let _ = judge(push(json!({ "start": start })));
+            let _ = parse(push(json!({ "rate": rate })));
+            let _ = parse(push(json!({ "start": start })));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the endpoints of subscriptions share: finding one that the caller may see, asking its owner, telling it of a change.
+//! Functions that the subscription endpoints share: find a visible subscription, ask its owner, wait until the owner follows a change.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -8,103 +8,102 @@ use axum::body::Body;
 use http::request::Parts;
 use tokio::time::{Instant, timeout_at};
 use whimbrel_model::SubscriptionNumber;
-use whimbrel_model::ports::{DispatchAsk, DispatchTold, SubscriptionStatus};
+use whimbrel_model::ports::{DispatchReply, DispatchRequest, SubscriptionStatus};
 
+use super::api_state::ApiState;
 use super::attributes::path_part;
 use super::body::collect;
-use super::door::Door;
-use super::json_fields::Fields;
+use super::json_fields::JsonFields;
 use super::keys::{Caller, Scope};
-use super::problem::{Code, Problem};
+use super::problem::{ApiProblem, Code};
 use super::query::shown;
 use whimbrel_catalogue::subscriptions::Subscription;
 
-/// How long an owner is waited for before a subscription is shown without how it stands.
+/// Timeout for an owner's status. After it, a subscription is shown without its status.
 pub(super) const STATUS_WITHIN: Duration = Duration::from_secs(2);
-/// How long a change waits for the owner to work by it. The change is made whether or not it does.
+/// Timeout for an owner to follow a change. The change is effective in any case.
 const CAUGHT_UP_WITHIN: Duration = Duration::from_secs(2);
-/// Bytes of a body that says something about a subscription.
+/// The maximum bytes of a body about a subscription.
 const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// The subscription in the path.
-pub(super) fn name_in_path(path: &str) -> Result<Cow<'_, str>, Problem> {
+pub(super) fn name_in_path(path: &str) -> Result<Cow<'_, str>, ApiProblem> {
     path_part(path, "/v1/subscriptions/")
 }
 
-/// A subscription that is there and that the caller may see: its key is for all of its topics.
-pub(super) fn find(door: &Door, caller: &Caller, name: &str) -> Result<Arc<Subscription>, Problem> {
-    let found = door.subscriptions.get(name).filter(|found| !found.stored.deleting && is_seen(caller, found));
-    let unknown = || Problem::new(Code::UnknownSubscription, format!("there is no subscription `{}`", shown(name)));
+/// A subscription that exists and that the caller may see: its key covers all of its topics.
+pub(super) fn find(api: &ApiState, caller: &Caller, name: &str) -> Result<Arc<Subscription>, ApiProblem> {
+    let found = api.subscriptions.get(name).filter(|found| !found.stored.deleting && is_visible(caller, found));
+    let unknown = || ApiProblem::new(Code::UnknownSubscription, format!("there is no subscription `{}`", shown(name)));
     found.ok_or_else(unknown)
 }
 
-pub(crate) fn is_seen(caller: &Caller, subscription: &Subscription) -> bool {
-    subscription.stored.spec.topics.iter().all(|topic| caller.sees(topic))
+pub(crate) fn is_visible(caller: &Caller, subscription: &Subscription) -> bool {
+    subscription.stored.spec.topics.iter().all(|topic| caller.covers(topic))
 }
 
-/// The subscription in the path of a request, for whoever has the scope; and the fields of the request's body.
-pub(super) async fn found_with_fields(
-    door: &Door,
+/// The subscription in the path of a request, and the fields of the body. The caller needs the scope.
+pub(super) async fn find_with_fields(
+    api: &ApiState,
     scope: Scope,
     parts: &Parts,
     body: Body,
-) -> Result<(Arc<Subscription>, Fields), Problem> {
+) -> Result<(Arc<Subscription>, JsonFields), ApiProblem> {
     let name = name_in_path(parts.uri.path())?;
-    let caller = door.keys.caller(&parts.headers)?;
+    let caller = api.keys.caller(&parts.headers)?;
     caller.require(scope)?;
     super::query::Query::parse(parts.uri.query())?.end()?;
-    let subscription = find(door, &caller, &name)?;
-    let fields = Fields::of_body(&small_body(door, parts, body).await?)?;
+    let subscription = find(api, &caller, &name)?;
+    let fields = JsonFields::of_body(&small_body(api, parts, body).await?)?;
     Ok((subscription, fields))
 }
 
-pub(super) async fn small_body(door: &Door, parts: &Parts, body: Body) -> Result<bytes::Bytes, Problem> {
-    let too_large = || Problem::new(Code::PayloadTooLarge, "what is said of a subscription is small");
-    let (mut load, wait) = (door.in_flight.begin(), door.settings.body_wait);
+pub(super) async fn small_body(api: &ApiState, parts: &Parts, body: Body) -> Result<bytes::Bytes, ApiProblem> {
+    let too_large = || ApiProblem::new(Code::PayloadTooLarge, "the body is over 1048576 bytes");
+    let (mut load, wait) = (api.in_flight.begin(), api.settings.body_wait);
     collect(body, &parts.headers, &mut load, wait, BODY_BYTES_MAX, too_large).await
 }
 
 pub(super) async fn ask(
-    door: &Door,
+    api: &ApiState,
     subscription: SubscriptionNumber,
-    ask: DispatchAsk,
-) -> Result<DispatchTold, Problem> {
-    Ok(door.ports.dispatch.ask(subscription, ask).await?)
+    ask: DispatchRequest,
+) -> Result<DispatchReply, ApiProblem> {
+    Ok(api.ports.dispatch.ask(subscription, ask).await?)
 }
 
-pub(super) fn not_understood(told: &DispatchTold) -> Problem {
-    tracing::error!(?told, "the owner of a subscription answered what it was not asked");
-    Problem::new(Code::OutcomeUnknown, "the subscription's owner gave no answer that is understood")
+pub(super) fn wrong_reply(told: &DispatchReply) -> ApiProblem {
+    tracing::error!(?told, "the owner of a subscription sent a reply of the wrong kind");
+    ApiProblem::new(Code::OutcomeUnknown, "the subscription's owner sent a reply of the wrong kind")
 }
 
-/// How a subscription stands; nothing where its owner does not say in time.
+/// The status of a subscription; `None` if its owner does not answer in time.
 pub(crate) async fn status(
-    door: &Door,
+    api: &ApiState,
     subscription: SubscriptionNumber,
     until: Instant,
 ) -> Option<Box<SubscriptionStatus>> {
-    let asked = door.ports.dispatch.ask(subscription, DispatchAsk::Status);
+    let asked = api.ports.dispatch.ask(subscription, DispatchRequest::Status);
     match timeout_at(until, asked).await {
-        Ok(Ok(DispatchTold::Status(status))) => Some(status),
+        Ok(Ok(DispatchReply::Status(status))) => Some(status),
         Ok(Ok(told)) => {
-            not_understood(&told);
+            wrong_reply(&told);
             None
         }
         Ok(Err(_)) | Err(_) => None,
     }
 }
 
-/// Returns when the subscription's owner works by this entry, so that "paused" means paused when it is answered; or when it has been
-/// waited for long enough: then `false`, and the change is made all the same.
-pub(super) async fn caught_up(door: &Door, subscription: &Subscription) -> bool {
-    let ask = DispatchAsk::CaughtUp { version: subscription.version };
-    let asked = door.ports.dispatch.ask(subscription.number(), ask);
+/// Waits until the subscription's owner follows this version, so that "paused" is true when the request is answered. Returns `false` on a
+/// timeout; the change is effective in any case.
+pub(super) async fn caught_up(api: &ApiState, subscription: &Subscription) -> bool {
+    let ask = DispatchRequest::CaughtUp { version: subscription.version };
+    let asked = api.ports.dispatch.ask(subscription.number(), ask);
     match tokio::time::timeout(CAUGHT_UP_WITHIN, asked).await {
         Ok(Ok(_)) => return true,
         Ok(Err(error)) => {
-            tracing::debug!(subscription = &*subscription.name, %error, "the owner was not told of a change");
+            tracing::debug!(subscription = &*subscription.name, %error, "cannot notify the owner of a change");
         }
-        Err(_) => tracing::debug!(subscription = &*subscription.name, "the owner has not followed a change in time"),
+        Err(_) => tracing::debug!(subscription = &*subscription.name, "the owner did not follow a change in time"),
     }
     false
 }

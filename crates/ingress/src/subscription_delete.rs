@@ -1,58 +1,59 @@
-//! Deleting a subscription: its entry is marked, its owner ends, its retries are withdrawn, its topics and progress go, then the entry.
+//! Deletion of a subscription, in this order: mark the entry, stop the owner, withdraw retries, delete topics and progress, delete the
+//! entry.
 //!
-//! Every step may be repeated, so that a deletion that was cut short is finished by the next start, or by asking for it again.
+//! Every step is repeatable. An interrupted deletion is finished at the next start, or when the request is repeated.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use whimbrel_model::subscription::{dead_topic, retry_topic};
 
-use super::door::Door;
+use super::api_state::ApiState;
 use super::hold_calls::withdraw_topic;
-use super::problem::Problem;
+use super::problem::ApiProblem;
 use super::subscription_calls::caught_up;
 use whimbrel_catalogue::topics::TopicError;
 
-/// Between two tries at deletions that were cut short.
+/// The delay between retries of interrupted deletions.
 const FINISH_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// Deletes it with everything that belongs to it. Not to be cancelled midway.
-pub(super) async fn delete(door: &Door, name: &str) -> Result<(), Problem> {
-    let marked = door.subscriptions.begin_delete(name).await?;
-    caught_up(door, &marked).await;
+/// Deletes a subscription with everything that belongs to it. Must not be cancelled midway.
+pub(super) async fn delete(api: &ApiState, name: &str) -> Result<(), ApiProblem> {
+    let marked = api.subscriptions.begin_delete(name).await?;
+    caught_up(api, &marked).await;
     for own in [retry_topic(name), dead_topic(name)] {
-        delete_topic(door, &own).await?;
+        delete_topic(api, &own).await?;
     }
-    door.ports.progress.forget(marked.number()).await?;
-    Ok(door.subscriptions.finish_delete(&marked).await?)
+    api.ports.progress.forget(marked.number()).await?;
+    Ok(api.subscriptions.finish_delete(&marked).await?)
 }
 
-/// Deletes a topic of the subscription's own with what is held for it. One that is gone is gone.
-async fn delete_topic(door: &Door, name: &str) -> Result<(), Problem> {
-    let Some(topic) = door.registry.get(name) else { return Ok(()) };
-    withdraw_topic(door, topic.number()).await?;
-    match door.registry.begin_delete(name).await {
+/// Deletes a topic of the subscription with its holds. A missing topic counts as deleted.
+async fn delete_topic(api: &ApiState, name: &str) -> Result<(), ApiProblem> {
+    let Some(topic) = api.registry.get(name) else { return Ok(()) };
+    withdraw_topic(api, topic.number()).await?;
+    match api.registry.begin_delete(name).await {
         Ok(deletion) => Ok(deletion.finish().await?),
         Err(TopicError::Unknown(_)) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Finishes the deletions that were cut short before this process started.
-pub(super) async fn finish_left(door: Arc<Door>) {
-    let mut left: Vec<_> = door.subscriptions.all().into_iter().filter(|each| each.stored.deleting).collect();
+/// Finishes the deletions that were interrupted before this process started.
+pub(super) async fn finish_left(api: Arc<ApiState>) {
+    let mut left: Vec<_> = api.subscriptions.all().into_iter().filter(|each| each.stored.deleting).collect();
     while !left.is_empty() {
         let mut unfinished = Vec::new();
         for each in left {
-            if door.subscriptions.get(&each.name).is_none_or(|now| now.number() != each.number()) {
+            if api.subscriptions.get(&each.name).is_none_or(|now| now.number() != each.number()) {
                 continue;
             }
             let finished = tokio::select! {
-                finished = delete(&door, &each.name) => finished,
-                () = door.settings.shutdown.cancelled() => return,
+                finished = delete(&api, &each.name) => finished,
+                () = api.settings.shutdown.cancelled() => return,
             };
             if let Err(problem) = finished {
-                tracing::warn!(subscription = &*each.name, "a deletion could not be finished: {}", problem.detail());
+                tracing::warn!(subscription = &*each.name, "deletion failed: {}", problem.detail());
                 unfinished.push(each);
             }
         }
@@ -60,7 +61,7 @@ pub(super) async fn finish_left(door: Arc<Door>) {
         if !left.is_empty() {
             tokio::select! {
                 () = tokio::time::sleep(FINISH_AGAIN_AFTER) => {}
-                () = door.settings.shutdown.cancelled() => return,
+                () = api.settings.shutdown.cancelled() => return,
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A subscription as it is shown: what people decided, and how it stands by its owner. Secrets are never shown.
+//! The JSON of a subscription: its settings, and the status from its owner. Secrets are never shown.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,135 +13,136 @@ use whimbrel_model::{Timestamp, format_duration};
 
 use whimbrel_catalogue::subscriptions::Subscription;
 
-/// Characters of a secret that are shown, at its end.
+/// The number of characters at the end of a secret that are shown.
 const SECRET_SHOWN_CHARS: usize = 4;
-/// What stands for a value that is not shown.
+/// The placeholder of a hidden value.
 pub(super) const HIDDEN: &str = "…";
 
-/// A subscription. Fields of how it stands are absent where its owner does not answer; then `owner` says so.
+/// A subscription. If its owner does not answer, `owner` says so and the other status fields are absent.
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = Subscription)]
 pub struct SubscriptionDocument {
     pub name: String,
-    /// Never used twice: one made again under an old name has another.
+    /// Unique: a subscription created again under an old name has another number.
     pub number: u32,
     /// `active`, `paused` or `disabled`
     pub state: String,
-    /// Why and when the system disabled it.
+    /// Why and when Whimbrel disabled it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disabled: Option<DisabledDocument>,
     pub created_at: String,
-    /// The cursor's run: a seek begins a new one.
+    /// The run of the cursor. A seek begins a new one.
     pub run: u32,
     #[serde(flatten)]
-    pub settings: SubscriptionSettings,
+    pub settings: SubscriptionSettingsDocument,
     #[serde(flatten)]
-    pub standing: SubscriptionStanding,
-    /// Stretches that are delivered once more.
+    pub status: SubscriptionStatusDocument,
+    /// The ranges that are delivered again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub replays: Vec<ReplayDocument>,
-    /// What changing it did, for people.
+    /// A note about the effect of the change, for readers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// What a subscription is, and what a body says to make one. A `PUT` says all of it: what is left out has its default, but for `secret`.
+/// The settings of a subscription. A `PUT` replaces all of them: absent fields get their default, except `secret`.
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = SubscriptionSettings)]
-pub struct SubscriptionSettings {
-    /// Of the users' own, `_events`, or `_dead.<subscription>`.
+pub struct SubscriptionSettingsDocument {
+    /// Topics of users, `_events`, or `_dead.<subscription>`.
     pub topics: Vec<String>,
     /// `push` (the default) or `pull`
     pub mode: String,
-    /// There where `mode` is `push`.
+    /// Present if `mode` is `push`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<EndpointDocument>,
     /// `key` (the default), `partition` or `none`
     pub ordering: String,
-    /// Callbacks at one time: 1 to 10000, 16 where it is not given.
+    /// The maximum number of concurrent callbacks: 1 to 10000, default 16.
     pub concurrency: u32,
     pub retry: RetryDocument,
     /// `dead_letter` (the default), `block` or `drop`
     pub on_exhausted: String,
-    /// Between two tries at what blocks.
+    /// The delay between attempts if `on_exhausted` is `block`.
     pub blocked_sleep: String,
-    /// Where a new one begins, and each topic that is added later: `earliest`, `latest` (the default) or a time.
+    /// Where a new subscription, or a topic added later, begins: `earliest`, `latest` (the default) or a time.
     pub start: String,
-    /// Callbacks per time at most, such as `1000/s`, `60/m`, `10/h`.
+    /// The maximum rate of callbacks, such as `1000/s`, `60/m`, `10/h`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<String>,
-    /// All must hold: `key`, `topic`, `content_type` or `headers.<name>`, and the wanted value.
+    /// Conditions that must all hold: `key`, `topic`, `content_type` or `headers.<name>`, with the required value.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub filter: BTreeMap<String, String>,
     /// `binary` (the default), `structured` or `kmq`
     pub envelope: String,
-    /// `whsec_` and base64, or `generate`; shown without its middle. Left out of a `PUT` it stays as it is, `null` removes it, another
-    /// one signs beside its predecessor for a day.
+    /// `whsec_` and base64, or `generate`. Shown masked. A `PUT` without it keeps it, and `null` removes it. After a change, callbacks are
+    /// signed with the old secret too for a day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
-    /// The statuses that are success, where that is not any 2xx.
+    /// The statuses that count as success. Default: any 2xx.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub success: Option<Vec<u16>>,
-    /// What 410 means: `disable` (the default) or `fail`
+    /// The effect of a 410: `disable` (the default) or `fail`
     pub gone: String,
-    /// Failing for so long without one success disables it: `5d` where it is not given.
+    /// Disables the subscription if it fails for this time without one success. Default: `5d`.
     pub disable_after: String,
-    /// How long a puller has a message: `30s` where it is not given.
+    /// How long a puller owns a message. Default: `30s`.
     pub lease: String,
-    /// Which workers make its callbacks; before what its topic says.
+    /// The workers that make its callbacks. Overrides the choice of the topic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<WorkersDocument>,
 }
 
-/// How a subscription stands, by its owner.
+/// The status of a subscription, from its owner.
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
-pub struct SubscriptionStanding {
-    /// `unreachable` where the owner does not answer.
+#[schema(as = SubscriptionStanding)]
+pub struct SubscriptionStatusDocument {
+    /// `unreachable` if the owner does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// Messages that are not done yet, about: offsets are counted.
+    /// The approximate number of unfinished messages: offsets are counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lag: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_flight: Option<u64>,
-    /// Keys, or partitions, that wait for a retry.
+    /// The number of keys, or partitions, that wait for a retry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parked: Option<u64>,
-    /// Messages behind them.
+    /// The number of messages behind the parked keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parked_messages: Option<u64>,
-    /// When the next callback is made of what waits for a retry, for the breaker, or because the endpoint asked for it.
+    /// The time of the next callback, if all wait for a retry, the circuit breaker, or a delay that the endpoint requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_try: Option<String>,
-    /// Retries that wait as holds.
+    /// The number of retries that wait as holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_holds: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dead_letters: Option<u64>,
-    /// Per second, over the last minute.
+    /// Deliveries per second over the last minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivered_rate: Option<f64>,
-    /// Per second, over the last minute.
+    /// Failures per second over the last minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_rate: Option<f64>,
-    /// Callbacks at one time that the endpoint seems to bear.
+    /// The current limit of concurrent callbacks, adapted to the endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub concurrency_now: Option<u32>,
     /// `closed`, `open` or `half_open`
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub breaker: Option<String>,
-    /// Why it does not read on, where it does not.
+    /// Why it does not read further, if it is stalled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stalled: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<LastErrorDocument>,
-    /// Bytes of bodies in memory.
+    /// Bytes of message bodies in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefetched_bytes: Option<u64>,
-    /// Signed callbacks since its owner began whose body is not UTF-8, where there were any: see `note`.
+    /// The number of signed callbacks since the start of its owner whose body is not UTF-8. Absent if there were none; see `note`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unverifiable: Option<u64>,
-    /// Where one subscription was asked for.
+    /// Present in the answer for a single subscription.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partitions: Option<Vec<SubscriptionPartition>>,
 }
@@ -156,14 +157,14 @@ pub struct DisabledDocument {
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = Endpoint)]
 pub struct EndpointDocument {
-    /// Absent where each message brings its own callback.
+    /// Absent if each message has its own callback.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// For the whole call: `10s` where it is not given.
+    /// The timeout of the whole call. Default: `10s`.
     pub timeout: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connect_timeout: Option<String>,
-    /// Sent with every callback. Values of headers that carry keys are not shown.
+    /// Headers of every callback. Values of headers that carry credentials are hidden.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
 }
@@ -171,22 +172,22 @@ pub struct EndpointDocument {
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = Retry)]
 pub struct RetryDocument {
-    /// Retries, not attempts: 5 means at most six attempts.
+    /// The number of retries, not of attempts: 5 means at most six attempts.
     pub times: u32,
-    /// Past its end the last entry repeats.
+    /// The delays between attempts. The last one repeats.
     pub schedule: Vec<String>,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = Workers)]
 pub struct WorkersDocument {
-    /// Names of workers; `*` for all of them.
+    /// Names of workers; `*` means all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pool: Vec<String>,
-    /// Instead of `pool`: so many, chosen and kept at that size.
+    /// Instead of `pool`: a number of workers, which Whimbrel chooses and keeps constant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u32>,
-    /// How they are chosen: `least_loaded` (the default) or `random`
+    /// How the workers are chosen: `least_loaded` (the default) or `random`
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assign: Option<String>,
     /// `random`, `round_robin`, `weighted_random`, `weighted_round_robin` or `least_loaded` (the default)
@@ -206,11 +207,11 @@ pub struct LastErrorDocument {
 pub struct SubscriptionPartition {
     pub topic: String,
     pub partition: u32,
-    /// Everything before it is done.
+    /// All messages below this offset are done.
     pub watermark: u64,
     pub read_to: u64,
     pub end: u64,
-    /// Above the watermark and not done.
+    /// The number of unfinished messages above the watermark.
     pub unfinished: u64,
 }
 
@@ -228,13 +229,14 @@ pub struct ReplayDocument {
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct SubscriptionList {
-    /// By name.
+#[schema(as = SubscriptionList)]
+pub struct SubscriptionListDocument {
+    /// Ordered by name.
     pub subscriptions: Vec<SubscriptionDocument>,
 }
 
-/// What people decided about a subscription.
-pub(super) fn decided_document(subscription: &Subscription) -> SubscriptionDocument {
+/// The document of a subscription without its status.
+pub(super) fn settings_document(subscription: &Subscription) -> SubscriptionDocument {
     let stored = &subscription.stored;
     let (state, disabled) = match &stored.state {
         RunState::Active => ("active", None),
@@ -258,21 +260,21 @@ pub(super) fn decided_document(subscription: &Subscription) -> SubscriptionDocum
         created_at: time(stored.created_at_ms),
         run: stored.run,
         settings: settings_of(&stored.spec),
-        standing: SubscriptionStanding::default(),
+        status: SubscriptionStatusDocument::default(),
         replays: replays.collect(),
         note: None,
     }
 }
 
-/// The same with how it stands.
-pub(super) fn whole_document(
+/// The document of a subscription with its status.
+pub(super) fn full_document(
     subscription: &Subscription,
     status: Option<Box<SubscriptionStatus>>,
     with_partitions: bool,
 ) -> SubscriptionDocument {
-    let mut document = decided_document(subscription);
+    let mut document = settings_document(subscription);
     let Some(status) = status else {
-        document.standing.owner = Some("unreachable".to_owned());
+        document.status.owner = Some("unreachable".to_owned());
         return document;
     };
     for replay in &mut document.replays {
@@ -294,7 +296,7 @@ pub(super) fn whole_document(
         reason: error.reason,
     });
     document.note = (status.unverifiable > 0).then(|| unverifiable_note(status.unverifiable));
-    document.standing = SubscriptionStanding {
+    document.status = SubscriptionStatusDocument {
         owner: None,
         lag: Some(status.lag),
         in_flight: Some(status.in_flight),
@@ -318,19 +320,19 @@ pub(super) fn whole_document(
 
 fn unverifiable_note(count: u64) -> String {
     format!(
-        "{count} signed callbacks had a payload that is not UTF-8: the Standard Webhooks libraries for JavaScript and Python decode the \
-         body first and cannot verify those; use `\"envelope\":\"structured\"`, or verify the raw bytes yourself"
+        "{count} signed callbacks had a payload that is not UTF-8. The Standard Webhooks libraries for JavaScript and Python decode the \
+         body first and cannot verify those: use `\"envelope\":\"structured\"`, or verify the raw bytes"
     )
 }
 
-fn settings_of(spec: &SubscriptionSpec) -> SubscriptionSettings {
+fn settings_of(spec: &SubscriptionSpec) -> SubscriptionSettingsDocument {
     let endpoint = spec.endpoint.as_ref().map(|endpoint| EndpointDocument {
         url: endpoint.url.clone(),
         timeout: duration(endpoint.timeout_ms),
         connect_timeout: endpoint.connect_timeout_ms.map(duration),
         headers: endpoint.headers.iter().map(|(name, value)| (name.clone(), shown_value(name, value))).collect(),
     });
-    SubscriptionSettings {
+    SubscriptionSettingsDocument {
         topics: spec.topics.clone(),
         mode: match spec.mode {
             Mode::Push => "push".to_owned(),
@@ -387,13 +389,13 @@ fn masked(secret: &SigningSecret) -> String {
     format!("whsec_{HIDDEN}{}", &text[end..])
 }
 
-/// A header's value, unless it is one that lets its bearer in.
+/// The value of a header, or the placeholder if it is a credential.
 fn shown_value(name: &str, value: &str) -> String {
     let lets_in = ["auth", "cookie", "credential", "key", "pass", "secret", "session", "signature", "token"];
     if lets_in.iter().any(|word| name.contains(word)) { HIDDEN.to_owned() } else { value.to_owned() }
 }
 
-/// The word that a plain value is written with in the catalogue, and in bodies.
+/// The word of an enum value in the catalogue and in bodies.
 fn word(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
@@ -423,13 +425,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_shown_by_its_end_only() {
+    fn a_masked_secret_shows_its_end_only() {
         let secret = SigningSecret { secret: "whsec_c2VjcmV0LXNlY3JldC1zZWNyZXQ=".to_owned(), until_ms: None };
         assert_eq!(masked(&secret), "whsec_…ZXQ=");
     }
 
     #[test]
-    fn headers_that_let_their_bearer_in_are_not_shown() {
+    fn credential_headers_are_hidden() {
         assert_eq!(shown_value("authorization", "Bearer x"), "…");
         assert_eq!(shown_value("x-api-key", "x"), "…");
         assert_eq!(shown_value("x-auth", "x"), "…");

@@ -1,4 +1,4 @@
-//! `…/pause`, `…/resume`, `…/seek`, `…/replay`: whether a subscription runs, and from where.
+//! `…/pause`, `…/resume`, `…/seek`, `…/replay`: control of a subscription's run and position.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,32 +11,34 @@ use tokio::time::Instant;
 use utoipa::ToSchema;
 
 use super::answer::json_response;
+use super::api_state::ApiState;
+use super::cancel_safe::CancelSafe;
 use super::documents::ProblemDocument;
-use super::door::Door;
-use super::json_fields::{Fields, time_of};
+use super::json_fields::{JsonFields, time_of};
 use super::keys::Scope;
-use super::problem::{Code, Problem};
+use super::problem::{ApiProblem, ApiResult, Code};
 use super::query::shown;
-use super::subscription_calls::{STATUS_WITHIN, caught_up, found_with_fields, status};
-use super::subscription_json::{SubscriptionDocument, decided_document};
+use super::subscription_calls::{STATUS_WITHIN, caught_up, find_with_fields, status};
+use super::subscription_json::{SubscriptionDocument, settings_document};
 use super::subscriptions::to_json;
-use super::undisturbed::Undisturbed;
-use whimbrel_catalogue::subscriptions::{Position, ReplayAsk, SeekAsk, Sought, Subscription, Truncation};
+use whimbrel_catalogue::subscriptions::{
+    ReplayRequest, RunOutcome, SeekRequest, StartPosition, Subscription, Truncation,
+};
 
-/// Partitions that one seek names.
+/// The maximum number of partitions in one seek.
 const SEEK_OFFSETS_MAX: usize = 20_000;
 
-/// Where the cursor shall be: exactly one of `to` and `offsets`.
+/// The new position of the cursor: exactly one of `to` and `offsets`.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct SeekBody {
-    /// `earliest`, `latest` or a time in RFC 3339, which may not lie in the future.
+    /// `earliest`, `latest` or a past time in RFC 3339.
     pub to: Option<String>,
-    /// By `topic/partition`. Partitions that are not named go on where they are. One that is not kept any more becomes the oldest that
-    /// is; one beyond the end is refused.
+    /// Offsets by `topic/partition`. Other partitions keep their position. An offset that is no longer retained becomes the oldest retained
+    /// one. An offset beyond the end is rejected.
     pub offsets: Option<BTreeMap<String, u64>>,
 }
 
-/// A stretch that is delivered once more.
+/// A range of messages to deliver again.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct ReplayBody {
     /// `earliest` or a time in RFC 3339
@@ -47,126 +49,126 @@ pub struct ReplayBody {
     pub key: Option<String>,
 }
 
-/// Where a seek or a replay begins.
+/// The start position of a seek or a replay.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = Sought)]
-pub struct SoughtDocument {
+pub struct SeekDocument {
     pub run: u32,
-    /// By `topic/partition`.
+    /// Offsets by `topic/partition`.
     pub offsets: BTreeMap<String, u64>,
-    /// Where what was asked for is not kept any more: `topic/partition` of those that begin at the oldest that is.
+    /// The `topic/partition` of those whose requested offset is no longer retained. They begin at the oldest retained one.
     pub truncated: Vec<String>,
 }
 
 /// Pause a subscription
 ///
-/// It reads nothing and makes no callback until it is resumed. Callbacks under way end, and count.
+/// It reads nothing and makes no callback until it is resumed. Callbacks in progress end, and count.
 #[utoipa::path(
     post, path = "/v1/subscriptions/{name}/pause", tag = "subscriptions", operation_id = "pause_subscription",
     params(("name" = String, Path, description = "The subscription")),
     responses(
-        (status = 200, description = "It is paused", body = SubscriptionDocument, content_type = "application/json"),
+        (status = 200, description = "The subscription is paused", body = SubscriptionDocument, content_type = "application/json"),
         (status = "4XX", description = "`unknown_subscription`, `forbidden`, `conflict`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`unavailable`, `disk_full`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn pause(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(super) async fn pause(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    let (subscription, fields) = found_with_fields(&door, Scope::Admin, &parts, body).await?;
+    let (subscription, fields) = find_with_fields(&api, Scope::Admin, &parts, body).await?;
     fields.end()?;
-    let owned = Arc::clone(&door);
-    let paused = Undisturbed::new(async move { owned.subscriptions.pause(&subscription.name).await }).await?;
-    shown_after(&door, &paused).await
+    let owned = Arc::clone(&api);
+    let paused = CancelSafe::new(async move { owned.subscriptions.pause(&subscription.name).await }).await?;
+    answer_after_change(&api, &paused).await
 }
 
 /// Resume a subscription
 ///
-/// Also one that the system disabled.
+/// Also enables a subscription that Whimbrel disabled.
 #[utoipa::path(
     post, path = "/v1/subscriptions/{name}/resume", tag = "subscriptions", operation_id = "resume_subscription",
     params(("name" = String, Path, description = "The subscription")),
     responses(
-        (status = 200, description = "It runs", body = SubscriptionDocument, content_type = "application/json"),
+        (status = 200, description = "The subscription is active", body = SubscriptionDocument, content_type = "application/json"),
         (status = "4XX", description = "`unknown_subscription`, `forbidden`, `conflict`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`unavailable`, `disk_full`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn resume(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(super) async fn resume(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    let (subscription, fields) = found_with_fields(&door, Scope::Admin, &parts, body).await?;
+    let (subscription, fields) = find_with_fields(&api, Scope::Admin, &parts, body).await?;
     fields.end()?;
-    let owned = Arc::clone(&door);
-    let resumed = Undisturbed::new(async move { owned.subscriptions.resume(&subscription.name).await }).await?;
-    shown_after(&door, &resumed).await
+    let owned = Arc::clone(&api);
+    let resumed = CancelSafe::new(async move { owned.subscriptions.resume(&subscription.name).await }).await?;
+    answer_after_change(&api, &resumed).await
 }
 
-/// Put the cursor elsewhere
+/// Move the cursor
 ///
-/// A new run: what an earlier one still does cannot move the cursor.
+/// Begins a new run. Deliveries of an earlier run cannot move the cursor.
 #[utoipa::path(
     post, path = "/v1/subscriptions/{name}/seek", tag = "subscriptions", operation_id = "seek_subscription",
     params(("name" = String, Path, description = "The subscription")),
     request_body(content = SeekBody, content_type = "application/json"),
     responses(
-        (status = 200, description = "Where it goes on", body = SoughtDocument, content_type = "application/json"),
+        (status = 200, description = "The new position", body = SeekDocument, content_type = "application/json"),
         (status = "4XX", description = "`unknown_subscription`, `offset_beyond_end`, `bad_parameter`, `bad_time`, `forbidden`, `conflict`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`no_owner` (offsets of some partitions only), `unavailable`, `disk_full`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn seek(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(super) async fn seek(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    let (subscription, mut fields) = found_with_fields(&door, Scope::Admin, &parts, body).await?;
+    let (subscription, mut fields) = find_with_fields(&api, Scope::Admin, &parts, body).await?;
     let ask = seek_of(&mut fields)?;
     fields.end()?;
-    let status = status(&door, subscription.number(), Instant::now() + STATUS_WITHIN).await;
+    let status = status(&api, subscription.number(), Instant::now() + STATUS_WITHIN).await;
     let watermarks = status.map(|status| {
         let each = status.partitions.into_iter();
         each.map(|each| ((each.topic, each.partition), each.watermark)).collect::<BTreeMap<_, _>>()
     });
-    let owned = Arc::clone(&door);
+    let owned = Arc::clone(&api);
     let seeking = async move { owned.subscriptions.seek(&subscription.name, &ask, watermarks.as_ref()).await };
-    let Sought { subscription, run, truncated } = Undisturbed::new(seeking).await?;
-    caught_up(&door, &subscription).await;
-    Ok(sought(&subscription.stored.starts, &subscription, run, &truncated))
+    let RunOutcome { subscription, run, truncated } = CancelSafe::new(seeking).await?;
+    caught_up(&api, &subscription).await;
+    Ok(run_answer(&subscription.stored.starts, &subscription, run, &truncated))
 }
 
-/// Deliver a stretch once more
+/// Deliver a range of messages again
 ///
-/// Beside the cursor, which goes on; in order by itself.
+/// The replay runs beside the normal delivery and has an order of its own.
 #[utoipa::path(
     post, path = "/v1/subscriptions/{name}/replay", tag = "subscriptions", operation_id = "replay_subscription",
     params(("name" = String, Path, description = "The subscription")),
     request_body(content = ReplayBody, content_type = "application/json"),
     responses(
-        (status = 200, description = "It is under way; `replays` of the subscription has how far it is", body = SoughtDocument, content_type = "application/json"),
+        (status = 200, description = "The replay has begun. `replays` of the subscription shows its progress", body = SeekDocument, content_type = "application/json"),
         (status = "4XX", description = "`unknown_subscription`, `too_many_replays`, `bad_parameter`, `bad_time`, `forbidden`, `conflict`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`unavailable`, `disk_full`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn replay(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(super) async fn replay(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    let (subscription, mut fields) = found_with_fields(&door, Scope::Admin, &parts, body).await?;
+    let (subscription, mut fields) = find_with_fields(&api, Scope::Admin, &parts, body).await?;
     let ask = replay_of(&mut fields)?;
     fields.end()?;
-    let owned = Arc::clone(&door);
+    let owned = Arc::clone(&api);
     let replaying = async move { owned.subscriptions.replay(&subscription.name, &ask).await };
-    let Sought { subscription, run, truncated } = Undisturbed::new(replaying).await?;
-    caught_up(&door, &subscription).await;
+    let RunOutcome { subscription, run, truncated } = CancelSafe::new(replaying).await?;
+    caught_up(&api, &subscription).await;
     let replay = subscription.stored.replays.iter().find(|replay| replay.run == run);
     let starts = replay.map(|replay| replay.from.as_slice()).unwrap_or_default();
-    Ok(sought(starts, &subscription, run, &truncated))
+    Ok(run_answer(starts, &subscription, run, &truncated))
 }
 
-/// What was decided; where the owner has not said that it works by that, the answer does not pretend so.
-async fn shown_after(door: &Door, subscription: &Subscription) -> Result<Response, Problem> {
-    let mut document = decided_document(subscription);
-    if !caught_up(door, subscription).await {
-        document.note = Some("it is decided; its owner does not answer, and may not know yet".to_owned());
+/// The changed subscription. A note says so if the owner has not confirmed the change.
+async fn answer_after_change(api: &ApiState, subscription: &Subscription) -> ApiResult {
+    let mut document = settings_document(subscription);
+    if !caught_up(api, subscription).await {
+        document.note = Some("the change is stored, but its owner has not confirmed it yet".to_owned());
     }
     Ok(json_response(StatusCode::OK, to_json(&document)))
 }
 
-fn sought(
+fn run_answer(
     starts: &[whimbrel_model::subscription::TopicStart],
     subscription: &Subscription,
     run: u32,
@@ -178,19 +180,19 @@ fn sought(
         each.map(|(partition, offset)| (format!("{}/{partition}", start.topic), *offset))
     });
     let truncated = truncated.iter().map(|each| format!("{}/{}", each.topic, each.partition)).collect();
-    let document = SoughtDocument { run, offsets: offsets.collect(), truncated };
+    let document = SeekDocument { run, offsets: offsets.collect(), truncated };
     json_response(StatusCode::OK, to_json(&document))
 }
 
-fn seek_of(fields: &mut Fields) -> Result<SeekAsk, Problem> {
+fn seek_of(fields: &mut JsonFields) -> Result<SeekRequest, ApiProblem> {
     let (to, offsets) = (fields.text("to")?, fields.object("offsets")?);
     let offsets = match (to, offsets) {
-        (Some(to), None) => return Ok(SeekAsk::To(position(fields, "to", &to)?)),
+        (Some(to), None) => return Ok(SeekRequest::To(position(fields, "to", &to)?)),
         (None, Some(offsets)) => offsets,
-        _ => return Err(Problem::new(Code::BadParameter, "give `to` or `offsets`, one of them")),
+        _ => return Err(ApiProblem::new(Code::BadParameter, "set exactly one of `to` and `offsets`")),
     };
     if !(1..=SEEK_OFFSETS_MAX).contains(&offsets.len()) {
-        return Err(fields.wrong("offsets", "names one partition at least, as `topic/partition`"));
+        return Err(fields.wrong("offsets", format_args!("must name 1 to {SEEK_OFFSETS_MAX} partitions")));
     }
     let mut judged = BTreeMap::new();
     for (place, offset) in offsets {
@@ -198,28 +200,28 @@ fn seek_of(fields: &mut Fields) -> Result<SeekAsk, Problem> {
         let (topic, partition): (&str, u32) = parsed
             .ok_or_else(|| fields.wrong("offsets", format_args!("has `{}`: write `topic/partition`", shown(&place))))?;
         let offset = offset.as_u64();
-        let offset = offset.ok_or_else(|| fields.wrong("offsets", "has an offset that is no whole number"))?;
+        let offset = offset.ok_or_else(|| fields.wrong("offsets", "contains an offset that is not a whole number"))?;
         judged.insert((topic.to_owned(), partition), offset);
     }
-    Ok(SeekAsk::Offsets(judged))
+    Ok(SeekRequest::Offsets(judged))
 }
 
-fn replay_of(fields: &mut Fields) -> Result<ReplayAsk, Problem> {
+fn replay_of(fields: &mut JsonFields) -> Result<ReplayRequest, ApiProblem> {
     let (from, to, key) = (fields.text("from")?, fields.text("to")?, fields.text("key")?);
-    let from = from.ok_or_else(|| fields.wrong("from", "is missing: `earliest` or a time"))?;
+    let from = from.ok_or_else(|| fields.wrong("from", "is missing: set `earliest` or a time"))?;
     let from = position(fields, "from", &from)?;
-    let to = to.map_or(Ok(Position::Latest), |to| position(fields, "to", &to))?;
-    if from == Position::Latest {
-        return Err(fields.wrong("from", "is `earliest` or a time: nothing lies behind the newest"));
+    let to = to.map_or(Ok(StartPosition::Latest), |to| position(fields, "to", &to))?;
+    if from == StartPosition::Latest {
+        return Err(fields.wrong("from", "must be `earliest` or a time, not `latest`"));
     }
-    Ok(ReplayAsk { from, to, key })
+    Ok(ReplayRequest { from, to, key })
 }
 
-fn position(fields: &Fields, name: &str, text: &str) -> Result<Position, Problem> {
+fn position(fields: &JsonFields, name: &str, text: &str) -> Result<StartPosition, ApiProblem> {
     match text {
-        "earliest" => Ok(Position::Earliest),
-        "latest" => Ok(Position::Latest),
-        time => Ok(Position::At(time_of(fields, name, time)?)),
+        "earliest" => Ok(StartPosition::Earliest),
+        "latest" => Ok(StartPosition::Latest),
+        time => Ok(StartPosition::At(time_of(fields, name, time)?)),
     }
 }
 
@@ -227,15 +229,15 @@ fn position(fields: &Fields, name: &str, text: &str) -> Result<Position, Problem
 mod tests {
     use super::*;
 
-    fn seek(body: &str) -> Result<SeekAsk, Code> {
-        seek_of(&mut Fields::of_body(body.as_bytes()).unwrap()).map_err(|problem| problem.code())
+    fn seek(body: &str) -> Result<SeekRequest, Code> {
+        seek_of(&mut JsonFields::of_body(body.as_bytes()).unwrap()).map_err(|problem| problem.code())
     }
 
     #[test]
-    fn a_seek_names_a_place_or_offsets() {
-        assert_eq!(seek(r#"{"to":"earliest"}"#), Ok(SeekAsk::To(Position::Earliest)));
+    fn a_seek_has_either_a_position_or_offsets() {
+        assert_eq!(seek(r#"{"to":"earliest"}"#), Ok(SeekRequest::To(StartPosition::Earliest)));
         let offsets = BTreeMap::from([(("a.b-c".to_owned(), 2), 17)]);
-        assert_eq!(seek(r#"{"offsets":{"a.b-c/2":17}}"#), Ok(SeekAsk::Offsets(offsets)));
+        assert_eq!(seek(r#"{"offsets":{"a.b-c/2":17}}"#), Ok(SeekRequest::Offsets(offsets)));
         for wrong in ["{}", r#"{"to":"latest","offsets":{"a/0":1}}"#, r#"{"offsets":{}}"#, r#"{"offsets":{"a":1}}"#] {
             assert_eq!(seek(wrong), Err(Code::BadParameter), "{wrong}");
         }

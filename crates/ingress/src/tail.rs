@@ -1,10 +1,10 @@
-//! `GET /v1/topics/{topic}/tail`: messages as they come, as server-sent events.
+//! `GET /v1/topics/{topic}/tail`: new messages as server-sent events.
 //!
-//! Each event's `id` is `partition:offset` of its message, followed by where each other partition is read on from, so that
-//! `Last-Event-ID` resumes all of them exactly. The greeting has an `id` too, with no place of its own before the first comma, so that
-//! whoever is cut off before the first message misses nothing either. Beyond [`CURSOR_PARTITIONS_MAX`] partitions that would outgrow the messages, and
-//! events have no `id`: such a topic is tailed one partition at a time where nothing may be missed. A slow client slows its own
-//! tail and nobody else's. Partitions that a growing topic gets are joined from their beginning.
+//! The `id` of each event is `partition:offset` of its message, followed by the read position of each other partition, so that
+//! `Last-Event-ID` resumes all of them exactly. The greeting has an `id` too, with nothing before the first comma, so that a client that is
+//! disconnected before the first message misses nothing. With more than [`CURSOR_PARTITIONS_MAX`] partitions, ids would outgrow the
+//! messages, and events have no `id`. To miss nothing, tail each partition of such a topic on its own. A slow client slows only its own
+//! tail. New partitions of a growing topic are read from their beginning.
 
 use std::fmt::Write;
 use std::pin::Pin;
@@ -23,37 +23,37 @@ use tokio::time::{Instant, Interval};
 use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
 
 use super::answer::held_until_taken;
+use super::api_state::ApiState;
 use super::attributes::{text_header, topic_in_path};
-use super::door::Door;
 use super::keys::Scope;
 use super::message_json::{MESSAGE_BYTES_TYPICAL, write_message};
-use super::problem::{Code, Problem};
+use super::problem::{ApiProblem, ApiResult, Code};
 use super::query::{Query, shown};
-use super::read::{Start, check_partition, offset_of, read_problem, take_start};
+use super::read::{ReadStart, check_partition, offset_of, read_problem, take_start};
 use whimbrel_catalogue::topics::Topic;
 
-/// Partitions whose places an event's id carries at most.
+/// The maximum number of partitions for which events have an id.
 const CURSOR_PARTITIONS_MAX: usize = 64;
-/// How often a comment is sent where there is no message, so that nobody in between takes the connection for dead.
+/// The interval of comments without messages, so that proxies keep the connection open.
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(15);
-/// How often a tail looks whether its topic has grown or gone.
-const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// Messages and bytes that one step takes from one partition.
+/// The interval of the check whether the topic has grown or was deleted.
+const TOPIC_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The maximum records and bytes of one read of a partition.
 const STEP_RECORDS: usize = 256;
 const STEP_BYTES: usize = 256 << 10;
 
 /// Follow a topic
 ///
-/// Server-sent events: `event: message` with a message as `data`; `event: problem` with a problem as `data` where reading fails, after
-/// which the stream ends unless the problem is `damaged`, which is passed over. Comments keep the connection alive.
+/// Server-sent events: `event: message` with a message as `data`; `event: problem` with a problem as `data` if a read fails. After a
+/// problem the stream ends, except for `damaged`: the stream continues after the damage. Comments keep the connection alive.
 #[utoipa::path(
     get, path = "/v1/topics/{topic}/tail", tag = "messages", operation_id = "tail",
     params(
-        ("topic" = String, Path, description = "The topic; the system's too"),
-        ("partition" = Option<u32>, Query, description = "One partition; all of them where it is not given"),
+        ("topic" = String, Path, description = "The topic. System topics are allowed"),
+        ("partition" = Option<u32>, Query, description = "Only this partition. Default: all partitions"),
         ("offset" = Option<String>, Query, description = "`latest` (the default), `earliest`, or an offset together with `partition`"),
         ("since" = Option<String>, Query, description = "A time in RFC 3339, instead of an offset"),
-        ("Last-Event-ID" = Option<String>, Header, description = "Resume behind this event"),
+        ("Last-Event-ID" = Option<String>, Header, description = "Resume after this event"),
     ),
     responses(
         (status = 200, description = "The stream", body = String, content_type = "text/event-stream"),
@@ -61,51 +61,50 @@ const STEP_BYTES: usize = 256 << 10;
         (status = "5XX", description = "`unavailable`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(super) async fn tail(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(super) async fn tail(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, _) = request.into_parts();
     let name = topic_in_path(parts.uri.path())?;
-    let caller = door.keys.caller(&parts.headers)?;
+    let caller = api.keys.caller(&parts.headers)?;
     caller.require_topic(Scope::Consume, &name)?;
     let mut query = Query::parse(parts.uri.query())?;
     let only: Option<u32> = query.take_parsed("partition", "a number")?;
-    let start = take_start(&mut query)?.unwrap_or(Start::Latest);
+    let start = take_start(&mut query)?.unwrap_or(ReadStart::Latest);
     query.end()?;
-    if only.is_none() && matches!(start, Start::Offset(_)) {
-        let detail = "an offset is of one partition: give `partition` too, or `since`, `earliest` or `latest`";
-        return Err(Problem::new(Code::BadParameter, detail));
+    if only.is_none() && matches!(start, ReadStart::Offset(_)) {
+        let detail = "an offset needs `partition`: set both, or use `since`, `earliest` or `latest`";
+        return Err(ApiProblem::new(Code::BadParameter, detail));
     }
     let cursor = text_header(&parts.headers, "last-event-id")?.filter(|id| !id.is_empty());
     let cursor = cursor.map(parse_cursor).transpose()?.unwrap_or_default();
-    let topic = door.registry.find(&name).await?;
-    follow(door, topic, Wanted { only, start, cursor, form: Form::Message }).await
+    let topic = api.registry.find(&name).await?;
+    follow(api, topic, TailRequest { only, start, cursor, format: TailFormat::Message }).await
 }
 
-/// What of a topic is followed, and how it is written.
-pub(super) struct Wanted {
+/// The partitions to follow, where to begin, and the form of the events.
+pub(super) struct TailRequest {
     pub(super) only: Option<u32>,
-    pub(super) start: Start,
-    /// Where an earlier stream ended.
+    pub(super) start: ReadStart,
+    /// The position at which an earlier stream ended.
     pub(super) cursor: Vec<(u32, u64)>,
-    pub(super) form: Form,
+    pub(super) format: TailFormat,
 }
 
-/// What the data of an event is.
+/// The form of an event's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
-    /// The message with all that is known of it.
+pub(super) enum TailFormat {
+    /// The message as JSON, with all its attributes.
     Message,
-    /// Its payload, which is an event as JSON.
+    /// The payload, which is an event as JSON.
     Event,
-    /// Its payload, which says as JSON who came or went.
+    /// The payload, which is a presence change as JSON.
     Presence,
 }
 
-/// The stream of a topic.
-pub(super) async fn follow(door: Arc<Door>, topic: Arc<Topic>, wanted: Wanted) -> Result<Response, Problem> {
-    let permit = Arc::clone(&door.tails)
-        .try_acquire_owned()
-        .map_err(|_| Problem::new(Code::Overloaded, format!("{} tails are open already", door.settings.tails_max)))?;
-    let tail = Tail::open(door, topic, wanted, permit).await?;
+pub(super) async fn follow(api: Arc<ApiState>, topic: Arc<Topic>, request: TailRequest) -> ApiResult {
+    let permit = Arc::clone(&api.tails).try_acquire_owned().map_err(|_| {
+        ApiProblem::new(Code::Overloaded, format!("the maximum of {} tails is open", api.settings.tails_max))
+    })?;
+    let tail = TopicTail::open(api, topic, request, permit).await?;
     let stream = futures_util::stream::unfold(tail, |mut tail| async move {
         let piece = tail.next_piece().await?;
         Some((Ok::<_, std::convert::Infallible>(piece), tail))
@@ -116,8 +115,8 @@ pub(super) async fn follow(door: Arc<Door>, topic: Arc<Topic>, wanted: Wanted) -
     Ok(response)
 }
 
-/// `partition:offset` pairs; the first is the event's own place (there is none in a greeting's), the others are where to read on.
-pub(super) fn parse_cursor(id: &str) -> Result<Vec<(u32, u64)>, Problem> {
+/// Parses `partition:offset` pairs. The first is the position of the event itself (absent in a greeting), the others are read positions.
+pub(super) fn parse_cursor(id: &str) -> Result<Vec<(u32, u64)>, ApiProblem> {
     let pair = |text: &str| {
         let (partition, offset) = text.split_once(':')?;
         Some((partition.parse().ok()?, offset.parse::<u64>().ok()?))
@@ -128,7 +127,7 @@ pub(super) fn parse_cursor(id: &str) -> Result<Vec<(u32, u64)>, Problem> {
     };
     let pairs: Option<Vec<_>> = others.split(',').map(pair).collect();
     let mut pairs = pairs.filter(|pairs| pairs.len() <= CURSOR_PARTITIONS_MAX).ok_or_else(|| {
-        Problem::new(Code::BadParameter, format!("`Last-Event-ID` is not one of a tail: `{}`", shown(id)))
+        ApiProblem::new(Code::BadParameter, format!("`Last-Event-ID` is not the id of a tail's event: `{}`", shown(id)))
     })?;
     if own {
         pairs[0].1 = pairs[0].1.saturating_add(1);
@@ -136,58 +135,57 @@ pub(super) fn parse_cursor(id: &str) -> Result<Vec<(u32, u64)>, Problem> {
     Ok(pairs)
 }
 
-/// What a read of one partition came to.
-type Step = Pin<Box<dyn Future<Output = (u32, Result<ReadBatch, LogError>)> + Send>>;
+type PendingRead = Pin<Box<dyn Future<Output = (u32, Result<ReadBatch, LogError>)> + Send>>;
 
-struct Tail {
-    door: Arc<Door>,
+struct TopicTail {
+    api: Arc<ApiState>,
     topic: Arc<Topic>,
     only: Option<u32>,
-    form: Form,
-    /// Where each partition is read on from, by index; `None` for one that is not followed.
+    format: TailFormat,
+    /// The read position of each partition, by index; `None` if it is not followed.
     positions: Vec<Option<u64>>,
-    steps: FuturesUnordered<Step>,
+    pending: FuturesUnordered<PendingRead>,
     last_sent: Instant,
-    look_again: Interval,
+    check_topic: Interval,
     ended: bool,
     greeted: bool,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Tail {
+impl TopicTail {
     async fn open(
-        door: Arc<Door>,
+        api: Arc<ApiState>,
         topic: Arc<Topic>,
-        wanted: Wanted,
+        request: TailRequest,
         permit: OwnedSemaphorePermit,
-    ) -> Result<Self, Problem> {
-        let Wanted { only, start, cursor, form } = wanted;
+    ) -> Result<Self, ApiProblem> {
+        let TailRequest { only, start, cursor, format } = request;
         if let Some(index) = only {
             check_partition(&topic, index)?;
         }
         let mut tail = Self {
             positions: Vec::new(),
-            steps: FuturesUnordered::new(),
+            pending: FuturesUnordered::new(),
             last_sent: Instant::now(),
-            look_again: tokio::time::interval(LOOK_AGAIN_AFTER),
+            check_topic: tokio::time::interval(TOPIC_CHECK_INTERVAL),
             ended: false,
             greeted: false,
             _permit: permit,
-            door,
+            api,
             topic,
             only,
-            form,
+            format,
         };
         for partition in tail.topic.all_partitions().collect::<Vec<_>>() {
             let followed = only.is_none_or(|only| only == partition.index);
             let resumed = cursor.iter().find(|(index, _)| *index == partition.index).map(|(_, offset)| *offset);
             let position = match resumed {
                 Some(offset) if followed => Some(offset),
-                // A partition that the cursor does not know was made after it.
+                // A partition that the cursor does not contain was created after it.
                 None if followed && !cursor.is_empty() => {
-                    Some(offset_of(&tail.door, partition, Start::Earliest).await?)
+                    Some(offset_of(&tail.api, partition, ReadStart::Earliest).await?)
                 }
-                None if followed => Some(offset_of(&tail.door, partition, start).await?),
+                None if followed => Some(offset_of(&tail.api, partition, start).await?),
                 _ => None,
             };
             tail.positions.push(position);
@@ -198,32 +196,32 @@ impl Tail {
         Ok(tail)
     }
 
-    /// Begins the next read of a partition that is followed.
+    /// Starts the next read of a followed partition.
     fn read_on(&mut self, index: u32) {
         let Some(Some(from)) = self.positions.get(index as usize).copied() else { return };
-        let log = Arc::clone(&self.door.ports.log);
+        let log = Arc::clone(&self.api.ports.log);
         let partition = self.topic.partition(index);
         let limits = ReadLimits { max_records: STEP_RECORDS, max_bytes: STEP_BYTES, wait: KEEP_ALIVE_AFTER };
-        self.steps.push(Box::pin(async move { (index, log.read(partition, from, limits).await) }));
+        self.pending.push(Box::pin(async move { (index, log.read(partition, from, limits).await) }));
     }
 
-    /// The next bytes of the stream; `None` when it has ended.
+    /// The next bytes of the stream; `None` at its end.
     async fn next_piece(&mut self) -> Option<Bytes> {
-        // The head of the answer goes out at once, so that a client knows that it is connected.
+        // The greeting is sent at once, so that the client gets the head of the answer.
         if !std::mem::replace(&mut self.greeted, true) {
             return Some(self.greeting());
         }
         while !self.ended {
-            let shutdown = self.door.settings.shutdown.clone();
+            let shutdown = self.api.settings.shutdown.clone();
             let step = tokio::select! {
-                // A topic whose every partition is awaited has always a step; one without any waits for the next look.
-                Some(step) = self.steps.next() => Some(step),
-                _ = self.look_again.tick() => None,
+                // A pending read exists for each followed partition. Without one, the interval wakes the loop.
+                Some(step) = self.pending.next() => Some(step),
+                _ = self.check_topic.tick() => None,
                 () = shutdown.cancelled() => return None,
             };
             let piece = match step {
-                Some((index, outcome)) => self.take_step(index, outcome).await,
-                None => self.look_again(),
+                Some((index, outcome)) => self.take_read(index, outcome).await,
+                None => self.check_topic(),
             };
             if piece.is_some() {
                 self.last_sent = Instant::now();
@@ -233,7 +231,7 @@ impl Tail {
         None
     }
 
-    async fn take_step(&mut self, index: u32, outcome: Result<ReadBatch, LogError>) -> Option<Bytes> {
+    async fn take_read(&mut self, index: u32, outcome: Result<ReadBatch, LogError>) -> Option<Bytes> {
         match outcome {
             Ok(batch) => {
                 let piece = self.write_batch(index, &batch);
@@ -247,7 +245,7 @@ impl Tail {
                     _ => None,
                 };
                 let partition = self.topic.partition(index);
-                let problem = read_problem(&self.door, partition, error).await.with("partition", index);
+                let problem = read_problem(&self.api, partition, error).await.with("partition", index);
                 match resume_at {
                     Some(resume_at) => {
                         self.positions[index as usize] = Some(resume_at);
@@ -264,7 +262,7 @@ impl Tail {
         if batch.records.is_empty() {
             return self.keep_alive();
         }
-        self.topic.running.figures.read_messages.increment(batch.records.len() as u64);
+        self.topic.counters.metrics.read_messages.increment(batch.records.len() as u64);
         let others = self.cursor_of_all_but(Some(index));
         let mut out = Vec::with_capacity(
             batch.records.iter().map(|stored| stored.record.size() + MESSAGE_BYTES_TYPICAL).sum::<usize>(),
@@ -273,18 +271,18 @@ impl Tail {
             if let Some(others) = &others {
                 out.extend_from_slice(format!("id: {index}:{}{others}\n", stored.offset).as_bytes());
             }
-            match self.form {
-                Form::Message => {
+            match self.format {
+                TailFormat::Message => {
                     out.extend_from_slice(b"event: message\ndata: ");
                     write_message(&mut out, &self.topic, index, stored);
                 }
-                Form::Event => write_event(&mut out, "event", &stored.record.value),
-                Form::Presence => write_event(&mut out, "presence", &stored.record.value),
+                TailFormat::Event => write_event(&mut out, "event", &stored.record.value),
+                TailFormat::Presence => write_event(&mut out, "presence", &stored.record.value),
             }
             out.extend_from_slice(b"\n\n");
         }
-        // Where clients have left too much untaken, this one comes again with its last id, and loses nothing by it.
-        let mut load = self.door.answers.begin();
+        // If too many bytes are in flight to clients, the stream ends here. The client resumes with its last id and loses nothing.
+        let mut load = self.api.answers.begin();
         if let Err(problem) = load.grow(out.capacity()) {
             self.ended = true;
             return Some(problem_event(&problem.with("partition", index)));
@@ -300,14 +298,14 @@ impl Tail {
         }
     }
 
-    /// Where the partitions are read on from, without one, as the end of an event's id; `None` where there are too many.
+    /// The read positions of all partitions but one, as the end of an event's id; `None` if there are too many.
     fn cursor_of_all_but(&self, index: Option<u32>) -> Option<String> {
         let followed = self.positions.iter().flatten().count();
         (followed <= CURSOR_PARTITIONS_MAX).then(|| {
             let mut text = String::new();
             for (other, position) in self.positions.iter().enumerate() {
                 if let Some(position) = position.filter(|_| index != Some(other as u32)) {
-                    write!(text, ",{other}:{position}").expect("a string takes all");
+                    write!(text, ",{other}:{position}").expect("writing to a string cannot fail");
                 }
             }
             text
@@ -318,12 +316,12 @@ impl Tail {
         (self.last_sent.elapsed() >= KEEP_ALIVE_AFTER).then(|| Bytes::from_static(b": still here\n\n"))
     }
 
-    /// Follows the topic's own changes: partitions it got, or that it is gone.
-    fn look_again(&mut self) -> Option<Bytes> {
-        match self.door.registry.by_number(self.topic.number()) {
+    /// Follows changes of the topic: new partitions, or its deletion.
+    fn check_topic(&mut self) -> Option<Bytes> {
+        match self.api.registry.by_number(self.topic.number()) {
             None => {
                 self.ended = true;
-                let problem = Problem::new(Code::UnknownTopic, format!("topic `{}` was deleted", self.topic.name));
+                let problem = ApiProblem::new(Code::UnknownTopic, format!("topic `{}` was deleted", self.topic.name));
                 return Some(problem_event(&problem));
             }
             Some(topic) => {
@@ -339,18 +337,18 @@ impl Tail {
     }
 }
 
-/// A payload that is one line of JSON. Others' records may be anything, and must not break the stream: they become a text of JSON.
+/// Writes a payload that is one line of JSON. Any other payload could break the stream, and is written as a JSON string.
 fn write_event(out: &mut Vec<u8>, name: &str, payload: &[u8]) {
     out.extend_from_slice(format!("event: {name}\ndata: ").as_bytes());
     let is_one_line = !payload.iter().any(|byte| matches!(byte, b'\n' | b'\r')) && std::str::from_utf8(payload).is_ok();
     if is_one_line {
         out.extend_from_slice(payload);
     } else {
-        serde_json::to_writer(out, &String::from_utf8_lossy(payload)).expect("a buffer takes all");
+        serde_json::to_writer(out, &String::from_utf8_lossy(payload)).expect("writing to a buffer cannot fail");
     }
 }
 
-fn problem_event(problem: &Problem) -> Bytes {
+fn problem_event(problem: &ApiProblem) -> Bytes {
     Bytes::from(format!("event: problem\ndata: {}\n\n", problem.to_json()))
 }
 
@@ -360,17 +358,17 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_cursor_resumes_behind_its_own_message_and_at_the_others_places() {
+    fn a_cursor_resumes_after_its_message_and_at_the_positions_of_the_others() {
         assert_eq!(parse_cursor("2:17,0:5").unwrap(), [(2, 18), (0, 5)]);
         assert_eq!(parse_cursor(",2:17,0:5").unwrap(), [(2, 17), (0, 5)]);
-        for nonsense in ["x", ",", ",,1:2", "1", "1:", ":1", "1:2,", "1:-2", "-1:2"] {
-            assert!(parse_cursor(nonsense).is_err(), "{nonsense}");
+        for malformed in ["x", ",", ",,1:2", "1", "1:", ":1", "1:2,", "1:-2", "-1:2"] {
+            assert!(parse_cursor(malformed).is_err(), "{malformed}");
         }
     }
 
     proptest! {
         #[test]
-        fn nonsense_never_panics(text in ".*") {
+        fn arbitrary_text_never_panics(text in ".*") {
             let _ = parse_cursor(&text);
         }
     }

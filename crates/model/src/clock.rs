@@ -1,31 +1,31 @@
-//! Time as something that is passed in: the deciding parts ask a [`Clock`], tests and the simulator bring their own.
+//! Time as a parameter: pure modules get the time from a [`Clock`]; tests and the simulator supply their own.
 //!
-//! A server has one clock for the whole process, [`GuardedClock`]. [`SystemClock`] is for tools that measure and for tests.
+//! A server has one clock for the whole process, [`GuardedClock`]. [`SystemClock`] is for tools that measure, and for tests.
 
 mod guarded;
 mod step_filter;
 
 pub use guarded::{ClockSource, GuardedClock};
-pub use step_filter::{ClockChange, Sample, StartDoubt, StepFilter, StepLimits};
+pub use step_filter::{ClockChange, ClockSample, StartDoubt, StepFilter, StepLimits};
 
 use crate::Timestamp;
 
-/// Where the wall-clock time comes from.
+/// The source of wall-clock time.
 pub trait Clock: Send + Sync + 'static {
     fn now(&self) -> Timestamp;
 
-    /// Microseconds of the present millisecond that have passed, where the clock is that fine.
+    /// Microseconds within the present millisecond; 0 if the clock has no such resolution.
     fn micros_into(&self) -> u16 {
         0
     }
 
-    /// The time that expiry and other destructive acts go by. It is [`Clock::now`], and stands still while a step of the wall
-    /// clock is in doubt: what is deleted by a wrong time does not come back.
+    /// The time for expiry and other irreversible deletions. It equals [`Clock::now`], but does not advance while a step of the wall clock
+    /// is in doubt: deletions by a wrong time cannot be undone.
     fn expiry_now(&self) -> Timestamp {
         self.now()
     }
 
-    /// Tells the latest time that the log has. The engine of the log calls this at the start, before anything expires.
+    /// Compares the clock with the latest time in the log. The log's engine calls this at the start, before anything expires.
     fn compare_with_log(&self, _latest: Timestamp) {}
 }
 

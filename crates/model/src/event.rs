@@ -1,26 +1,24 @@
-//! Events: what an operator wants to know afterwards. They end as records of the system topic `_events`.
+//! Events: incidents that Whimbrel reports to operators, as records of the system topic `_events`.
 
 use std::sync::Arc;
 
-/// The system topic that events are read from.
 pub const EVENTS_TOPIC: &str = "_events";
 
-/// How much an event concerns whoever is on duty.
+/// The severity of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventLevel {
     Notice,
     Warning,
-    /// Something does not work until somebody acts.
+    /// A function stays unavailable until an operator acts.
     Failure,
 }
 
-/// One thing that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     pub level: EventLevel,
-    /// A stable word: `topic_grown`, `damage_found`, `disk_full`, `disk_has_room`.
+    /// A stable identifier: `topic_grown`, `damage_found`, `disk_full`, `disk_has_room`.
     pub kind: &'static str,
-    /// One sentence for people.
+    /// One sentence for operators.
     pub detail: String,
     /// Names and values for programs.
     pub fields: Vec<(&'static str, String)>,
@@ -45,5 +43,5 @@ impl Event {
     }
 }
 
-/// Where engines and roles put events. It must not block: it is called from a log's own threads.
+/// Receives the events of engines and roles. It must not block: the log's own threads call it.
 pub type EventSink = Arc<dyn Fn(Event) + Send + Sync>;

@@ -1,6 +1,6 @@
-//! Which headers belong to whom: to one connection, to the call that Whimbrel makes, to a message.
+//! Rules for header names: which belong to a connection, to a callback, or to a message.
 
-/// Headers that say how bytes lie on one connection: neither a message nor an endpoint may set them.
+/// Headers of one HTTP connection. Neither a message nor an endpoint's settings may set them.
 pub fn belongs_to_the_connection(name: &str) -> bool {
     const EXACT: &[&str] = &[
         "connection",
@@ -16,7 +16,7 @@ pub fn belongs_to_the_connection(name: &str) -> bool {
     EXACT.contains(&name) || name.starts_with("proxy-")
 }
 
-/// Headers that a callback sets itself, those of its connection included: an endpoint's settings may not.
+/// Headers that Whimbrel sets in each callback, including those of the connection. An endpoint's settings may not set them.
 pub fn belongs_to_the_call(name: &str) -> bool {
     name == "content-type"
         || name.starts_with("webhook-")
@@ -24,8 +24,8 @@ pub fn belongs_to_the_call(name: &str) -> bool {
         || belongs_to_the_connection(name)
 }
 
-/// Headers that no message has: the call's own, and those by which somebody is known or an answer is chosen. No publisher may bring them,
-/// and where another writer of a shared log has put them into a record, they do not travel.
+/// Headers that no message may have: those of the callback, and those for authentication and content negotiation. Publishers may not set
+/// them. If another application wrote them to a shared log, Whimbrel does not forward them.
 pub fn is_no_messages(name: &str) -> bool {
     const EXACT: &[&str] = &["accept-encoding", "authorization", "content-encoding", "cookie", "user-agent"];
     EXACT.contains(&name) || belongs_to_the_call(name)

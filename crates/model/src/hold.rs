@@ -1,9 +1,9 @@
-//! A hold: a message that arrives later, and what is written about it in the topic `_holds`.
+//! A hold: a message with a due time, and its records in the topic `_holds`.
 //!
-//! Everything about a hold is a record of its shard, a partition of `_holds`: `held`, `moved`, `ended` (fired, withdrawn or
-//! dead) and `carried`, which repeats what is known before the log is trimmed. A record of a hold has the header
-//! [`HEADER_HOLD`] in front of all others; for `held` and `carried` the rest of the record is the message as it will stand in
-//! its topic. The same encoding is a row of the stores beside the log. Both carry a version.
+//! Each change of a hold is a record of its shard, a partition of `_holds`: `held`, `moved`, `ended` (fired, withdrawn or dead), and
+//! `carried`, which copies the state of a hold before the log is trimmed. Each record has the header [`HEADER_HOLD`] before all others. In
+//! `held` and `carried`, the rest is the message as its topic will contain it. Rows of the stores beside the log have the same encoding.
+//! Both encodings contain a version.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -14,25 +14,25 @@ use bytes::{Buf, BufMut, Bytes};
 use crate::partitioner::partition_of;
 use crate::{Headers, HeadersBuilder, Record, Timestamp, TopicNumber};
 
-/// The topic whose partitions are the shards of all holds.
+/// The topic of holds. Its partitions are the shards.
 pub const HOLDS_TOPIC: &str = "_holds";
-/// What a record of `_holds` says about a hold, in front of the message's own headers.
+/// The header of a record of `_holds` with the description of the change. It precedes the message's own headers.
 pub const HEADER_HOLD: &str = "whimbrel-hold";
-/// When a message that was held was due: milliseconds as decimal text. Its record's time is when it fired.
+/// The due time of a fired message, in milliseconds as decimal text. The record's own time is the time at which it fired.
 pub const HEADER_DUE: &str = "whimbrel-due";
-/// When a message that was held was published: milliseconds as decimal text.
+/// The publish time of a fired message, in milliseconds as decimal text.
 pub const HEADER_PUBLISHED_AT: &str = "whimbrel-published-at";
 
-/// Moves that a hold remembers by their idempotency keys; older ones are forgotten.
+/// The number of moves with idempotency keys that a hold remembers; older ones are dropped.
 pub const MOVES_REMEMBERED: usize = 8;
-/// Bytes of a hold's id: above a brought one's, since ids of retries and notices are made of several parts.
+/// Bytes of a hold's id. Higher than the limit of publisher-chosen ids, because ids of retries and notifications have several parts.
 pub const HOLD_ID_MAX_BYTES: usize = 255;
-/// Bytes of the reason that a dead hold keeps.
+/// Bytes of the stored reason of a dead hold.
 pub const REASON_MAX_BYTES: usize = 1000;
 
-/// What the two headers of a fired message take, about: names, lengths, and two times.
+/// The approximate size of the two headers of a fired message: names, lengths and two times.
 const FIRED_HEADERS_BYTES: usize = 2 * 6 + HEADER_DUE.len() + HEADER_PUBLISHED_AT.len() + 2 * 14;
-/// What the header of a hold takes beside its value.
+/// The size of a hold's header without its value.
 const HOLD_HEADER_BYTES: usize = 6 + HEADER_HOLD.len();
 
 const FORMAT: u8 = 1;
@@ -43,7 +43,7 @@ const KIND_ENDED: u8 = 4;
 const KIND_CARRIED_END: u8 = 5;
 const FLAG_FRESH: u8 = 1;
 
-/// A hold's own id. Cloning shares the text.
+/// A hold's id. Cloning shares the text.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HoldId(Arc<str>);
 
@@ -56,13 +56,11 @@ impl HoldId {
         &self.0
     }
 
-    /// The shard that everything about the hold is written to.
     pub fn shard(&self, shards: u32) -> u32 {
         shard_of(&self.0, shards)
     }
 }
 
-/// The shard of a hold by its id's text.
 pub fn shard_of(id: &str, shards: u32) -> u32 {
     partition_of(id.as_bytes(), shards)
 }
@@ -90,28 +88,28 @@ impl fmt::Debug for HoldId {
 pub struct Hold {
     pub id: HoldId,
     pub topic: TopicNumber,
-    /// Kept beside the number, so that a number that means another topic now cannot misdirect the message.
+    /// Stored beside the number: if the number now means another topic, the name prevents a misdirected message.
     pub topic_name: Arc<str>,
     pub due: Timestamp,
     pub published_at: Timestamp,
-    /// The offset of the record that made the hold so as it is; zero before there is one. `carried` keeps it.
+    /// The offset of the record that made the hold's last change; zero before there is one. `carried` does not change it.
     pub version: u64,
-    /// The id was minted for this hold and can never have been used before, so the fold need not look for an earlier one.
+    /// The id was minted for this hold and is unused, so the fold need not look for an earlier hold.
     pub fresh: bool,
-    /// The latest moves that carried a key, oldest first.
+    /// The latest moves with an idempotency key, oldest first.
     pub moves: Vec<Move>,
-    pub message: HeldMessage,
+    pub message: MessageBody,
 }
 
-/// The message as it will stand in its topic, but for what is only known when it fires. Cloning shares the bytes.
+/// The message as its topic will contain it, without the headers that firing adds. Cloning shares the bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HeldMessage {
+pub struct MessageBody {
     pub key: Option<Bytes>,
     pub value: Bytes,
     pub headers: Headers,
 }
 
-/// A move that can be recognised when it is asked for again.
+/// A move with an idempotency key, stored to recognize a repeat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
     pub key: Box<str>,
@@ -119,50 +117,48 @@ pub struct Move {
     pub version: u64,
 }
 
-/// What became of a hold.
+/// The end of a hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HoldEnd {
-    pub how: Ending,
+    pub how: HoldEndKind,
     pub at: Timestamp,
     pub due: Timestamp,
     pub published_at: Timestamp,
     pub topic: TopicNumber,
-    /// Of the publisher's body, where an id or a key was brought: so that a repeat is known as one.
+    /// The fingerprint of the publisher's body, if the publish had an id or a key, to recognize a repeat.
     pub fingerprint: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ending {
-    /// The message is in this partition of its topic.
+pub enum HoldEndKind {
     Fired {
         partition: u32,
     },
     Withdrawn,
-    /// The message can never be written.
+    /// The message can never be appended to its topic.
     Dead {
         reason: Box<str>,
     },
 }
 
-/// One record of `_holds`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HoldRecord {
-    /// Accepted. A second one of an id that is known is ignored.
+    /// The hold was accepted. The fold ignores it if the id is already known.
     Held(Hold),
-    /// Due at another time. Ignored for what is not pending.
+    /// The due time was changed. The fold ignores it if the hold is not pending.
     Moved { id: HoldId, due: Timestamp, key: Option<Box<str>> },
-    /// Over, also for an id that is not known.
+    /// The hold is over. It also applies to an unknown id.
     Ended { id: HoldId, end: HoldEnd },
-    /// Still pending when an earlier stretch of the log was trimmed. It replaces whatever is known of the id.
+    /// A copy of a pending hold, made before older records were trimmed. It replaces the known state of the id.
     Carried(Hold),
-    /// What had become of it then. It replaces whatever is known of the id.
+    /// A copy of a hold's end, made before older records were trimmed. It replaces the known state of the id.
     CarriedEnd { id: HoldId, end: HoldEnd },
 }
 
-/// A record of `_holds` that cannot be understood.
+/// A record of `_holds` that cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedHold {
-    #[error("the record says nothing about a hold")]
+    #[error("the record has no header `{HEADER_HOLD}`")]
     NoHold,
     #[error("the record is of format {0}, which this version does not know")]
     OtherFormat(u8),
@@ -171,7 +167,7 @@ pub enum MalformedHold {
 }
 
 impl Hold {
-    /// The bytes that the hold counts with against bounds on memory.
+    /// The size in bytes that counts against memory limits.
     pub fn size(&self) -> usize {
         let message = &self.message;
         let moves: usize = self.moves.iter().map(|each| each.key.len() + size_of::<Move>()).sum();
@@ -183,15 +179,15 @@ impl Hold {
             + message.headers.encoded().len()
     }
 
-    /// The same hold in a buffer of its own, so that keeping it does not keep what it was read with.
+    /// Copies the hold's message into its own buffer. Otherwise it keeps the whole buffer in memory from which it was read.
     pub fn compact(mut self) -> Self {
-        let HeldMessage { key, value, headers } = self.message;
+        let MessageBody { key, value, headers } = self.message;
         let record = Record { key, value, headers, timestamp: self.due }.compact();
-        self.message = HeldMessage { key: record.key, value: record.value, headers: record.headers };
+        self.message = MessageBody { key: record.key, value: record.value, headers: record.headers };
         self
     }
 
-    /// The hold with another due time, made so by the record at `version`.
+    /// The hold with another due time, set by the record at offset `version`.
     pub fn moved(&self, due: Timestamp, key: Option<&str>, version: u64) -> Self {
         let mut moved = Self { due, version, ..self.clone() };
         if let Some(key) = key {
@@ -203,14 +199,14 @@ impl Hold {
         moved
     }
 
-    /// The fingerprint of the publisher's body, where one was needed.
+    /// The fingerprint of the publisher's body, if the publish had an id or a key.
     pub fn fingerprint(&self) -> Option<u64> {
         let text = self.message.headers.get_str(crate::record::HEADER_FINGERPRINT)?;
         u64::from_str_radix(text, 16).ok()
     }
 
-    /// How it ended, with what is remembered of it.
-    pub fn ended(&self, how: Ending, at: Timestamp) -> HoldEnd {
+    /// The stored end of this hold.
+    pub fn ended(&self, how: HoldEndKind, at: Timestamp) -> HoldEnd {
         HoldEnd {
             how,
             at,
@@ -221,7 +217,7 @@ impl Hold {
         }
     }
 
-    /// The message's record in its topic, fired at that time.
+    /// The record of the message in its topic, fired at `fired_at`.
     pub fn fire(&self, fired_at: Timestamp) -> Record {
         let mut headers = HeadersBuilder::with_capacity(self.message.headers.encoded().len() + FIRED_HEADERS_BYTES);
         headers.push_all(&self.message.headers);
@@ -235,7 +231,7 @@ impl Hold {
         }
     }
 
-    /// A row of a store beside the log.
+    /// Encodes a row of a store beside the log.
     pub fn encode(&self) -> Vec<u8> {
         let mut row = self.description(KIND_CARRIED);
         let message = &self.message;
@@ -247,7 +243,7 @@ impl Hold {
         row
     }
 
-    /// Reads what [`Hold::encode`] wrote; the hold shares the row's bytes.
+    /// Decodes a row of [`Hold::encode`]. The hold shares the row's bytes.
     pub fn decode(mut row: Bytes) -> Result<Self, MalformedHold> {
         let (kind, mut hold) = read_description(&mut row)?;
         if kind != KIND_CARRIED {
@@ -258,11 +254,11 @@ impl Hold {
         let headers_len = take(&mut row, 4)?.get_u32_le();
         let headers = take(&mut row, headers_len as usize)?;
         let headers = Headers::from_encoded(headers).map_err(|_| MalformedHold::Garbled)?;
-        hold.message = HeldMessage { key, value: row, headers };
+        hold.message = MessageBody { key, value: row, headers };
         Ok(hold)
     }
 
-    /// Everything but the message.
+    /// Encodes everything except the message.
     fn description(&self, kind: u8) -> Vec<u8> {
         let mut bytes = begin(kind, &self.id);
         bytes.put_u8(if self.fresh { FLAG_FRESH } else { 0 });
@@ -271,7 +267,7 @@ impl Hold {
         bytes.put_i64_le(self.due.as_millis());
         bytes.put_i64_le(self.published_at.as_millis());
         bytes.put_u64_le(self.version);
-        bytes.put_u8(u8::try_from(self.moves.len()).expect("few moves are remembered"));
+        bytes.put_u8(u8::try_from(self.moves.len()).expect("a hold remembers at most MOVES_REMEMBERED moves"));
         for each in &self.moves {
             put_long(&mut bytes, &each.key);
             bytes.put_i64_le(each.due.as_millis());
@@ -297,9 +293,9 @@ impl HoldEnd {
 
     fn write(&self, bytes: &mut Vec<u8>) {
         let (how, partition, reason) = match &self.how {
-            Ending::Fired { partition } => (1, *partition, ""),
-            Ending::Withdrawn => (2, 0, ""),
-            Ending::Dead { reason } => (3, 0, &**reason),
+            HoldEndKind::Fired { partition } => (1, *partition, ""),
+            HoldEndKind::Withdrawn => (2, 0, ""),
+            HoldEndKind::Dead { reason } => (3, 0, &**reason),
         };
         bytes.put_u8(how);
         bytes.put_u32_le(partition);
@@ -323,9 +319,9 @@ impl HoldEnd {
         let has_fingerprint = rest.get_u8() == 1;
         let fingerprint = has_fingerprint.then_some(rest.get_u64_le());
         let how = match how {
-            1 => Ending::Fired { partition },
-            2 => Ending::Withdrawn,
-            3 => Ending::Dead { reason },
+            1 => HoldEndKind::Fired { partition },
+            2 => HoldEndKind::Withdrawn,
+            3 => HoldEndKind::Dead { reason },
             _ => return Err(MalformedHold::Garbled),
         };
         Ok(Self { how, at, due, published_at, topic, fingerprint })
@@ -333,7 +329,6 @@ impl HoldEnd {
 }
 
 impl HoldRecord {
-    /// The record as it is written, at that time.
     pub fn to_record(&self, now: Timestamp) -> Record {
         let (description, message) = match self {
             Self::Held(hold) => (hold.description(KIND_HELD), Some(&hold.message)),
@@ -363,14 +358,14 @@ impl HoldRecord {
         }
     }
 
-    /// Reads a record of `_holds` that stands at `offset`. A pending hold shares the record's bytes.
+    /// Decodes the record of `_holds` at `offset`. A pending hold shares the record's bytes.
     pub fn of(record: &Record, offset: u64) -> Result<Self, MalformedHold> {
         let (description, headers) = record.headers.split_first(HEADER_HOLD).ok_or(MalformedHold::NoHold)?;
         let mut bytes = description;
         match bytes.get(1).copied() {
             Some(KIND_HELD | KIND_CARRIED) => {
                 let (kind, mut hold) = read_description(&mut bytes)?;
-                hold.message = HeldMessage { key: record.key.clone(), value: record.value.clone(), headers };
+                hold.message = MessageBody { key: record.key.clone(), value: record.value.clone(), headers };
                 if kind == KIND_HELD {
                     hold.version = offset;
                     return Ok(Self::Held(hold));
@@ -424,7 +419,7 @@ fn read_beginning(bytes: &mut Bytes) -> Result<(u8, HoldId), MalformedHold> {
     }
 }
 
-/// Reads what [`Hold::description`] wrote; the message is left empty.
+/// Decodes a [`Hold::description`]. The message is left empty.
 fn read_description(bytes: &mut Bytes) -> Result<(u8, Hold), MalformedHold> {
     let (kind, id) = read_beginning(bytes)?;
     let mut start = take(bytes, 5)?;
@@ -440,24 +435,24 @@ fn read_description(bytes: &mut Bytes) -> Result<(u8, Hold), MalformedHold> {
         let mut fixed = take(bytes, 16)?;
         moves.push(Move { key, due: Timestamp::from_millis(fixed.get_i64_le()), version: fixed.get_u64_le() });
     }
-    let message = HeldMessage { key: None, value: Bytes::new(), headers: Headers::EMPTY };
+    let message = MessageBody { key: None, value: Bytes::new(), headers: Headers::EMPTY };
     let fresh = flags & FLAG_FRESH != 0;
     Ok((kind, Hold { id, topic, topic_name, due, published_at, version, fresh, moves, message }))
 }
 
 fn put_len(bytes: &mut Vec<u8>, len: usize) {
-    bytes.put_u32_le(u32::try_from(len).expect("what is held was bounded at the door"));
+    bytes.put_u32_le(u32::try_from(len).expect("the API limits the size of a hold"));
 }
 
 /// Text of at most 255 bytes.
 fn put_short(bytes: &mut Vec<u8>, text: &str) {
-    bytes.put_u8(u8::try_from(text.len()).expect("ids and names are bounded at the door"));
+    bytes.put_u8(u8::try_from(text.len()).expect("the API limits the length of ids and names"));
     bytes.put_slice(text.as_bytes());
 }
 
 /// Text of at most 65 535 bytes.
 fn put_long(bytes: &mut Vec<u8>, text: &str) {
-    bytes.put_u16_le(u16::try_from(text.len()).expect("keys and reasons are bounded"));
+    bytes.put_u16_le(u16::try_from(text.len()).expect("the API limits the length of keys and reasons"));
     bytes.put_slice(text.as_bytes());
 }
 
@@ -497,7 +492,7 @@ mod tests {
             version: 41,
             fresh: true,
             moves: Vec::new(),
-            message: HeldMessage {
+            message: MessageBody {
                 key: key.map(|key| Bytes::copy_from_slice(key.as_bytes())),
                 value: Bytes::copy_from_slice(value),
                 headers: headers.take(),
@@ -510,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn every_record_is_read_as_it_was_written() {
+    fn every_record_is_decoded_as_it_was_encoded() {
         let held = hold("a", Some("k"), b"body").moved(Timestamp::from_millis(9), Some("again"), 50);
         let end = |how| held.ended(how, Timestamp::from_millis(3));
         let id = HoldId::new("a");
@@ -518,18 +513,18 @@ mod tests {
             HoldRecord::Carried(held.clone()),
             HoldRecord::Moved { id: id.clone(), due: Timestamp::from_millis(4), key: None },
             HoldRecord::Moved { id: id.clone(), due: Timestamp::from_millis(4), key: Some("".into()) },
-            HoldRecord::Ended { id: id.clone(), end: end(Ending::Fired { partition: 3 }) },
-            HoldRecord::Ended { id: id.clone(), end: end(Ending::Withdrawn) },
-            HoldRecord::CarriedEnd { id, end: end(Ending::Dead { reason: "too large".into() }) },
+            HoldRecord::Ended { id: id.clone(), end: end(HoldEndKind::Fired { partition: 3 }) },
+            HoldRecord::Ended { id: id.clone(), end: end(HoldEndKind::Withdrawn) },
+            HoldRecord::CarriedEnd { id, end: end(HoldEndKind::Dead { reason: "too large".into() }) },
         ] {
             assert_eq!(through_the_log(&record), record);
         }
-        let HoldRecord::Held(read) = through_the_log(&HoldRecord::Held(held.clone())) else { panic!("it was held") };
+        let HoldRecord::Held(read) = through_the_log(&HoldRecord::Held(held.clone())) else { panic!("not held") };
         assert_eq!(read, Hold { version: 99, ..held }, "a held record's version is its own offset");
     }
 
     #[test]
-    fn a_fired_message_says_when_it_was_due_and_published() {
+    fn a_fired_message_has_headers_with_its_due_and_publish_time() {
         let record = hold("a", Some("k"), b"body").fire(Timestamp::from_millis(2_003));
         assert_eq!(record.headers.get_str(HEADER_ID), Some("a"));
         assert_eq!(record.headers.get_str(HEADER_DUE), Some("2000"));
@@ -539,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_remembers_its_latest_moves_only() {
+    fn a_hold_remembers_only_its_latest_moves() {
         let mut held = hold("a", None, b"");
         for round in 0..=MOVES_REMEMBERED as u64 {
             held = held.moved(Timestamp::from_millis(1), Some(&round.to_string()), round);
@@ -550,14 +545,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_row_is_read_as_it_was_written(key in proptest::option::of("[a-z]{0,9}"), value: Vec<u8>, fresh: bool) {
+        fn a_row_is_decoded_as_it_was_encoded(key in proptest::option::of("[a-z]{0,9}"), value: Vec<u8>, fresh: bool) {
             let row = Hold { fresh, ..hold("0-a", key.as_deref(), &value) }.moved(Timestamp::from_millis(-1), Some("m"), 7);
             prop_assert_eq!(&Hold::decode(row.encode().into()).unwrap(), &row);
             prop_assert_eq!(row.clone().compact(), row);
         }
 
         #[test]
-        fn bytes_that_are_no_hold_are_refused_and_never_panic(bytes: Vec<u8>) {
+        fn invalid_bytes_are_rejected_without_a_panic(bytes: Vec<u8>) {
             let _ = Hold::decode(bytes.clone().into());
             let _ = HoldEnd::decode(bytes.clone().into());
             let mut headers = Headers::builder();

@@ -1,4 +1,4 @@
-//! Message ids. A minted id knows its place: most publishers bring none, and must not pay for an index.
+//! Message ids. A minted id contains the message's topic and partition, so a lookup needs no index.
 //!
 //! A minted id is a UUID of version 8, ordered by time:
 //!
@@ -6,8 +6,8 @@
 //! bits  48 milliseconds | 4 version | 12 topic (high) | 2 variant | 8 topic (low) | 14 partition | 12 node | 28 counter
 //! ```
 //!
-//! The counter begins at random and does not restart each millisecond, so two processes that share a node number by
-//! mistake still hardly meet. A partition of all ones says that the message is held: its partition is computed when it fires.
+//! The counter starts at a random number and does not restart each millisecond. So collisions are unlikely even if two processes share a
+//! node number by mistake. A partition of all ones marks a hold: its partition is computed when it fires.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,17 +19,17 @@ const PARTITION_HELD: u32 = (1 << 14) - 1;
 const NODE_MAX: u16 = (1 << 12) - 1;
 const COUNTER_MASK: u32 = (1 << 28) - 1;
 
-/// What a minted id says.
+/// The contents of a minted id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MintedPlace {
+pub struct MintedIdParts {
     pub minted_at: Timestamp,
     pub topic: TopicNumber,
-    /// `None`: the message was held when its id was minted.
+    /// `None`: the id was minted for a hold.
     pub partition: Option<u32>,
     pub node: u16,
 }
 
-/// A minted id, 128 bits. Its text form is the usual one of a UUID.
+/// A minted id of 128 bits. Its text form is that of a UUID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageId(u128);
 
@@ -46,11 +46,11 @@ impl MessageId {
         Self(high << 64 | low)
     }
 
-    /// Reads the place out of the id, where this can be one of ours.
-    pub fn place(self) -> Option<MintedPlace> {
+    /// Decodes the id. `None`: it is not of the minted form.
+    pub fn place(self) -> Option<MintedIdParts> {
         let is_version_8 = self.0 >> 76 & 0xf == 8 && self.0 >> 62 & 0b11 == 0b10;
         let partition = (self.0 >> 40) as u32 & PARTITION_HELD;
-        is_version_8.then(|| MintedPlace {
+        is_version_8.then(|| MintedIdParts {
             minted_at: Timestamp::from_millis((self.0 >> 80) as i64),
             topic: TopicNumber(((self.0 >> 64) as u32 & 0xfff) << 8 | (self.0 >> 54) as u32 & 0xff),
             partition: (partition != PARTITION_HELD).then_some(partition),
@@ -58,7 +58,7 @@ impl MessageId {
         })
     }
 
-    /// The 36 characters of the text form, without an allocation.
+    /// The text form, 36 ASCII characters, without an allocation.
     pub fn to_text(self) -> [u8; 36] {
         const HEX: &[u8; 16] = b"0123456789abcdef";
         let mut text = [b'-'; 36];
@@ -82,7 +82,7 @@ impl fmt::Display for MessageId {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not a UUID in its usual form")]
+#[error("not a UUID of 32 lowercase hexadecimal digits with dashes")]
 pub struct NotAnId;
 
 impl FromStr for MessageId {
@@ -115,32 +115,32 @@ pub struct IdMint {
 }
 
 impl IdMint {
-    /// `start` is where the counter begins: a random number.
+    /// `start` is the first value of the counter, a random number.
     pub fn new(node: u16, start: u32) -> Self {
         assert!(node <= NODE_MAX, "node numbers have 12 bits");
         Self { node, counter: AtomicU32::new(start) }
     }
 
-    /// An id for a message that goes to its partition now.
+    /// Mints the id of a message that is appended to its partition now.
     pub fn mint(&self, now: Timestamp, partition: PartitionId) -> MessageId {
         debug_assert!(partition.index < PARTITION_HELD);
         let counter = self.counter.fetch_add(1, Ordering::Relaxed);
         MessageId::compose(now, partition.topic, partition.index, self.node, counter)
     }
 
-    /// An id for a message that is held.
+    /// Mints the id of a hold.
     pub fn mint_held(&self, now: Timestamp, topic: TopicNumber) -> MessageId {
         let counter = self.counter.fetch_add(1, Ordering::Relaxed);
         MessageId::compose(now, topic, PARTITION_HELD, self.node, counter)
     }
 }
 
-/// The id of a record that others wrote: made from its place, recognisable and parseable.
+/// The id of a record that another application wrote: `at-<topic>-<partition>-<offset>`.
 pub fn id_from_place(partition: PartitionId, offset: u64) -> String {
     format!("at-{}-{}-{offset}", partition.topic.0, partition.index)
 }
 
-/// Reads what [`id_from_place`] wrote.
+/// Parses an id that [`id_from_place`] returned.
 pub fn place_from_id(id: &str) -> Option<(PartitionId, u64)> {
     let mut parts = id.strip_prefix("at-")?.split('-');
     let topic = parts.next()?.parse().ok()?;
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_made_from_a_place_leads_back() {
+    fn an_id_made_from_a_location_parses_back() {
         let partition = PartitionId::new(TopicNumber(9), 2);
         assert_eq!(place_from_id(&id_from_place(partition, 77)), Some((partition, 77)));
         assert_eq!(place_from_id("at-1-2"), None);
@@ -174,11 +174,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_minted_id_knows_its_place(ms in 0i64..1 << 48, topic in 0u32..1 << 20, index in 0u32..(1 << 14) - 1, node in 0u16..1 << 12, start: u32) {
+        fn a_minted_id_decodes_to_its_parts(ms in 0i64..1 << 48, topic in 0u32..1 << 20, index in 0u32..(1 << 14) - 1, node in 0u16..1 << 12, start: u32) {
             let mint = IdMint::new(node, start);
             let (minted_at, topic) = (Timestamp::from_millis(ms), TopicNumber(topic));
             let id = mint.mint(minted_at, PartitionId::new(topic, index));
-            prop_assert_eq!(id.place(), Some(MintedPlace { minted_at, topic, partition: Some(index), node }));
+            prop_assert_eq!(id.place(), Some(MintedIdParts { minted_at, topic, partition: Some(index), node }));
             prop_assert_eq!(id.to_string().parse::<MessageId>(), Ok(id));
             let held = mint.mint_held(minted_at, topic);
             prop_assert_eq!(held.place().and_then(|place| place.partition), None);

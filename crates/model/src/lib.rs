@@ -1,7 +1,6 @@
-//! The domain types of Whimbrel, and the ports between its parts: names, ids, records, times, limits, and the traits that engines
-//! implement and roles use.
+//! The domain types of Whimbrel (names, ids, records, times, limits), and the ports: the traits that engines implement and roles use.
 //!
-//! This crate knows no engine, no network and no file, and depends on no other crate of the workspace.
+//! This crate contains no engine, network or file access, and depends on no other crate of the workspace.
 
 pub mod clock;
 pub mod event;
@@ -23,8 +22,8 @@ pub mod topic;
 
 pub use clock::{Clock, GuardedClock, SystemClock};
 pub use event::{EVENTS_TOPIC, Event, EventLevel, EventSink};
-pub use hold::{Ending, HOLDS_TOPIC, HeldMessage, Hold, HoldEnd, HoldId, HoldRecord};
-pub use id::{IdMint, MessageId, MintedPlace};
+pub use hold::{HOLDS_TOPIC, Hold, HoldEnd, HoldEndKind, HoldId, HoldRecord, MessageBody};
+pub use id::{IdMint, MessageId, MintedIdParts};
 pub use name::{NameError, check_brought_id, check_topic_name};
 pub use people::{CloseCode, GatewayId, OnlineSession, Platform, PlatformSettings, SessionId, SessionsRule, Uid};
 pub use push::{NOTICES_TOPIC, Notice, Notify, PRESENCE_TOPIC, PUSH_TOPIC, PushMessage, PushTask};
@@ -32,4 +31,4 @@ pub use record::{Headers, HeadersBuilder, Record, StoredRecord};
 pub use store_health::StoreHealth;
 pub use subscription::{StoredSubscription, SubscriptionNumber, SubscriptionSpec};
 pub use time::{DurationError, TimeError, Timestamp, format_duration, parse_duration};
-pub use topic::{FoundTopic, NamedBounds, PartitionId, Retention, TopicNumber, TopicSpec};
+pub use topic::{ExistingTopic, NamedBounds, PartitionId, Retention, TopicNumber, TopicSpec};

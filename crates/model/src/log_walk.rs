@@ -1,7 +1,7 @@
-//! Reading on through a stretch of one partition, past what retention or damage has taken.
+//! Reads a range of one partition and skips records that retention removed or that are damaged.
 //!
-//! Whoever looks for something in the log walks; whoever must account for every record (a fold, a reader who is told of losses) reads
-//! the port itself, since a walk says only that it passed over something, and not what.
+//! For searches in the log only. A reader that must account for every record (a fold, a reader that reports losses) uses the port itself: a
+//! walk reports only that it skipped records, not which.
 
 use std::time::Duration;
 
@@ -21,13 +21,12 @@ pub struct LogWalk<'a> {
 }
 
 impl<'a> LogWalk<'a> {
-    /// A walk from `from` to before `until`.
+    /// A walk from offset `from` to before `until`.
     pub fn new(log: &'a dyn Log, partition: PartitionId, from: u64, until: u64) -> Self {
         Self { log, partition, at: from, until, has_passed_over: false }
     }
 
-    /// The next records, at most so many and at least one. `None` at the end of the stretch, or where nothing more is visible: a walk
-    /// does not wait.
+    /// The next records: at least one and at most `most`. `None` at the end of the range or of the visible records: a walk does not wait.
     pub async fn step(&mut self, most: usize) -> Result<Option<Vec<StoredRecord>>, LogError> {
         let max_records = STEP_RECORDS.min(most.max(1));
         let limits = ReadLimits { max_records, max_bytes: STEP_BYTES, wait: Duration::ZERO };
@@ -62,17 +61,17 @@ impl<'a> LogWalk<'a> {
         self.has_passed_over = true;
     }
 
-    /// Whether something of the stretch was there and can not be seen any more.
+    /// Whether records of the range were skipped because they were removed or damaged.
     pub fn has_passed_over(&self) -> bool {
         self.has_passed_over
     }
 
-    /// Whether everything of the stretch was seen or can never be.
+    /// Whether the walk has read or skipped the whole range.
     pub fn is_at_end(&self) -> bool {
         self.at >= self.until
     }
 
-    /// Where the walk goes on.
+    /// The offset of the next step.
     pub fn at(&self) -> u64 {
         self.at
     }

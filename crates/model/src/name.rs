@@ -1,33 +1,33 @@
-//! What topics, subscriptions and brought message ids may be called.
+//! The rules for names of topics and subscriptions, and for message ids that publishers choose.
 
 use crate::limits::{BROUGHT_ID_MAX_CHARS, NAME_MAX_CHARS, SYSTEM_NAME_MAX_CHARS};
 use crate::push::is_system_hold;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    #[error("a name needs at least one character")]
+    #[error("a name has at least one character")]
     Empty,
     #[error("a name has at most {NAME_MAX_CHARS} characters")]
     TooLong,
-    #[error("a name is made of A-Z a-z 0-9 . _ -")]
+    #[error("a name has only characters of A-Z a-z 0-9 . _ -")]
     BadCharacter,
-    #[error("names that start with _ are the system's")]
+    #[error("names that start with _ are reserved")]
     Reserved,
     #[error("`.` and `..` are not names")]
     Dots,
     #[error("a message id has 1 to {BROUGHT_ID_MAX_CHARS} characters of A-Z a-z 0-9 _ -")]
     BadId,
-    #[error("message ids of this form are the system's")]
+    #[error("message ids of this form are reserved")]
     SystemId,
 }
 
-/// A name that a user may give: 1–200 of `A-Za-z0-9._-`, not starting with `_`.
+/// Checks a name that a user chooses: 1–200 characters of `A-Za-z0-9._-`, not starting with `_`.
 pub fn check_topic_name(name: &str) -> Result<(), NameError> {
     check_any_topic_name(name)?;
     if name.starts_with('_') { Err(NameError::Reserved) } else { Ok(()) }
 }
 
-/// The same, the system's own names included: what may be read, not what may be made.
+/// Checks a name that may be read: like [`check_topic_name`], but names of system topics are valid too.
 pub fn check_any_topic_name(name: &str) -> Result<(), NameError> {
     match name {
         "" => return Err(NameError::Empty),
@@ -41,8 +41,8 @@ pub fn check_any_topic_name(name: &str) -> Result<(), NameError> {
     if name.len() > most { Err(NameError::TooLong) } else { Ok(()) }
 }
 
-/// An id that a publisher brings: 1–128 of `A-Za-z0-9_-`, and none under which the system holds something: whoever took it first would
-/// keep that from happening.
+/// Checks an id that a publisher chooses: 1–128 characters of `A-Za-z0-9_-`, not of the form of a system hold's id. A publisher that used
+/// such an id first would prevent the system's hold.
 pub fn check_brought_id(id: &str) -> Result<(), NameError> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-');
     if !(1..=BROUGHT_ID_MAX_CHARS).contains(&id.len()) || !id.bytes().all(allowed) {
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_judged() {
+    fn names_are_validated() {
         assert_eq!(check_topic_name("orders.eu-1_x"), Ok(()));
         assert_eq!(check_topic_name(""), Err(NameError::Empty));
         assert_eq!(check_topic_name(".."), Err(NameError::Dots));

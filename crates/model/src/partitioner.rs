@@ -1,6 +1,6 @@
-//! Which partition a key belongs to: Kafka's default partitioner, so that moving to Kafka keeps the mapping.
+//! Maps a key to a partition with Kafka's default partitioner, so that a move to Kafka keeps the mapping.
 
-/// The partition of `key` among `partitions`, which is at least one.
+/// The partition of `key`. `partitions` is at least one.
 pub fn partition_of(key: &[u8], partitions: u32) -> u32 {
     debug_assert!(partitions > 0);
     (murmur2(key) & 0x7fff_ffff) % partitions
@@ -33,9 +33,9 @@ fn murmur2(data: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// The vectors of Kafka's own test of its `Utils.murmur2`.
+    /// The test vectors of Kafka's `Utils.murmur2`.
     #[test]
-    fn hashes_are_kafkas() {
+    fn hashes_equal_those_of_kafka() {
         for (key, hash) in [
             ("21", -973_932_308),
             ("foobar", -790_332_482),

@@ -1,7 +1,7 @@
-//! People: users with devices, the platforms that those are of, and the sessions and seats that they have.
+//! Users and devices, their platforms, sessions and seats.
 //!
-//! A *session* is one connection of a device, held by a gateway. A *seat* is what stays when it ends: what a platform, or a device of a
-//! platform that may have many, has acknowledged of its user's inbox.
+//! A *session* is one connection of a device, held by a gateway. A *seat* remains after the session: the cursor of a platform, or of one
+//! device on a platform with several sessions.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -13,17 +13,14 @@ use serde::{Deserialize, Serialize};
 use crate::Timestamp;
 use crate::partitioner::partition_of;
 
-/// Bytes of a user's id.
 pub const UID_MAX_BYTES: usize = 128;
-/// Characters of a platform's name.
 pub const PLATFORM_MAX_CHARS: usize = 32;
-/// Bytes of a device's name.
 pub const DEVICE_MAX_BYTES: usize = 128;
 
-/// What the catalogue's keys of platforms start with: [`PlatformSettings`] as JSON follow under the platform's name.
+/// The prefix of the catalogue keys of platforms; the platform's name follows. The value is [`PlatformSettings`] as JSON.
 pub const PLATFORM_PREFIX: &str = "platforms/";
 
-/// Defaults of a platform that nobody configured.
+/// Defaults of a platform without settings.
 pub const MAX_STORED_DEFAULT: u32 = 1_000;
 pub const TTL_DEFAULT: Duration = Duration::from_secs(7 * 86_400);
 pub const ACK_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
@@ -53,7 +50,7 @@ impl Uid {
         &self.0
     }
 
-    /// The partition of `_push` that everything about the user goes through: as any topic's key is placed.
+    /// The partition of `_push` for this user, selected by the hash of the id like any key.
     pub fn partition(&self, partitions: u32) -> u32 {
         partition_of(self.0.as_bytes(), partitions)
     }
@@ -77,7 +74,7 @@ impl fmt::Debug for Uid {
     }
 }
 
-/// Whether a text can be a user's id, for whoever needs no [`Uid`] of it.
+/// Checks a user's id without allocating a [`Uid`].
 pub fn check_uid(text: &str) -> Result<(), PeopleNameError> {
     let is_good = (1..=UID_MAX_BYTES).contains(&text.len()) && !text.chars().any(char::is_control);
     if is_good { Ok(()) } else { Err(PeopleNameError::BadUid) }
@@ -127,7 +124,7 @@ impl fmt::Debug for Platform {
     }
 }
 
-/// A device's name, possibly empty: a device that did not say.
+/// Checks a device's name. It may be empty: the device did not name itself.
 pub fn check_device(text: &str) -> Result<(), PeopleNameError> {
     let is_good = text.len() <= DEVICE_MAX_BYTES && !text.chars().any(char::is_control);
     if is_good { Ok(()) } else { Err(PeopleNameError::BadDevice) }
@@ -137,25 +134,24 @@ pub fn check_device(text: &str) -> Result<(), PeopleNameError> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionsRule {
-    /// One: the newest wins, the old one is kicked.
+    /// One session: a new session kicks the old one.
     #[default]
     Replace,
-    /// One: a newer one is turned away.
+    /// One session: a further session is rejected.
     Reject,
-    /// So many, one for each device: beyond, the oldest is kicked.
+    /// At most this many sessions, one per device. A further session kicks the oldest.
     Many(u32),
 }
 
-/// What a platform keeps, how much, whether it is woken.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PlatformSettings {
-    /// Whether stored messages are kept for it; otherwise they reach it only live.
+    /// Whether the platform has an inbox. Otherwise messages reach only connected devices.
     pub store: bool,
-    /// Stored messages that wait for one seat; beyond, the oldest go.
+    /// The maximum number of stored messages per seat. Beyond it, the oldest are removed.
     pub max_stored: u32,
     pub ttl_ms: u64,
-    /// Whether its devices are woken by notices.
+    /// Whether its offline devices get notifications.
     pub notify: bool,
     pub sessions: SessionsRule,
     pub ack_timeout_ms: u64,
@@ -174,12 +170,11 @@ impl Default for PlatformSettings {
     }
 }
 
-/// A gateway as long as its lease lasts. One that comes back is another incarnation, and nothing of the earlier one is its own.
+/// A gateway with its incarnation. A gateway that loses its lease rejoins as another incarnation, without the earlier sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct GatewayId {
-    /// Its node number.
     pub node: u16,
-    /// Greater than every earlier one of the same node.
+    /// Higher than all earlier incarnations of the same node.
     pub incarnation: u64,
 }
 
@@ -189,7 +184,7 @@ impl fmt::Display for GatewayId {
     }
 }
 
-/// A session: the gateway that holds the connection, and its number there, never used twice by one incarnation.
+/// A session's id: its gateway, and a number that the gateway's incarnation never reuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SessionId {
     pub gateway: GatewayId,
@@ -203,7 +198,7 @@ impl fmt::Display for SessionId {
 }
 
 impl SessionId {
-    /// Reads what `Display` wrote.
+    /// Parses the output of `Display`.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('-');
         let node = parts.next()?.parse().ok()?;
@@ -213,7 +208,7 @@ impl SessionId {
     }
 }
 
-/// A session as presence shows it.
+/// A session in presence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OnlineSession {
     pub session: SessionId,
@@ -222,33 +217,32 @@ pub struct OnlineSession {
     pub since: Timestamp,
 }
 
-/// The code that a connection is closed with. 4000–4099: do not reconnect; 4100–4199: reconnect now; 4200–4299: reconnect after the delay
-/// in the reason; 4300–4399: get a new token first.
+/// The close code of a connection. 4000–4099: do not reconnect; 4100–4199: reconnect now; 4200–4299: reconnect after the delay in the
+/// reason; 4300–4399: get a new token first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CloseCode {
-    /// A frame that cannot be understood, or is out of turn.
+    /// The client sent a frame that is invalid, or not allowed at this point.
     BadFrame,
-    /// Another session of the same platform took its place.
+    /// A newer session of the same platform replaced this one.
     Replaced,
-    /// Somebody kicked it; the reason is theirs.
+    /// An API call kicked the session, with the reason of the call.
     Kicked,
-    /// The platform lets no second session in.
     Rejected,
-    /// More than a connection may send or be sent.
+    /// A frame or message exceeds the limit of a connection.
     TooLarge,
-    /// The device did not acknowledge what it was sent: it may come back and resume.
+    /// The device did not acknowledge messages in time. It may reconnect and resume.
     NoAck,
-    /// The inbox is another than the one that the session began with: resume.
+    /// The inbox was replaced since the session began. The device must resume.
     EpochChanged,
-    /// It answered no ping.
+    /// The client did not answer pings.
     Silent,
-    /// It did not read what it was sent.
+    /// The client reads too slowly.
     Slow,
-    /// The gateway goes down: reconnect after the delay.
+    /// The gateway shuts down. Reconnect after the delay.
     GoingAway,
-    /// No carrier has the user's partition at the moment.
+    /// The user's partition has no carrier now.
     NoOwner,
-    /// Too many connections, or too many at once.
+    /// The gateway has too many connections, or too many new ones at once.
     Overloaded,
     BadToken,
     TokenExpired,
@@ -320,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_people_are_judged() {
+    fn names_of_users_platforms_and_devices_are_validated() {
         assert!(Uid::new("用户-1 x").is_ok());
         assert_eq!(Uid::new(""), Err(PeopleNameError::BadUid));
         assert_eq!(Uid::new("a\nb"), Err(PeopleNameError::BadUid));
@@ -334,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_reads_as_it_was_written() {
+    fn a_session_id_is_parsed_as_it_was_formatted() {
         let session = SessionId { gateway: GatewayId { node: 7, incarnation: 0x19ab }, number: 255 };
         assert_eq!(session.to_string(), "7-19ab-ff");
         assert_eq!(SessionId::parse("7-19ab-ff"), Some(session));
@@ -344,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn every_close_code_is_in_the_range_that_says_what_to_do() {
+    fn every_close_code_is_in_the_documented_range() {
         for code in CloseCode::ALL {
             assert!((4000..4400).contains(&code.number()));
             assert_eq!(CloseCode::from_number(code.number()), Some(code));

@@ -1,34 +1,31 @@
-//! A record: what a log keeps. Key, headers, value and time, as Kafka has them; what else Whimbrel knows of a message
-//! (its id, its content type) travels as headers whose names are below.
+//! A record: the unit of a log, with key, headers, value and time as in Kafka. Whimbrel stores its own attributes of a message (id, content
+//! type) in headers; their names are below.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::Timestamp;
 
-/// The message's id, as text. A record without it was written by others.
+/// The message's id, as text. A record without it was written by another application.
 pub const HEADER_ID: &str = "whimbrel-id";
-/// The payload's media type.
 pub const HEADER_CONTENT_TYPE: &str = "content-type";
-/// `(owner, idempotency key)` of a publish that brought a key or an id, so that receipts can be rebuilt from the log: what
-/// [`idempotency_header`] writes.
+/// `(owner, idempotency key)` of a publish with a key or an id, encoded by [`idempotency_header`]. Receipts can be rebuilt from it.
 pub const HEADER_IDEMPOTENCY_KEY: &str = "whimbrel-idempotency-key";
-/// The fingerprint of the publisher's body, beside the key or the brought id: 16 hexadecimal digits.
+/// The fingerprint of the publisher's body, present with an idempotency key or a publisher-chosen id: 16 hexadecimal digits.
 pub const HEADER_FINGERPRINT: &str = "whimbrel-fingerprint";
-/// A second name that the message was published under and may be repeated under, beside its id: only pushes have one.
+/// A second id by which repeats of the message are recognized. Only pushes have one.
 pub const HEADER_ALSO_ID: &str = "whimbrel-also-id";
 
-/// The value of [`HEADER_IDEMPOTENCY_KEY`]: the owner, a zero byte, the key. An empty key says that the message's id is the
-/// publisher's own.
+/// The value of [`HEADER_IDEMPOTENCY_KEY`]: the owner, a zero byte, the key. The key is empty if the publisher chose the message's id.
 pub fn idempotency_header(owner: &str, key: &str) -> Vec<u8> {
     [owner.as_bytes(), &[0], key.as_bytes()].concat()
 }
 
-/// Reads what [`idempotency_header`] wrote: `(owner, key)`.
+/// Parses the value of [`idempotency_header`] into `(owner, key)`.
 pub fn split_idempotency_header(value: &[u8]) -> Option<(&str, &str)> {
     std::str::from_utf8(value).ok()?.split_once('\0')
 }
 
-/// One record, on its way into a log or out of it. Cloning shares the bytes.
+/// One record, before it is written or after it is read. Cloning shares the bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     pub key: Option<Bytes>,
@@ -38,12 +35,12 @@ pub struct Record {
 }
 
 impl Record {
-    /// The bytes that count against limits.
+    /// The size in bytes that counts against limits.
     pub fn size(&self) -> usize {
         self.key.as_ref().map_or(0, Bytes::len) + self.headers.encoded().len() + self.value.len()
     }
 
-    /// The same record in a buffer of its own, so that keeping it does not keep what it was read with.
+    /// Copies the record into its own buffer. Otherwise it keeps the whole buffer in memory from which it was read.
     pub fn compact(&self) -> Self {
         let (key_len, headers_len) = (self.key.as_ref().map_or(0, Bytes::len), self.headers.encoded().len());
         let mut buffer = BytesMut::with_capacity(self.size());
@@ -57,16 +54,14 @@ impl Record {
     }
 }
 
-/// A record with its place in the partition it was read from.
+/// A record with its offset in its partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredRecord {
     pub offset: u64,
     pub record: Record,
 }
 
-/// Names and values in order, names possibly repeated, in one shared buffer: each pair is a length and its bytes, twice.
-///
-/// Lengths are little-endian `u16` for names and `u32` for values. The encoding is part of the embedded log's record format.
+/// Header pairs in order, in one shared buffer. Names may repeat. Each pair is encoded as name length, name, value length, value.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Headers(Bytes);
 
@@ -81,7 +76,7 @@ impl Headers {
         HeadersBuilder::default()
     }
 
-    /// Takes bytes that [`Headers::encoded`] gave; bytes from a disk are checked, never believed.
+    /// Decodes the bytes of [`Headers::encoded`]. It validates them, because they may come from a damaged disk.
     pub fn from_encoded(encoded: Bytes) -> Result<Self, MalformedHeaders> {
         let mut rest: &[u8] = &encoded;
         while !rest.is_empty() {
@@ -109,18 +104,17 @@ impl Headers {
         })
     }
 
-    /// The value of the first header, where that is `name`, and the headers after it. Both share the buffer.
+    /// The value of the first header and the headers after it, if the first header is `name`. Both share the buffer.
     pub fn split_first(&self, name: &str) -> Option<(Bytes, Self)> {
         let (found, value, after) = split_pair(&self.0)?;
         (found == name.as_bytes()).then(|| (self.0.slice_ref(value), Self(self.0.slice_ref(after))))
     }
 
-    /// The first value under `name`.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
         self.iter().find(|(other, _)| *other == name).map(|(_, value)| value)
     }
 
-    /// The first value under `name`, where it is text.
+    /// The first value under `name`, if it is UTF-8.
     pub fn get_str(&self, name: &str) -> Option<&str> {
         self.get(name).and_then(|value| std::str::from_utf8(value).ok())
     }
@@ -134,8 +128,7 @@ fn split_pair(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((name, value, rest))
 }
 
-/// Writes headers one after the other. [`HeadersBuilder::take`] carves what was written off and leaves the buffer for the next
-/// record, so that the records of one batch share few allocations.
+/// Encodes headers. [`HeadersBuilder::take`] returns the headers so far and keeps the buffer, so the records of a batch share allocations.
 #[derive(Debug, Default)]
 pub struct HeadersBuilder {
     buffer: BytesMut,
@@ -146,26 +139,25 @@ impl HeadersBuilder {
         Self { buffer: BytesMut::with_capacity(bytes) }
     }
 
-    /// Adds a pair. The name is at most 65 535 bytes, the value below 4 GiB: the limits at the door are far below both.
+    /// Adds a pair. The name must have at most 65 535 bytes, the value less than 4 GiB; the limits of the API are far below.
     pub fn push(&mut self, name: &str, value: &[u8]) -> &mut Self {
-        self.buffer.put_u16_le(u16::try_from(name.len()).expect("header names are bounded at the door"));
+        self.buffer.put_u16_le(u16::try_from(name.len()).expect("the API limits the length of header names"));
         self.buffer.put_slice(name.as_bytes());
-        self.buffer.put_u32_le(u32::try_from(value.len()).expect("header values are bounded at the door"));
+        self.buffer.put_u32_le(u32::try_from(value.len()).expect("the API limits the length of header values"));
         self.buffer.put_slice(value);
         self
     }
 
-    /// Adds a pair whose value is these parts, one behind the other.
+    /// Adds a pair whose value is the concatenation of `parts`.
     pub fn push_parts(&mut self, name: &str, parts: &[&[u8]]) -> &mut Self {
         let value_len: usize = parts.iter().map(|part| part.len()).sum();
-        self.buffer.put_u16_le(u16::try_from(name.len()).expect("header names are bounded at the door"));
+        self.buffer.put_u16_le(u16::try_from(name.len()).expect("the API limits the length of header names"));
         self.buffer.put_slice(name.as_bytes());
-        self.buffer.put_u32_le(u32::try_from(value_len).expect("header values are bounded at the door"));
+        self.buffer.put_u32_le(u32::try_from(value_len).expect("the API limits the length of header values"));
         parts.iter().for_each(|part| self.buffer.put_slice(part));
         self
     }
 
-    /// Adds all pairs of others.
     pub fn push_all(&mut self, headers: &Headers) -> &mut Self {
         self.buffer.put_slice(&headers.0);
         self
@@ -194,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_in_parts_is_as_good_as_whole() {
+    fn a_value_in_parts_is_encoded_like_a_whole_one() {
         let (mut parts, mut whole) = (Headers::builder(), Headers::builder());
         assert_eq!(parts.push_parts("a", &[b"1", b"", b"23"]).take(), whole.push("a", b"123").take());
     }
@@ -208,7 +200,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_that_are_no_headers_are_refused_and_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn invalid_header_bytes_are_rejected_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             if let Ok(headers) = Headers::from_encoded(Bytes::from(bytes)) {
                 let mut again = Headers::builder();
                 headers.iter().for_each(|(name, value)| { again.push(name, value); });

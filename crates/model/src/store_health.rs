@@ -1,14 +1,14 @@
-//! The stores of this process that cannot serve now: the engines record them, `/readyz` reports them.
+//! The stores of this process that are not available: engines record them, `/readyz` reports them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The failures by store. A store that works has none.
+/// The failures by store. A working store has no entry.
 #[derive(Debug, Default)]
-pub struct StoreHealth(Mutex<BTreeMap<&'static str, Failure>>);
+pub struct StoreHealth(Mutex<BTreeMap<&'static str, StoreFailure>>);
 
 #[derive(Debug)]
-struct Failure {
+struct StoreFailure {
     sentence: String,
     /// Whether requests fail.
     is_failure: bool,
@@ -18,19 +18,19 @@ impl StoreHealth {
     /// Records why a store cannot serve. `/readyz` fails until it works again.
     pub fn set_failed(&self, store: &'static str, reason: String) {
         let sentence = format!("the store `{store}` is not available: {reason}");
-        self.failures().insert(store, Failure { sentence, is_failure: true });
+        self.failures().insert(store, StoreFailure { sentence, is_failure: true });
     }
 
     /// Records why a store cannot serve, if no request needs the store. `/readyz` lists it as a warning.
     pub fn set_degraded(&self, store: &'static str, reason: String) {
         let sentence = format!("the store `{store}` is not available: {reason}");
-        self.failures().insert(store, Failure { sentence, is_failure: false });
+        self.failures().insert(store, StoreFailure { sentence, is_failure: false });
     }
 
     /// Records why one of the two copies of a store cannot be used. The other one serves, and `/readyz` has a warning.
     pub fn set_on_one_copy(&self, store: &'static str, reason: String) {
         let sentence = format!("the store `{store}` serves from one of its two copies: {reason}");
-        self.failures().insert(store, Failure { sentence, is_failure: false });
+        self.failures().insert(store, StoreFailure { sentence, is_failure: false });
     }
 
     /// Records that a store serves again.
@@ -54,7 +54,7 @@ impl StoreHealth {
         chosen.map(|failure| failure.sentence.clone()).collect()
     }
 
-    fn failures(&self) -> MutexGuard<'_, BTreeMap<&'static str, Failure>> {
+    fn failures(&self) -> MutexGuard<'_, BTreeMap<&'static str, StoreFailure>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

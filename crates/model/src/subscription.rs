@@ -1,10 +1,10 @@
-//! A subscription: who gets every message of some topics, how, and from where on.
+//! Subscriptions: readers of topics that deliver each message to an endpoint or to pulling consumers.
 //!
-//! A subscription is an entry of the catalogue, [`StoredSubscription`] as JSON under `subscriptions/<name>`. Everything that people
-//! decide about it is there and changes by compare-and-set: what it is ([`SubscriptionSpec`]), whether it runs, where it began, which
-//! replays are under way. How far it has come is not there: that is the port `Progress`.
+//! A subscription is an entry of the catalogue: [`StoredSubscription`] as JSON under `subscriptions/<name>`, changed by compare-and-set. It
+//! contains everything that users and operators decide: the settings ([`SubscriptionSpec`]), whether it runs, its start, its replays. Its
+//! progress is not there, but in the port `Progress`.
 //!
-//! Fields are only ever added, with a default, so that an older entry stays readable.
+//! New fields must have a default, so that older entries stay readable.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,44 +13,43 @@ use serde::{Deserialize, Serialize};
 
 use crate::{PartitionId, Timestamp, TopicNumber};
 
-/// What the catalogue's keys of subscriptions start with.
 pub const SUBSCRIPTION_PREFIX: &str = "subscriptions/";
-/// Where the last number given to a subscription is kept, as decimal digits.
+/// The catalogue key of the last number assigned to a subscription, as decimal digits.
 pub const LAST_SUBSCRIPTION_KEY: &str = "subscription_numbers";
 
-/// What the topic of a subscription's retries starts with; the subscription's name follows.
+/// The prefix of the topic of a subscription's retries; the subscription's name follows.
 pub const RETRY_TOPIC_PREFIX: &str = "_retry.";
-/// What the topic of a subscription's dead letters starts with.
+/// The prefix of the topic of a subscription's dead letters; the subscription's name follows.
 pub const DEAD_TOPIC_PREFIX: &str = "_dead.";
 
-/// How a message's own delivery is ruled where its publisher's door says so: a [`DeliveryRule`] as JSON. No publisher can bring it.
+/// The delivery rule of one message, a [`DeliveryRule`] as JSON, set by endpoints of older systems. Publishers cannot set it as a header.
 pub const HEADER_DELIVERY: &str = "whimbrel-delivery";
-/// Which message a record of a retry topic or a dead letter is: an [`Origin`] as JSON.
+/// The original message of a retry or a dead letter: an [`MessageOrigin`] as JSON.
 pub const HEADER_ORIGIN: &str = "whimbrel-origin";
 
-/// Defaults of what a subscription may say.
+/// Defaults and limits of subscription settings.
 pub const CONCURRENCY_DEFAULT: u32 = 16;
 pub const CONCURRENCY_MAX: u32 = 10_000;
 pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 pub const RETRY_SCHEDULE_DEFAULT_MS: [u64; 5] = [1_000, 10_000, 60_000, 300_000, 3_000_000];
 pub const BLOCKED_SLEEP_DEFAULT: Duration = Duration::from_secs(2);
 pub const LEASE_DEFAULT: Duration = Duration::from_secs(30);
-/// A subscription that fails for so long without one success is disabled.
+/// A subscription without a successful delivery for this time, while deliveries fail, is disabled.
 pub const DISABLE_AFTER_DEFAULT: Duration = Duration::from_secs(5 * 86_400);
-/// How long an earlier secret signs beside its successor.
+/// How long an earlier secret still signs after it was replaced.
 pub const SECRET_OVERLAP_DEFAULT: Duration = Duration::from_secs(86_400);
-/// The longest `Retry-After` that is obeyed.
+/// The maximum `Retry-After` that Whimbrel honors.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(3_600);
 
-/// A subscription's number. One made again under an old name has a new one, so that it inherits nothing.
+/// A subscription's number. A subscription that is deleted and created again gets a new number, so that it inherits nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SubscriptionNumber(pub u32);
 
 impl SubscriptionNumber {
-    /// The shard whose owner runs the subscription, of as many as `_holds` has.
+    /// The shard whose owner runs the subscription. `shards` is the number of partitions of `_holds`.
     pub fn shard(self, shards: u32) -> u32 {
-        // Fibonacci hashing: numbers given one after the other spread over all shards.
+        // Fibonacci hashing: consecutive numbers spread over all shards.
         ((u64::from(self.0).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) % u64::from(shards.max(1))) as u32
     }
 }
@@ -66,10 +65,9 @@ pub enum Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum Ordering {
-    /// One in flight per key, keys in parallel. Messages without a key have no order.
+    /// One message in flight per key; keys are delivered in parallel. Messages without a key have no order.
     #[default]
     Key,
-    /// One in flight per partition.
     Partition,
     None,
 }
@@ -79,7 +77,7 @@ pub enum Ordering {
 pub enum OnExhausted {
     #[default]
     DeadLetter,
-    /// Tries on every `blocked_sleep` until it succeeds.
+    /// Retries every `blocked_sleep` until it succeeds.
     Block,
     Drop,
 }
@@ -93,10 +91,10 @@ pub enum Envelope {
     Kmq,
 }
 
-/// What an answer of 410 means.
+/// The reaction to a 410 response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
-pub enum Gone {
+pub enum GonePolicy {
     #[default]
     Disable,
     Fail,
@@ -108,16 +106,16 @@ pub enum Start {
     Earliest,
     #[default]
     Latest,
-    /// The first message at or after that time, in milliseconds.
+    /// The first message at or after this time, in milliseconds.
     At(i64),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {
-    /// `None`: each message brings its own, see [`DeliveryRule`].
+    /// `None`: each message names its own URL, see [`DeliveryRule`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// For the whole call, the connecting included.
+    /// The timeout of the whole call, including the connect.
     pub timeout_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connect_timeout_ms: Option<u64>,
@@ -129,7 +127,7 @@ pub struct Endpoint {
 pub struct RetryPolicy {
     /// Retries, not attempts: 5 means at most six attempts.
     pub times: u32,
-    /// Past its end the last entry repeats. Never empty.
+    /// The delays between attempts. The last entry repeats. Never empty.
     pub schedule_ms: Vec<u64>,
 }
 
@@ -139,18 +137,17 @@ impl Default for RetryPolicy {
     }
 }
 
-/// At most `count` calls in `per_ms`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rate {
     pub count: u32,
     pub per_ms: u64,
 }
 
-/// A secret that signs, `whsec_` and base64.
+/// A signing secret: `whsec_` and base64.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SigningSecret {
     pub secret: String,
-    /// It signs until then; `None` without an end.
+    /// The time until which it signs; `None`: no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until_ms: Option<i64>,
 }
@@ -161,7 +158,7 @@ impl std::fmt::Debug for SigningSecret {
     }
 }
 
-/// How one worker of a pool is picked for each delivery.
+/// How a worker of the pool is selected for each delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum Strategy {
@@ -173,7 +170,7 @@ pub enum Strategy {
     LeastLoaded,
 }
 
-/// How the workers of a pool are chosen where people name only their number.
+/// How the workers of a pool are selected if the setting names only their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum AssignWorkers {
@@ -182,10 +179,10 @@ pub enum AssignWorkers {
     LeastLoaded,
 }
 
-/// Which workers serve the callbacks, and how one is picked.
+/// The workers that make a subscription's callbacks, and how one is selected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct WorkerChoice {
-    /// Names of nodes; `*` is all of them. Empty where `count` says how many.
+    /// Names of nodes; `*` means all workers. Empty if `count` is set.
     #[serde(default)]
     pub pool: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -196,13 +193,13 @@ pub struct WorkerChoice {
     pub strategy: Strategy,
 }
 
-/// What a subscription is. Checked where it is made; whoever reads it from the catalogue believes it.
+/// The settings of a subscription. They are validated on creation and on each change, and not again when they are read from the catalogue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubscriptionSpec {
     pub topics: Vec<String>,
     #[serde(default)]
     pub mode: Mode,
-    /// There where `mode` is push.
+    /// Required if `mode` is push.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<Endpoint>,
     #[serde(default)]
@@ -217,28 +214,28 @@ pub struct SubscriptionSpec {
     pub start: Start,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<Rate>,
-    /// All must hold: `key`, `topic`, `content_type` or `headers.<name>`, and the wanted value.
+    /// Conditions that must all match: `key`, `topic`, `content_type` or `headers.<name>`, with the expected value.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub filter: BTreeMap<String, String>,
     #[serde(default)]
     pub envelope: Envelope,
-    /// The newest first. All that are live sign.
+    /// The newest first. Every secret that has not expired signs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<SigningSecret>,
-    /// The statuses that are success; `None`: any 2xx.
+    /// The status codes that count as success; `None`: any 2xx.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub success: Option<Vec<u16>>,
     #[serde(default)]
-    pub gone: Gone,
+    pub gone: GonePolicy,
     pub disable_after_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<WorkerChoice>,
-    /// How long a puller has a message before it is handed out again.
+    /// How long a pulling consumer owns a message before it is handed out again.
     pub lease_ms: u64,
 }
 
 impl SubscriptionSpec {
-    /// A subscription of these topics with everything else as it is by default.
+    /// A subscription of these topics with default settings.
     pub fn new(topics: Vec<String>, mode: Mode, endpoint: Option<Endpoint>) -> Self {
         Self {
             topics,
@@ -255,14 +252,14 @@ impl SubscriptionSpec {
             envelope: Envelope::default(),
             secrets: Vec::new(),
             success: None,
-            gone: Gone::default(),
+            gone: GonePolicy::default(),
             disable_after_ms: DISABLE_AFTER_DEFAULT.as_millis() as u64,
             workers: None,
             lease_ms: LEASE_DEFAULT.as_millis() as u64,
         }
     }
 
-    /// Whether a failed delivery waits where it is. What has no order becomes a hold instead, unless it is pulled.
+    /// Whether failed deliveries are retried in place. Without an order they become holds, unless the subscription is pulled.
     pub fn retries_in_place(&self) -> bool {
         self.ordering != Ordering::None || self.mode == Mode::Pull
     }
@@ -274,58 +271,55 @@ pub enum RunState {
     #[default]
     Active,
     Paused,
-    /// By the system itself, until somebody resumes it.
+    /// Disabled by Whimbrel, until an operator resumes it.
     Disabled {
         reason: String,
         at_ms: i64,
     },
 }
 
-/// Where a subscription begins in one topic: an offset for each partition there was. Later partitions begin at their beginning.
+/// The start of a subscription in one topic: an offset for each partition at that time. Partitions that are added later start at offset 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopicStart {
     pub topic: String,
-    /// A topic made again under the name has another number: of that one everything is delivered.
+    /// The topic's number. A topic that is created again under the name has another number and is delivered from its beginning.
     pub number: TopicNumber,
     pub offsets: Vec<u64>,
 }
 
-/// A stretch of the topics that is delivered once more, beside the cursor.
+/// A range of the topics that is delivered again, beside the normal delivery.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replay {
-    /// A run of its own.
     pub run: u32,
     pub from: Vec<TopicStart>,
-    /// Where each partition ends, as many as `from` has.
+    /// The end of each partition, for the same partitions as `from`.
     pub until: Vec<TopicStart>,
-    /// Only messages with this key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     pub asked_at_ms: i64,
 }
 
-/// A subscription as the catalogue keeps it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredSubscription {
     pub number: SubscriptionNumber,
     pub spec: SubscriptionSpec,
     #[serde(default)]
     pub state: RunState,
-    /// The cursor's run: raised by a seek, which also sets `starts`. Progress of an earlier run counts no more.
+    /// The run of the normal delivery. A seek increases it and sets `starts`. Progress of earlier runs is ignored.
     pub run: u32,
-    /// The last run that was given, to the cursor or to a replay or a redrive.
+    /// The last assigned run: of the normal delivery, a replay or a redrive.
     pub last_run: u32,
     pub starts: Vec<TopicStart>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub replays: Vec<Replay>,
     pub created_at_ms: i64,
-    /// Being deleted: whoever finds this finishes it.
+    /// The subscription is being deleted. A node that finds this entry completes the deletion.
     #[serde(default)]
     pub deleting: bool,
 }
 
 impl StoredSubscription {
-    /// Where the cursor's run begins in a partition.
+    /// The start offset of the current run in a partition.
     pub fn start_of(&self, topic: &str, number: TopicNumber, partition: u32) -> u64 {
         start_in(&self.starts, topic, number, partition)
     }
@@ -335,7 +329,7 @@ impl StoredSubscription {
     }
 }
 
-/// The offset for a partition among starts; zero where they have none.
+/// The start offset of a partition; zero if `starts` has none.
 pub fn start_in(starts: &[TopicStart], topic: &str, number: TopicNumber, partition: u32) -> u64 {
     let start = starts.iter().find(|start| start.topic == topic && start.number == number);
     start.and_then(|start| start.offsets.get(partition as usize).copied()).unwrap_or(0)
@@ -353,7 +347,7 @@ pub fn dead_topic(subscription: &str) -> String {
     format!("{DEAD_TOPIC_PREFIX}{subscription}")
 }
 
-/// How a message's own delivery is ruled, beside what its subscription says.
+/// Delivery settings of one message, which override the subscription's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct DeliveryRule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -364,7 +358,7 @@ pub struct DeliveryRule {
     pub callback: Option<OwnCallback>,
 }
 
-/// Where a message that brings its own callback goes.
+/// The callback that a message names itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnCallback {
     /// `GET` or `POST`.
@@ -372,56 +366,56 @@ pub struct OwnCallback {
     pub url: String,
 }
 
-/// Which message a retry or a dead letter is of, and what became of it so far. Its other headers, key and value are the message's own.
+/// The original message of a retry or dead letter, and its delivery so far. Key, value and other headers of the record are the message's
+/// own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Origin {
+pub struct MessageOrigin {
     pub subscription: String,
     pub run: u32,
     pub topic: String,
     pub topic_number: TopicNumber,
     pub partition: u32,
     pub offset: u64,
-    /// Attempts that were made.
     pub attempts: u32,
-    /// When the message was published, and when it was due where it was held: of its own record.
+    /// The time of the publish. For a hold: when it was accepted, not when it fired.
     pub published_at_ms: i64,
-    /// How many of the headers behind this one are the message's own; what follows them is the retry's.
+    /// The number of headers after this one that belong to the message. Later headers belong to the retry.
     #[serde(default)]
     pub headers: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_status: Option<u16>,
-    /// The start of the last answer, as text.
+    /// The start of the last response body, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_answer: Option<String>,
-    /// There for a dead letter.
+    /// Set for a dead letter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub died_at_ms: Option<i64>,
 }
 
-/// The message and the attempt encoded in an id that [`Origin::made_id`] generated.
+/// The message and the attempt encoded in an id that [`MessageOrigin::made_id`] generated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MadeId {
+pub struct DerivedId {
     pub partition: PartitionId,
     pub offset: u64,
     pub attempts: u32,
 }
 
-impl Origin {
-    /// The id of what is made of this message and attempt: the same after a crash, so that a repeat folds away.
+impl MessageOrigin {
+    /// The id of a record derived from this message and attempt. It is deterministic, so that a repeat after a crash is recognized as one.
     pub fn made_id(&self, purpose: &str, number: SubscriptionNumber) -> String {
         let Self { run, topic_number, partition, offset, attempts, .. } = self;
         format!("{purpose}-{}-{run}-{}-{partition}-{offset}-{attempts}", number.0, topic_number.0)
     }
 
-    /// Parses an id that [`Origin::made_id`] generated for this purpose.
-    pub fn parse_made_id(id: &str, purpose: &str) -> Option<MadeId> {
+    /// Parses an id that [`MessageOrigin::made_id`] generated for this purpose.
+    pub fn parse_made_id(id: &str, purpose: &str) -> Option<DerivedId> {
         // The numbers of the subscription and of the run come first.
         let mut parts = id.strip_prefix(purpose)?.strip_prefix('-')?.split('-').skip(2);
         let topic = TopicNumber(parts.next()?.parse().ok()?);
         let partition = PartitionId::new(topic, parts.next()?.parse().ok()?);
-        let made = MadeId { partition, offset: parts.next()?.parse().ok()?, attempts: parts.next()?.parse().ok()? };
+        let made = DerivedId { partition, offset: parts.next()?.parse().ok()?, attempts: parts.next()?.parse().ok()? };
         parts.next().is_none().then_some(made)
     }
 
@@ -435,7 +429,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_given_one_after_the_other_spread_over_the_shards() {
+    fn consecutive_numbers_spread_over_the_shards() {
         let mut counts = [0u32; 16];
         for number in 1..=160 {
             counts[SubscriptionNumber(number).shard(16) as usize] += 1;
@@ -444,17 +438,17 @@ mod tests {
     }
 
     #[test]
-    fn partitions_made_later_begin_at_their_beginning() {
+    fn partitions_added_later_start_at_offset_zero() {
         let starts = [TopicStart { topic: "orders".to_owned(), number: TopicNumber(3), offsets: vec![7, 9] }];
         assert_eq!(start_in(&starts, "orders", TopicNumber(3), 1), 9);
-        assert_eq!(start_in(&starts, "orders", TopicNumber(3), 2), 0, "it was made later");
-        assert_eq!(start_in(&starts, "orders", TopicNumber(4), 1), 0, "the topic was made again");
+        assert_eq!(start_in(&starts, "orders", TopicNumber(3), 2), 0, "the partition was added later");
+        assert_eq!(start_in(&starts, "orders", TopicNumber(4), 1), 0, "the topic was created again");
         assert_eq!(start_in(&starts, "payments", TopicNumber(3), 1), 0);
     }
 
     #[test]
     fn made_ids_differ_by_attempt_and_run_fit_a_hold_and_can_be_parsed() {
-        let origin = Origin {
+        let origin = MessageOrigin {
             subscription: "s".repeat(200),
             run: u32::MAX,
             topic: "t".to_owned(),
@@ -471,13 +465,13 @@ mod tests {
         };
         let id = origin.made_id("retry", SubscriptionNumber(u32::MAX));
         let partition = PartitionId::new(TopicNumber(u32::MAX), u32::MAX);
-        let made = MadeId { partition, offset: u64::MAX, attempts: u32::MAX };
-        assert_eq!(Origin::parse_made_id(&id, "retry"), Some(made));
-        assert_eq!(Origin::parse_made_id(&id, "other"), None);
-        assert_eq!(Origin::parse_made_id("retry-1-2-3-4-5", "retry"), None);
+        let made = DerivedId { partition, offset: u64::MAX, attempts: u32::MAX };
+        assert_eq!(MessageOrigin::parse_made_id(&id, "retry"), Some(made));
+        assert_eq!(MessageOrigin::parse_made_id(&id, "other"), None);
+        assert_eq!(MessageOrigin::parse_made_id("retry-1-2-3-4-5", "retry"), None);
         assert!(id.len() <= crate::hold::HOLD_ID_MAX_BYTES);
-        let next = Origin { attempts: 1, ..origin.clone() };
-        let again = Origin { run: 1, ..origin };
+        let next = MessageOrigin { attempts: 1, ..origin.clone() };
+        let again = MessageOrigin { run: 1, ..origin };
         assert_ne!(next.made_id("retry", SubscriptionNumber(1)), again.made_id("retry", SubscriptionNumber(1)));
     }
 }

@@ -1,5 +1,5 @@
-//! Timestamps (RFC 3339 in UTC with milliseconds) and durations (`250ms`, `30s`, `1h30m`, or bare milliseconds), as the
-//! contract writes them. No time zone data is needed, so no crate is either.
+//! Timestamps (RFC 3339 in UTC with milliseconds) and durations (`250ms`, `30s`, `1h30m`, or bare milliseconds) in the formats of the API.
+//! No time zone data is needed, so no date crate is used.
 
 use std::fmt;
 use std::time::Duration;
@@ -36,13 +36,13 @@ impl Timestamp {
         Self(self.0.saturating_sub(duration.as_millis().min(i64::MAX as u128) as i64))
     }
 
-    /// Parses RFC 3339. Offsets other than `Z` are accepted and turned into UTC; anything finer than a millisecond is cut.
+    /// Parses RFC 3339. Offsets other than `Z` are converted to UTC. Digits below a millisecond are cut off.
     pub fn parse(input: &str) -> Result<Self, TimeError> {
         let parsed = parse_rfc3339(input).map(|(time, _)| time);
         parsed.ok_or_else(|| TimeError { input: shortened(input) })
     }
 
-    /// Parses a time before which something must not happen: anything finer than a millisecond is rounded up.
+    /// Parses a time before which something must not happen: digits below a millisecond are rounded up.
     pub fn parse_no_earlier(input: &str) -> Result<Self, TimeError> {
         let parsed = parse_rfc3339(input).map(|(time, is_cut)| Self(time.0 + i64::from(is_cut)));
         parsed.ok_or_else(|| TimeError { input: shortened(input) })
@@ -59,7 +59,7 @@ impl fmt::Display for Timestamp {
     }
 }
 
-/// The time to the millisecond, and whether something finer was cut.
+/// The time in milliseconds, and whether nonzero digits below a millisecond were cut off.
 fn parse_rfc3339(input: &str) -> Option<(Timestamp, bool)> {
     let bytes = input.as_bytes();
     if !input.is_ascii() || bytes.len() < 20 {
@@ -114,7 +114,7 @@ fn parse_rfc3339(input: &str) -> Option<(Timestamp, bool)> {
     Some((Timestamp(local - offset_minutes * 60_000), is_cut))
 }
 
-/// Days since the epoch of a date of the proleptic Gregorian calendar, counting years from March so that the leap day is last.
+/// Days from 1970-01-01 to a date of the proleptic Gregorian calendar. Years start in March here, so that the leap day is last.
 fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let era = year.div_euclid(400);
@@ -187,7 +187,7 @@ pub fn parse_duration(input: &str) -> Result<Duration, DurationError> {
     Ok(Duration::from_millis(total_ms))
 }
 
-/// Writes a duration the way [`parse_duration`] reads it: `1h30m`, `250ms`, `0s`.
+/// Formats a duration for [`parse_duration`]: `1h30m`, `250ms`, `0s`.
 pub fn format_duration(duration: Duration) -> String {
     let mut rest = duration.as_millis();
     if rest == 0 {
@@ -203,7 +203,7 @@ pub fn format_duration(duration: Duration) -> String {
     text
 }
 
-/// What an error shows of an input that may be of any length.
+/// The part of an input that an error shows: at most 64 characters.
 fn shortened(input: &str) -> String {
     const SHOWN_CHARS: usize = 64;
     if input.chars().count() <= SHOWN_CHARS {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn known_times_are_read_and_written() {
+    fn known_times_are_parsed_and_formatted() {
         for (text, millis) in [
             ("1970-01-01T00:00:00.000Z", 0),
             ("2000-02-29T12:00:00.500Z", 951_825_600_500),
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_times_are_refused() {
+    fn impossible_times_are_rejected() {
         for text in [
             "",
             "now",
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_read() {
+    fn durations_are_parsed() {
         for (text, millis) in [
             ("250ms", 250),
             ("30s", 30_000),
@@ -284,19 +284,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_time_survives_writing_and_reading(millis in -62_135_596_800_000i64..253_402_300_800_000) {
+        fn every_time_is_parsed_as_it_was_formatted(millis in -62_135_596_800_000i64..253_402_300_800_000) {
             let time = Timestamp(millis);
             prop_assert_eq!(Timestamp::parse(&time.to_string()), Ok(time));
         }
 
         #[test]
-        fn every_duration_survives_writing_and_reading(millis in 0u64..1 << 50) {
+        fn every_duration_is_parsed_as_it_was_formatted(millis in 0u64..1 << 50) {
             let duration = Duration::from_millis(millis);
             prop_assert_eq!(parse_duration(&format_duration(duration)), Ok(duration));
         }
 
         #[test]
-        fn nonsense_never_panics(text in ".*") {
+        fn arbitrary_text_never_panics(text in ".*") {
             let _ = Timestamp::parse(&text);
             let _ = parse_duration(&text);
         }

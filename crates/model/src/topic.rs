@@ -1,14 +1,13 @@
-//! Topics as engines see them: a number that is never used twice, a name, a count of partitions, a retention.
+//! Topics as engines store them: a number that is never reused, a name, a number of partitions, a retention.
 
 use std::fmt;
 use std::time::Duration;
 
-/// A topic's number. A topic made again under an old name has a new one, so that it inherits nothing.
+/// A topic's number. A topic that is deleted and created again gets a new number, so that it inherits nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct TopicNumber(pub u32);
 
-/// One partition of one topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartitionId {
     pub topic: TopicNumber,
@@ -27,15 +26,15 @@ impl fmt::Display for PartitionId {
     }
 }
 
-/// How long records are kept. `None` is without that bound: the system's state topics have neither and are trimmed by their owner.
+/// The bounds up to which records are retained. `None`: no bound. The system's state topics have no bounds; their owners trim them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Retention {
     pub time: Option<Duration>,
-    /// Of the whole topic's partitions each, not together: as Kafka's `retention.bytes`.
+    /// Bytes per partition, not per topic, as Kafka's `retention.bytes`.
     pub bytes: Option<u64>,
 }
 
-/// The bounds of a retention that a change names. The engine keeps the others as they are, also where they differ from the catalogue.
+/// The bounds of a retention that a change sets. The engine leaves the others unchanged, even if they differ from the catalogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NamedBounds {
     pub time: bool,
@@ -47,23 +46,22 @@ impl NamedBounds {
     pub const ALL: Self = Self { time: true, bytes: true };
 }
 
-/// A topic that exists in the engine under its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FoundTopic {
+pub struct ExistingTopic {
     pub name: String,
     pub partitions: u32,
     pub retention: Retention,
 }
 
-/// What an engine is told about a topic when it is made or changed.
+/// The properties of a topic that an engine creates or alters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopicSpec {
     pub number: TopicNumber,
     pub name: String,
     pub partitions: u32,
     pub retention: Retention,
-    /// Copies of each partition. The embedded log has one; Kafka takes its broker's default where this is `None`.
+    /// Copies of each partition. The embedded log has one. `None`: Kafka uses its broker's default.
     pub replicas: Option<u32>,
-    /// How many copies must have a record before it is acknowledged.
+    /// The number of copies that must contain a record before it is acknowledged.
     pub min_insync: Option<u32>,
 }

@@ -6,6 +6,6 @@
 
 pub mod carrier;
 pub mod gateway;
-pub mod lingering;
+pub mod linger;
 pub mod links;
 pub mod presence;

@@ -1,7 +1,7 @@
 //! The binary `whimbrel`: the server, its configuration, and the commands that talk to a server.
 //!
-//! `cli/` has one file per command, `config/` turns files, variables and flags into one checked form, `serve/` wires engines to
-//! ports to roles and listens, `bench/` measures. Nothing here decides what a message is: that is the roles' and the model's.
+//! `cli/` has one file per command. `config/` turns files, variables and flags into a typed configuration. `serve/` connects engines,
+//! ports and roles, and opens the listeners. `bench/` measures. The meaning of messages belongs to the roles and the model, not here.
 
 mod bench;
 mod cli;

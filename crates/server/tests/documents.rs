@@ -1,5 +1,4 @@
-//! The reference pages and the code, held together: each list that a page has is compared with what the code has. It must never judge
-//! a page's prose; what a test cannot compare is the writer's to keep true.
+//! Compares each list of the reference pages with the code. The tests must not judge the prose of a page; its writer keeps that true.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use whimbrel_egress::{horn, worker};
-use whimbrel_ingress::{Code, METRIC_NAMES, Problem, served_paths};
+use whimbrel_ingress::{ApiProblem, Code, METRIC_NAMES, served_paths};
 use whimbrel_people::{carrier, gateway, presence};
 
-/// A text that is no value of any kind of setting but a free text: no number, and a duration beyond every bound.
+/// A text that is valid only for settings of free text: not a number, and a duration beyond every bound.
 const NONSENSE: &str = "99999999w";
 
 fn root() -> PathBuf {
@@ -70,7 +69,7 @@ fn sources() -> Vec<String> {
     found
 }
 
-/// The first text literal after each occurrence of `before`, white space aside.
+/// The first text literal after each occurrence of `before`, ignoring white space.
 fn literals_after(before: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for source in sources() {
@@ -96,7 +95,7 @@ fn as_grpc_writes_it(code: tonic::Code) -> String {
 }
 
 #[test]
-fn the_page_of_problems_has_every_code_with_its_status() {
+fn the_problems_page_has_every_code_with_its_status() {
     let documented: BTreeMap<String, Vec<String>> = rows_under(&page("problems.md"), "code")
         .into_iter()
         .map(|(word, cells)| (word, cells[1..5].to_vec()))
@@ -105,7 +104,7 @@ fn the_page_of_problems_has_every_code_with_its_status() {
         .iter()
         .map(|code| {
             let retry_after = code.retry_after_s().map_or(String::new(), |seconds| seconds.to_string());
-            let status = tonic::Status::from(Problem::new(*code, ""));
+            let status = tonic::Status::from(ApiProblem::new(*code, ""));
             let grpc = format!("`{}`", as_grpc_writes_it(status.code()));
             (code.word().to_owned(), vec![code.status().to_string(), retry_after, grpc, code.title().to_owned()])
         })
@@ -113,7 +112,7 @@ fn the_page_of_problems_has_every_code_with_its_status() {
     assert_eq!(documented, in_code);
 }
 
-/// What `whimbrel check` says in an empty folder, without any variable.
+/// The output of `whimbrel check` in an empty folder, without environment variables.
 fn checked(arguments: &[String]) -> serde_json::Value {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_whimbrel"));
@@ -122,7 +121,7 @@ fn checked(arguments: &[String]) -> serde_json::Value {
 }
 
 #[test]
-fn the_page_of_the_configuration_has_every_setting_with_its_default() {
+fn the_configuration_page_has_every_setting_with_its_default() {
     let documented: BTreeMap<String, String> = rows_under(&page("configuration.md"), "setting")
         .into_iter()
         .map(|(setting, cells)| (setting, cells[1].trim_matches('`').to_owned()))
@@ -135,12 +134,12 @@ fn the_page_of_the_configuration_has_every_setting_with_its_default() {
 }
 
 #[test]
-fn the_page_of_the_configuration_says_what_each_setting_takes() {
+fn the_configuration_page_has_the_accepted_values_of_each_setting() {
     let documented = rows_under(&page("configuration.md"), "setting");
     let arguments: Vec<String> =
         documented.keys().flat_map(|key| ["--set".to_owned(), format!("{key}={NONSENSE}")]).collect();
     let shown = checked(&arguments);
-    let refusal = format!(": `{NONSENSE}` is not what it takes: ");
+    let refusal = format!(": `{NONSENSE}` is not valid: expected ");
     let mut compared = 0;
     for problem in shown["problems"].as_array().unwrap() {
         let problem = problem.as_str().unwrap();
@@ -150,13 +149,13 @@ fn the_page_of_the_configuration_says_what_each_setting_takes() {
             compared += 1;
         }
     }
-    // Free texts take anything, and the keys are refused in words of their own.
+    // Free texts accept anything, and `keys` has its own error.
     let free = documented.values().filter(|cells| cells[2] == "a text").count();
     assert_eq!(compared + free + 1, documented.len());
 }
 
 #[test]
-fn the_page_of_metrics_has_every_metric() {
+fn the_metrics_page_has_every_metric() {
     let documented: BTreeSet<String> = rows_under(&page("metrics.md"), "metric").into_keys().collect();
     let of_services = [
         METRIC_NAMES,
@@ -165,7 +164,7 @@ fn the_page_of_metrics_has_every_metric() {
         whimbrel_dispatch::METRIC_NAMES,
         worker::METRIC_NAMES,
     ];
-    let of_people = [gateway::METRIC_NAMES, carrier::METRIC_NAMES, presence::figures::NAMES, horn::METRIC_NAMES];
+    let of_people = [gateway::METRIC_NAMES, carrier::METRIC_NAMES, presence::metrics::NAMES, horn::METRIC_NAMES];
     let of_roles = of_services.into_iter().chain(of_people);
     let named = of_roles.flatten().map(|(name, _)| (*name).to_owned());
     let macros = ["counter!(", "gauge!(", "histogram!("];
@@ -174,7 +173,7 @@ fn the_page_of_metrics_has_every_metric() {
 }
 
 #[test]
-fn the_page_of_events_has_every_kind() {
+fn the_events_page_has_every_kind() {
     let documented: BTreeSet<String> = rows_under(&page("events.md"), "kind").into_keys().collect();
     let makers = ["Event::new(", "Event::warning(", "Event::failure("];
     let in_code: BTreeSet<String> = makers.into_iter().flat_map(literals_after).collect();
@@ -182,11 +181,11 @@ fn the_page_of_events_has_every_kind() {
 }
 
 #[test]
-fn the_page_of_http_has_every_path_with_its_methods() {
+fn the_http_page_has_every_path_with_its_methods() {
     let text = page("http.md");
     let headings = text.lines().filter_map(|line| line.strip_prefix("### `")?.strip_suffix('`'));
     let documented: BTreeSet<String> = headings.map(str::to_owned).collect();
-    // The server serves `/metrics` beside the door's own paths.
+    // The server adds `/metrics` to the paths of the API.
     let mut in_code = BTreeSet::from(["GET /metrics".to_owned()]);
     for (path, methods) in served_paths().chain(gateway::PATHS) {
         in_code.extend(methods.iter().map(|method| format!("{} {path}", method.to_uppercase())));
@@ -210,14 +209,17 @@ fn configurations() -> Vec<(String, String)> {
 }
 
 #[test]
-fn every_configuration_that_a_page_shows_is_accepted() {
+fn every_configuration_on_a_page_is_valid() {
     let found = configurations();
-    assert!(found.iter().any(|(_, text)| text.contains("engine = \"etcd\"")), "the one of several nodes is among them");
+    assert!(
+        found.iter().any(|(_, text)| text.contains("engine = \"etcd\"")),
+        "a configuration of several nodes is among them"
+    );
     for (page, text) in found {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), &text).unwrap();
         let shown = checked(&["--config".to_owned(), file.path().display().to_string()]);
-        // Files that a configuration names are the reader's, and not on this machine.
+        // Files in a page's configuration do not exist on this machine.
         let is_of_a_file = |problem: &&serde_json::Value| problem.to_string().contains("/etc/whimbrel/");
         let problems = shown["problems"].as_array().expect("a list of problems");
         let others: Vec<_> = problems.iter().filter(|problem| !is_of_a_file(problem)).collect();

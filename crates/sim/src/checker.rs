@@ -1,33 +1,33 @@
-//! What must be true of a log, compared with the model.
+//! Checks a log against the model.
 //!
-//! Every acknowledged record is at its partition and offset with its bytes, and nothing else is there. What flipped bits may
-//! have made unreadable is told as damage with a file and a place to go on; it is never wrong data, and never more than the
-//! segment or the frame that was hit. Without flipped bits there is no damage at all.
+//! Every acknowledged record is at its partition and offset with its bytes, and there are no other records. Records that flipped bits made
+//! unreadable are reported as damage with a file and an offset at which to continue. Damage is never wrong data, and never larger than the
+//! segment or frame with the flipped bits. Without flipped bits there is no damage.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use whimbrel_storage::{Batches, Core, Damage, PartitionKey, ReadError};
+use whimbrel_storage::{Core, LogDamage, LogRead, PartitionKey, ReadError};
 
 use crate::SimDisk;
 use crate::model::{Model, PartitionModel};
 
-/// What a checker says that found something wrong.
-pub type Check<T = ()> = Result<T, String>;
+/// The result of a check: an error describes a violation.
+pub type CheckResult<T = ()> = Result<T, String>;
 
-/// Bytes that a whole walk reads together: small, so that reads begin and end everywhere.
+/// Bytes of one read in a full walk: few, so that reads begin and end at many offsets.
 const WALK_BYTES: usize = 700;
 
-/// What bits were flipped, and so what may be unreadable.
+/// The flipped bits, and so the records that may be unreadable.
 #[derive(Debug, Default)]
-pub struct Flipped {
+pub struct FlippedBits {
     pub segments: BTreeSet<(PartitionKey, u64)>,
     /// Flips in the journal since the log was last opened.
     pub journal: u64,
     pub total: u64,
 }
 
-/// What kind of file a path below the data folder is.
+/// The kind of a file, by its path below the data folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
     Segment(PartitionKey, u64),
@@ -60,23 +60,23 @@ pub struct Checker<'a> {
     pub core: &'a Core,
     pub model: &'a Model,
     pub disk: &'a SimDisk,
-    pub flipped: &'a Flipped,
+    pub flipped: &'a FlippedBits,
 }
 
 impl Checker<'_> {
-    /// Everything about every partition.
-    pub fn check_all(&self) -> Check {
+    /// Checks every partition completely.
+    pub fn check_all(&self) -> CheckResult {
         for key in self.model.alive() {
             self.check_partition(key)?;
         }
         Ok(())
     }
 
-    fn partition(&self, key: PartitionKey) -> Check<&PartitionModel> {
+    fn partition(&self, key: PartitionKey) -> CheckResult<&PartitionModel> {
         self.model.partitions.get(&key).ok_or_else(|| format!("the model has no partition {key}"))
     }
 
-    fn check_partition(&self, key: PartitionKey) -> Check {
+    fn check_partition(&self, key: PartitionKey) -> CheckResult {
         let expected = self.partition(key)?;
         let bounds = self.core.bounds(key).map_err(|error| format!("the bounds of {key}: {error}"))?;
         if bounds != (expected.first, expected.next()) {
@@ -89,15 +89,17 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Reads at an offset, whatever it is, and returns where to read on.
-    pub fn check_read(&self, key: PartitionKey, from: u64, max_bytes: usize) -> Check<u64> {
+    /// Reads at any offset, checks the answer, and returns the next offset.
+    pub fn check_read(&self, key: PartitionKey, from: u64, max_bytes: usize) -> CheckResult<u64> {
         let expected = self.partition(key)?;
         let (first, next) = (expected.first, expected.next());
         match self.core.read(key, from, max_bytes) {
-            Err(ReadError::Trimmed { asked, first: told }) if asked == from && told == first && from < first => {
+            Err(ReadError::Trimmed { asked, first: stated }) if asked == from && stated == first && from < first => {
                 Ok(first)
             }
-            Err(ReadError::BeyondEnd { asked, next: told }) if asked == from && told == next && from > next => Ok(next),
+            Err(ReadError::BeyondEnd { asked, next: stated }) if asked == from && stated == next && from > next => {
+                Ok(next)
+            }
             Ok(_) if from < first || from > next => Err(format!("{key} was read at {from}, outside {first}..{next}")),
             Ok(read) => self.check_batches(key, from, max_bytes, &read),
             Err(ReadError::Damaged(damage)) => self.check_damage(key, from, &damage),
@@ -105,7 +107,7 @@ impl Checker<'_> {
         }
     }
 
-    fn check_batches(&self, key: PartitionKey, from: u64, max_bytes: usize, read: &Batches) -> Check<u64> {
+    fn check_batches(&self, key: PartitionKey, from: u64, max_bytes: usize, read: &LogRead) -> CheckResult<u64> {
         let expected = self.partition(key)?;
         let mut next = from;
         for (index, batch) in read.batches.iter().enumerate() {
@@ -115,7 +117,7 @@ impl Checker<'_> {
             }
             let records: Vec<_> = batch.records().collect();
             if records.len() as u64 != batch.end() - batch.base() {
-                return Err(format!("{key} at {from}: a batch with fewer records than it says"));
+                return Err(format!("{key} at {from}: a batch with too few records"));
             }
             for (offset, record) in records {
                 let entry = expected.entries.get(offset as usize);
@@ -127,21 +129,21 @@ impl Checker<'_> {
         }
         let bytes: usize = read.batches.iter().map(|batch| batch.bytes.len()).sum();
         if read.batches.len() > 1 && bytes > max_bytes {
-            return Err(format!("{key} at {from}: {bytes} bytes where {max_bytes} were asked for"));
+            return Err(format!("{key} at {from}: {bytes} bytes instead of at most {max_bytes}"));
         }
         if read.next != next || (next == from && from < expected.next()) {
-            return Err(format!("{key} at {from}: ended at {next}, said {}, of {}", read.next, expected.next()));
+            return Err(format!("{key} at {from}: ends at {next}, states {}, of {}", read.next, expected.next()));
         }
         Ok(next)
     }
 
-    fn check_damage(&self, key: PartitionKey, from: u64, damage: &Damage) -> Check<u64> {
+    fn check_damage(&self, key: PartitionKey, from: u64, damage: &LogDamage) -> CheckResult<u64> {
         let expected = self.partition(key)?;
         if damage.file.is_empty() {
             return Err(format!("{key} at {from}: damage without a file: {damage}"));
         }
         let Some(resume_at) = damage.resume_at.filter(|at| *at > from && *at <= expected.next()) else {
-            return Err(format!("{key} at {from}: damage that leads nowhere: {damage:?}"));
+            return Err(format!("{key} at {from}: damage without a next offset: {damage:?}"));
         };
         let lossy = self.lossy_ranges(key);
         let is_excused = |offset: &u64| self.may_be_lost(expected, &lossy, *offset);
@@ -153,7 +155,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Offsets of the segments in which bits were flipped.
+    /// The offset ranges of the segments with flipped bits.
     fn lossy_ranges(&self, key: PartitionKey) -> Vec<(u64, u64)> {
         if self.flipped.segments.is_empty() {
             return Vec::new();
@@ -175,8 +177,8 @@ impl Checker<'_> {
         expected.holes.contains(&offset) || lossy.iter().any(|(from, to)| (*from..*to).contains(&offset))
     }
 
-    /// By time, compared with a look at all records.
-    pub fn check_offset_at(&self, key: PartitionKey, time: i64) -> Check {
+    /// Checks a search by time against a scan of all records.
+    pub fn check_offset_at(&self, key: PartitionKey, time: i64) -> CheckResult {
         let expected = self.partition(key)?;
         let naive = expected.offset_at(time);
         let found = self.core.offset_at(key, time).map_err(|error| format!("{key} at time {time}: {error}"))?;

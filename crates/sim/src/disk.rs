@@ -1,11 +1,10 @@
-//! The faulty twin of the disk.
+//! The faulty disk of the simulator.
 //!
-//! It holds everything twice: as programs see it, and as it would be after a power loss. What is not synced may be lost, kept
-//! or torn at [`SimDisk::crash`], in any order, page by page and name by name. On top of that it fails on purpose: calls that
-//! return errors, syncs that fail and lose what they should have kept, a disk that is full, bits that flip at rest. All of it
-//! follows from a seed.
+//! It stores everything twice: as programs see it, and as it would be after a power loss. At [`SimDisk::crash`], unsynced changes may be
+//! lost, kept or torn, in any order, page by page and name by name. It also injects faults: errors of calls, failed syncs that lose data, a
+//! full disk, bits that flip at rest. The seed determines all of them.
 //!
-//! It must never be kinder than [`storage::disk::Disk`](whimbrel_storage::disk::Disk) allows a real disk to be.
+//! It must allow every behaviour that [`storage::disk::Disk`](whimbrel_storage::disk::Disk) allows a real disk.
 
 mod contents;
 mod tree;
@@ -21,27 +20,27 @@ use crate::rng::Rng;
 pub use contents::{PAGE_BYTES, SECTOR_BYTES};
 use tree::Tree;
 
-/// How often calls fail: once in so many, never where it is zero.
+/// The frequency of each fault: one in this many calls, or never if zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Faults {
     pub read_error: u64,
-    /// With some of the bytes written.
+    /// A part of the bytes is written.
     pub write_error: u64,
-    /// Half of them lose what was to be synced.
+    /// Half of the failed syncs lose the unsynced data.
     pub sync_error: u64,
-    /// As `sync_error`, for want of room: what a cache took, the disk may have no place for.
+    /// Like `sync_error`, with the error of a full disk: the disk may have no space for pages that the cache accepted.
     pub sync_without_room: u64,
-    /// Of making, renaming and removing.
+    /// Fault of creations, renames and removals.
     pub name_error: u64,
-    /// `sync_all` syncs the files that it is told of and nothing else, as on systems that have no `syncfs`.
+    /// `sync_all` syncs only the listed files, like a system without `syncfs`.
     pub sync_by_file: bool,
-    /// A deliberate breakage: once in so many, a sync of contents says that it is done and does nothing.
+    /// A deliberate violation: one in this many syncs of contents reports success and does nothing.
     pub lie_about_sync: u64,
 }
 
-/// What was injected so far.
+/// Counts of the injected faults.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Injected {
+pub struct FaultCounts {
     pub read_errors: u64,
     pub write_errors: u64,
     pub sync_errors: u64,
@@ -50,8 +49,8 @@ pub struct Injected {
     pub lies: u64,
 }
 
-impl Injected {
-    pub fn add(&mut self, other: &Injected) {
+impl FaultCounts {
+    pub fn add(&mut self, other: &FaultCounts) {
         self.read_errors += other.read_errors;
         self.write_errors += other.write_errors;
         self.sync_errors += other.sync_errors;
@@ -65,22 +64,22 @@ impl Injected {
     }
 }
 
-/// A disk that can be given to the log and kept, to be faulted from outside. Clones are the same disk.
+/// A disk that the log uses while the test injects faults from outside. Clones are the same disk.
 #[derive(Clone)]
-pub struct SimDisk(Arc<Mutex<State>>);
+pub struct SimDisk(Arc<Mutex<DiskState>>);
 
-struct State {
+struct DiskState {
     tree: Tree,
     rng: Rng,
     faults: Faults,
-    /// Faults are held back, so that a checker can look.
+    /// No faults are injected, so that a checker can read.
     quiet: bool,
-    injected: Injected,
+    injected: FaultCounts,
     budget_bytes: u64,
     power: Power,
-    /// Changing calls so far.
+    /// The number of changing calls.
     calls: u64,
-    /// Handles of an earlier life of the process are dead.
+    /// The number of this process. Handles of earlier processes fail.
     life: u64,
     locked: Arc<AtomicBool>,
 }
@@ -88,33 +87,33 @@ struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Power {
     On,
-    /// Goes at the last of so many more changing calls.
+    /// Fails at the last of this many further changing calls.
     GoesAfter(u64),
     Off,
 }
 
-/// How a changing call shall go.
+/// The outcome of a changing call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Course {
+enum FaultChoice {
     Go,
     Fail,
     FailForRoom,
-    /// It takes effect as far as a cache goes, and nobody hears of it.
+    /// The call takes effect in the cache, and its answer is lost.
     PowerGoes,
 }
 
-impl Course {
+impl FaultChoice {
     fn sync_error(self) -> io::Error {
         match self {
-            Course::PowerGoes => injected("the power went"),
-            Course::FailForRoom => io::Error::new(io::ErrorKind::StorageFull, "injected: a sync found no room"),
-            Course::Go | Course::Fail => injected("a sync failed"),
+            FaultChoice::PowerGoes => injected("the power went"),
+            FaultChoice::FailForRoom => io::Error::new(io::ErrorKind::StorageFull, "injected: a sync found no room"),
+            FaultChoice::Go | FaultChoice::Fail => injected("a sync failed"),
         }
     }
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Call {
+enum ChangeKind {
     Write,
     Sync,
     Name,
@@ -124,35 +123,35 @@ fn injected(what: &str) -> io::Error {
     io::Error::other(format!("injected: {what}"))
 }
 
-impl State {
-    fn begin(&mut self, call: Call) -> io::Result<Course> {
+impl DiskState {
+    fn begin(&mut self, call: ChangeKind) -> io::Result<FaultChoice> {
         self.calls += 1;
         match &mut self.power {
             Power::Off => return Err(injected("the power is off")),
             Power::GoesAfter(1) => {
                 self.power = Power::Off;
-                return Ok(Course::PowerGoes);
+                return Ok(FaultChoice::PowerGoes);
             }
             Power::GoesAfter(calls) => *calls -= 1,
             Power::On => {}
         }
         if self.quiet {
-            return Ok(Course::Go);
+            return Ok(FaultChoice::Go);
         }
         let (times, count) = match call {
-            Call::Write => (self.faults.write_error, &mut self.injected.write_errors),
-            Call::Sync => (self.faults.sync_error, &mut self.injected.sync_errors),
-            Call::Name => (self.faults.name_error, &mut self.injected.name_errors),
+            ChangeKind::Write => (self.faults.write_error, &mut self.injected.write_errors),
+            ChangeKind::Sync => (self.faults.sync_error, &mut self.injected.sync_errors),
+            ChangeKind::Name => (self.faults.name_error, &mut self.injected.name_errors),
         };
         if self.rng.one_in(times) {
             *count += 1;
-            return Ok(Course::Fail);
+            return Ok(FaultChoice::Fail);
         }
-        if matches!(call, Call::Sync) && self.rng.one_in(self.faults.sync_without_room) {
+        if matches!(call, ChangeKind::Sync) && self.rng.one_in(self.faults.sync_without_room) {
             self.injected.sync_errors += 1;
-            return Ok(Course::FailForRoom);
+            return Ok(FaultChoice::FailForRoom);
         }
-        Ok(Course::Go)
+        Ok(FaultChoice::Go)
     }
 
     fn begin_look(&mut self) -> io::Result<()> {
@@ -162,22 +161,22 @@ impl State {
         Ok(())
     }
 
-    /// A change of names: where the power goes with it, it may have happened.
+    /// Changes names. If the power fails, the change may have happened.
     fn name_call<T>(&mut self, what: &str, change: impl FnOnce(&mut Tree) -> io::Result<T>) -> io::Result<T> {
-        match self.begin(Call::Name)? {
-            Course::Go => change(&mut self.tree),
-            Course::PowerGoes => {
+        match self.begin(ChangeKind::Name)? {
+            FaultChoice::Go => change(&mut self.tree),
+            FaultChoice::PowerGoes => {
                 change(&mut self.tree)?;
                 Err(injected("the power went"))
             }
-            Course::Fail | Course::FailForRoom => Err(injected(what)),
+            FaultChoice::Fail | FaultChoice::FailForRoom => Err(injected(what)),
         }
     }
 
     fn write(&mut self, file: u64, bytes: &[u8], position: u64) -> io::Result<()> {
-        let course = self.begin(Call::Write)?;
+        let course = self.begin(ChangeKind::Write)?;
         let mut len = bytes.len();
-        if course == Course::Fail {
+        if course == FaultChoice::Fail {
             len = self.rng.below(bytes.len() as u64 + 1) as usize;
         }
         let used = self.tree.used_bytes;
@@ -188,27 +187,27 @@ impl State {
         contents.write(&bytes[..fits], position as usize);
         self.tree.used_bytes += (self.tree.file(file)?.pages() as u64 - pages_before) * PAGE_BYTES as u64;
         match course {
-            Course::PowerGoes => Err(injected("the power went")),
-            Course::Fail | Course::FailForRoom => Err(injected("a write failed")),
-            Course::Go if fits < len => {
+            FaultChoice::PowerGoes => Err(injected("the power went")),
+            FaultChoice::Fail | FaultChoice::FailForRoom => Err(injected("a write failed")),
+            FaultChoice::Go if fits < len => {
                 self.injected.refused_for_room += 1;
                 Err(io::Error::new(io::ErrorKind::StorageFull, "no room on the simulated disk"))
             }
-            Course::Go => Ok(()),
+            FaultChoice::Go => Ok(()),
         }
     }
 
     fn sync_file(&mut self, file: u64) -> io::Result<()> {
-        match self.begin(Call::Sync)? {
-            Course::Go if !self.quiet && self.rng.one_in(self.faults.lie_about_sync) => {
+        match self.begin(ChangeKind::Sync)? {
+            FaultChoice::Go if !self.quiet && self.rng.one_in(self.faults.lie_about_sync) => {
                 self.injected.lies += 1;
                 Ok(())
             }
-            Course::Go => {
+            FaultChoice::Go => {
                 self.tree.file(file)?.sync();
                 Ok(())
             }
-            Course::PowerGoes => Err(injected("the power went")),
+            FaultChoice::PowerGoes => Err(injected("the power went")),
             course => {
                 if self.rng.one_in(2) {
                     let mut rng = self.rng.fork();
@@ -223,42 +222,42 @@ impl State {
         let (files, folders) = if self.faults.sync_by_file {
             let files: Vec<u64> = touched.iter().filter_map(|path| self.tree.open(path).ok()).collect();
             let folders = touched.iter().flat_map(|path| [Some(path.as_path()), path.parent()]).flatten();
-            // Syncing the names of what is a file does nothing.
+            // Syncing the names in a file does nothing.
             (files, folders.filter_map(|path| self.tree.find(path).ok()).collect())
         } else {
             self.tree.below(self.tree.find(root)?)
         };
-        let course = self.begin(Call::Sync)?;
-        if course == Course::Go && !self.quiet && self.rng.one_in(self.faults.lie_about_sync) {
+        let course = self.begin(ChangeKind::Sync)?;
+        if course == FaultChoice::Go && !self.quiet && self.rng.one_in(self.faults.lie_about_sync) {
             self.injected.lies += 1;
             return Ok(());
         }
-        // One that fails or is cut off has done a part.
+        // A failed or interrupted sync has done a part.
         for file in files {
-            if course == Course::Go || self.rng.one_in(2) {
+            if course == FaultChoice::Go || self.rng.one_in(2) {
                 self.tree.file(file)?.sync();
-            } else if course != Course::PowerGoes && self.rng.one_in(2) {
+            } else if course != FaultChoice::PowerGoes && self.rng.one_in(2) {
                 let mut rng = self.rng.fork();
                 self.tree.file(file)?.lose(&mut rng);
             }
         }
         for folder in folders {
-            if course == Course::Go || self.rng.one_in(2) {
+            if course == FaultChoice::Go || self.rng.one_in(2) {
                 self.tree.sync_folder(folder);
             }
         }
-        if course == Course::Go { Ok(()) } else { Err(course.sync_error()) }
+        if course == FaultChoice::Go { Ok(()) } else { Err(course.sync_error()) }
     }
 }
 
 impl SimDisk {
     pub fn new(seed: u64) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(DiskState {
             tree: Tree::new(),
             rng: Rng::new(seed),
             faults: Faults::default(),
             quiet: false,
-            injected: Injected::default(),
+            injected: FaultCounts::default(),
             budget_bytes: u64::MAX / 2,
             power: Power::On,
             calls: 0,
@@ -267,7 +266,7 @@ impl SimDisk {
         })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DiskState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -275,12 +274,12 @@ impl SimDisk {
         self.state().faults = faults;
     }
 
-    /// Holds faults back, so that somebody can look without being lied to.
+    /// Suspends the faults, so that a checker can read.
     pub fn set_quiet(&self, quiet: bool) {
         self.state().quiet = quiet;
     }
 
-    /// How many bytes fit on the disk; they may become more later.
+    /// Sets the bytes that fit on the disk. They may increase later.
     pub fn set_budget(&self, bytes: u64) {
         self.state().budget_bytes = bytes;
     }
@@ -289,21 +288,21 @@ impl SimDisk {
         self.state().tree.used_bytes
     }
 
-    pub fn injected(&self) -> Injected {
+    pub fn injected(&self) -> FaultCounts {
         self.state().injected
     }
 
-    /// Changing calls so far; the same seed makes the same number.
+    /// The number of changing calls. The same seed makes the same number.
     pub fn calls(&self) -> u64 {
         self.state().calls
     }
 
-    /// The power goes at the given changing call from now, counted from one.
+    /// The power fails at the given changing call from now, counted from one.
     pub fn lose_power_after(&self, calls: u64) {
         self.state().power = Power::GoesAfter(calls.max(1));
     }
 
-    /// A power loss that was to come does not come.
+    /// Cancels a planned power loss.
     pub fn keep_power(&self) {
         let mut state = self.state();
         if state.power != Power::Off {
@@ -315,7 +314,7 @@ impl SimDisk {
         self.state().power == Power::Off
     }
 
-    /// The power went and came back: what was not synced is lost, kept or torn. All handles are dead.
+    /// Simulates a power loss: unsynced changes are lost, kept or torn. All handles fail.
     pub fn crash(&self) {
         let mut state = self.state();
         let mut rng = state.rng.fork();
@@ -323,12 +322,12 @@ impl SimDisk {
         state.start_over();
     }
 
-    /// The process was killed and the machine was not: nothing is lost, all handles are dead.
+    /// Simulates a kill of the process: nothing is lost, and all handles fail.
     pub fn kill(&self) {
         self.state().start_over();
     }
 
-    /// All files, with their lengths, in order of their paths.
+    /// All files with their lengths, in order of their paths.
     pub fn files(&self) -> Vec<(PathBuf, u64)> {
         let mut state = self.state();
         let files = state.tree.files();
@@ -341,7 +340,7 @@ impl SimDisk {
         Some(state.tree.file(node).ok()?.bytes().to_vec())
     }
 
-    /// Flips a bit at rest. `false` where there is no such byte.
+    /// Flips a bit at rest. Returns `false` if there is no such byte.
     pub fn flip_bit(&self, path: &Path, position: u64, bit: u32) -> bool {
         let mask = 1u8 << (bit % 8);
         self.tamper(path, |bytes| {
@@ -351,7 +350,7 @@ impl SimDisk {
         })
     }
 
-    /// Changes a file's bytes at rest, behind everybody's back.
+    /// Changes the bytes of a file at rest, without a call of the log.
     pub fn tamper(&self, path: &Path, change: impl Fn(&mut [u8])) -> bool {
         let mut state = self.state();
         let Ok(node) = state.tree.open(path) else { return false };
@@ -364,7 +363,7 @@ impl SimDisk {
     }
 }
 
-impl State {
+impl DiskState {
     fn start_over(&mut self) {
         self.power = Power::On;
         self.life += 1;
@@ -425,8 +424,8 @@ impl Disk for SimDisk {
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         let mut state = self.state();
         let folder = state.tree.find(path)?;
-        match state.begin(Call::Sync)? {
-            Course::Go => {
+        match state.begin(ChangeKind::Sync)? {
+            FaultChoice::Go => {
                 state.tree.sync_folder(folder);
                 Ok(())
             }
@@ -450,13 +449,13 @@ impl Disk for SimDisk {
         if state.locked.swap(true, Ordering::AcqRel) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        Ok(Box::new(Locked(state.locked.clone())))
+        Ok(Box::new(LockGuard(state.locked.clone())))
     }
 }
 
-struct Locked(Arc<AtomicBool>);
+struct LockGuard(Arc<AtomicBool>);
 
-impl Drop for Locked {
+impl Drop for LockGuard {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
@@ -469,7 +468,7 @@ struct SimFile {
 }
 
 impl SimFile {
-    fn state(&self) -> io::Result<MutexGuard<'_, State>> {
+    fn state(&self) -> io::Result<MutexGuard<'_, DiskState>> {
         let state = self.disk.state();
         if state.life != self.life {
             return Err(injected("a handle of a process that is gone"));
@@ -504,8 +503,8 @@ impl DiskFile for SimFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut state = self.state()?;
-        let course = state.begin(Call::Write)?;
-        if course == Course::Fail {
+        let course = state.begin(ChangeKind::Write)?;
+        if course == FaultChoice::Fail {
             return Err(injected("a length could not be set"));
         }
         let contents = state.tree.file(self.node)?;
@@ -514,7 +513,7 @@ impl DiskFile for SimFile {
         let pages = contents.pages() as u64;
         let page_bytes = PAGE_BYTES as u64;
         state.tree.used_bytes = (state.tree.used_bytes + pages * page_bytes).saturating_sub(pages_before * page_bytes);
-        if course == Course::PowerGoes { Err(injected("the power went")) } else { Ok(()) }
+        if course == FaultChoice::PowerGoes { Err(injected("the power went")) } else { Ok(()) }
     }
 
     fn len(&self) -> io::Result<u64> {

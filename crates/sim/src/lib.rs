@@ -1,15 +1,15 @@
-//! The simulator: the real storage code on a disk that fails, and the real deciding parts of holds, of deliveries, of reaching people and of
-//! presence on logs, stores, endpoints and networks that fail, by seed, with checkers that know what must be true.
+//! The simulator. It runs the real storage code on a faulty disk, and the real deciding parts of holds, deliveries, people and presence on
+//! faulty logs, stores, endpoints and networks. A seed determines each run, and checkers compare it with the rules.
 //!
-//! - [`SimDisk`] is the disk's faulty twin.
-//! - [`Model`](model::Model) is the log as it should be, in memory and without cleverness.
-//! - [`growth`] has several nodes that grow a topic which they share.
-//! - [`holds`] does the same for the owners of holds, [`deliveries`] for those of subscriptions, [`presence`] for gateways
-//!   and the writers of who is online, [`people`] for carriers, gateways and devices.
-//! - [`run`] drives a `Core` by a seed and compares the two at every step. The same seed makes the same run; one that fails
-//!   says what was wrong and what was done last.
+//! - [`SimDisk`] is the faulty disk.
+//! - [`Model`](model::Model) is the expected log, as simple lists in memory.
+//! - [`growth`] runs several nodes that grow a shared topic.
+//! - [`holds`] runs the owners of holds, [`deliveries`] those of subscriptions, [`presence`] gateways and presence writers, [`people`]
+//!   carriers, gateways and devices.
+//! - [`run`] drives a `Core` by a seed and compares it with the model at every step. The same seed makes the same run. A failure reports
+//!   the violation and the last steps.
 //!
-//! It must never use time, threads or chance that a seed does not give.
+//! It must never use time, threads or random numbers that the seed does not determine.
 
 mod checker;
 pub mod deliveries;
@@ -25,6 +25,7 @@ mod tamper;
 pub mod trace;
 mod workload;
 
+pub use checker::CheckResult;
 pub use deliveries::{DeliveriesFailure, DeliveriesProfile, DeliveriesReport, run_deliveries, run_deliveries_traced};
 pub use disk::SimDisk;
 pub use growth::{GrowthFailure, GrowthProfile, GrowthReport, run_growth, run_growth_traced};
@@ -33,4 +34,4 @@ pub use people::{PeopleFailure, PeopleProfile, PeopleReport, run_people, run_peo
 pub use presence::{PresenceFailure, PresenceProfile, PresenceReport, run_presence, run_presence_traced};
 pub use profile::Profile;
 pub use rng::Rng;
-pub use workload::{Failure, Report, run, run_traced};
+pub use workload::{LogFailure, LogReport, run, run_traced};

@@ -1,6 +1,6 @@
-//! Runs seeds of the simulator: `whimbrel-sim --seeds 10000`, or one of them again: `whimbrel-sim --seed 17 --trace`. With
-//! `--what holds`, of the owners of holds; with `--what deliveries`, of those of subscriptions; with `--what presence`, of gateways and the writers of
-//! who is online; with `--what people`, of carriers with inboxes, gateways and devices; with `--what growth`, of nodes that grow a topic.
+//! Runs seeds of the simulator: `whimbrel-sim --seeds 10000`; or repeats one of them: `whimbrel-sim --seed 17 --trace`. `--what holds`
+//! simulates the owners of holds, `--what deliveries` those of subscriptions, `--what presence` gateways and presence writers, `--what
+//! people` carriers with inboxes, gateways and devices, `--what growth` nodes that grow a topic.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -9,26 +9,26 @@ use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use whimbrel_sim::{
-    DeliveriesProfile, DeliveriesReport, GrowthProfile, GrowthReport, HoldsProfile, HoldsReport, PeopleProfile,
-    PeopleReport, PresenceProfile, PresenceReport, Profile, Report, run, run_deliveries, run_deliveries_traced,
+    DeliveriesProfile, DeliveriesReport, GrowthProfile, GrowthReport, HoldsProfile, HoldsReport, LogReport,
+    PeopleProfile, PeopleReport, PresenceProfile, PresenceReport, Profile, run, run_deliveries, run_deliveries_traced,
     run_growth, run_growth_traced, run_holds, run_holds_traced, run_people, run_people_traced, run_presence,
     run_presence_traced, run_traced,
 };
 
-/// Failures that are printed whole; what is broken fails on most seeds.
+/// Failures that are printed completely. A broken build fails on most seeds.
 const FAILURES_PRINTED: usize = 3;
 /// Failures that are listed at the end.
 const FAILURES_LISTED: usize = 20;
 
 #[derive(Parser)]
 #[command(
-    about = "Runs the embedded log on a simulated disk that fails, the owners of holds or of subscriptions on a log and a store that fail, or presence and the reaching of people on networks that fail, by seed."
+    about = "Simulates Whimbrel by seed: the embedded log on a faulty disk, the owners of holds or subscriptions on a faulty log and store, or presence and pushes on faulty networks."
 )]
 struct Arguments {
-    /// What is simulated
-    #[arg(long, value_enum, default_value_t = What::Log)]
-    what: What,
-    /// How many seeds to run, for each kind of fault
+    /// The part to simulate
+    #[arg(long, value_enum, default_value_t = Simulation::Log)]
+    what: Simulation,
+    /// Number of seeds for each kind of fault
     #[arg(long, default_value_t = 1000)]
     seeds: u64,
     /// The first seed
@@ -40,20 +40,18 @@ struct Arguments {
     /// Print each step
     #[arg(long)]
     trace: bool,
-    /// Of the log: crashes, errors, full, flips, mixed; or a deliberate breakage: lying-sync, resealed-flips. Of holds: crashes,
-    /// zombies, store, clock, mixed. Of deliveries: endpoint, crashes, zombies, store, seeks, topics, mixed.
-    /// Of presence: network, outages, writers, deaths, leases, unheard, mixed; or a deliberate breakage: no-dedupe, no-gaps, no-void,
-    /// old-news.
-    /// Of people: devices, crashes, zombies, links, gateways, store, clock, mixed; or a deliberate breakage: no-gaps, sent-is-acked,
-    /// lost-writes, double-release, no-announce, no-kicks.
-    /// Of growth: stale, partitions, frozen, unknown, crashes, mixed; or a deliberate breakage: unconfirmed, no-lease, early-ack, reopen,
-    /// stale-join, blind-reader, hasty-reader. All but the breakages where it is left out
+    /// Kinds of faults. Log: crashes, errors, full, flips, mixed; or a deliberate breakage: lying-sync, resealed-flips. Holds: crashes,
+    /// zombies, store, clock, mixed. Deliveries: endpoint, crashes, zombies, store, seeks, topics, mixed. Presence: network, outages,
+    /// writers, deaths, leases, unheard, mixed; or a deliberate breakage: no-dedupe, no-gaps, no-void, old-news. People: devices, crashes,
+    /// zombies, links, gateways, store, clock, mixed; or a deliberate breakage: no-gaps, sent-is-acked, lost-writes, double-release,
+    /// no-announce, no-kicks. Growth: stale, partitions, frozen, unknown, crashes, mixed; or a deliberate breakage: unconfirmed, no-lease,
+    /// early-ack, reopen, stale-join, blind-reader, hasty-reader. Default: all except the breakages
     #[arg(long)]
     fault: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum What {
+enum Simulation {
     Log,
     Holds,
     Deliveries,
@@ -64,7 +62,7 @@ enum What {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // A panic becomes a failure with its seed; its backtrace would only stand between them.
+    // A panic becomes a failure with its seed. A backtrace would only separate the failures.
     std::panic::set_hook(Box::new(|_| {}));
     let seeds = match arguments.seed {
         Some(seed) => seed..seed + 1,
@@ -72,19 +70,19 @@ fn main() -> ExitCode {
     };
     let fault = arguments.fault.as_deref();
     let failed = match arguments.what {
-        What::Log => {
+        Simulation::Log => {
             let one = if arguments.trace { run_traced } else { run };
             each(fault, &Profile::HONEST, Profile::by_name, |profile| {
-                all(profile.name(), seeds.clone(), Report::default(), Report::add, |seed| one(seed, profile))
+                all(profile.name(), seeds.clone(), LogReport::default(), LogReport::add, |seed| one(seed, profile))
             })
         }
-        What::Holds => {
+        Simulation::Holds => {
             let one = if arguments.trace { run_holds_traced } else { run_holds };
             each(fault, &HoldsProfile::ALL, HoldsProfile::by_name, |profile| {
                 all(profile.name(), seeds.clone(), HoldsReport::default(), HoldsReport::add, |seed| one(seed, profile))
             })
         }
-        What::Deliveries => {
+        Simulation::Deliveries => {
             let one = if arguments.trace { run_deliveries_traced } else { run_deliveries };
             each(fault, &DeliveriesProfile::ALL, DeliveriesProfile::by_name, |profile| {
                 all(profile.name(), seeds.clone(), DeliveriesReport::default(), DeliveriesReport::add, |seed| {
@@ -92,7 +90,7 @@ fn main() -> ExitCode {
                 })
             })
         }
-        What::Presence => {
+        Simulation::Presence => {
             let one = if arguments.trace { run_presence_traced } else { run_presence };
             each(fault, &PresenceProfile::ALL, PresenceProfile::by_name, |profile| {
                 all(profile.name(), seeds.clone(), PresenceReport::default(), PresenceReport::add, |seed| {
@@ -100,7 +98,7 @@ fn main() -> ExitCode {
                 })
             })
         }
-        What::People => {
+        Simulation::People => {
             let one = if arguments.trace { run_people_traced } else { run_people };
             each(fault, &PeopleProfile::ALL, PeopleProfile::by_name, |profile| {
                 all(profile.name(), seeds.clone(), PeopleReport::default(), PeopleReport::add, |seed| {
@@ -108,7 +106,7 @@ fn main() -> ExitCode {
                 })
             })
         }
-        What::Growth => {
+        Simulation::Growth => {
             let one = if arguments.trace { run_growth_traced } else { run_growth };
             each(fault, &GrowthProfile::ALL, GrowthProfile::by_name, |profile| {
                 all(profile.name(), seeds.clone(), GrowthReport::default(), GrowthReport::add, |seed| {
@@ -121,13 +119,13 @@ fn main() -> ExitCode {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(fault) => {
-            eprintln!("there is no kind of fault `{fault}`");
+            eprintln!("unknown kind of fault `{fault}`; see --help");
             ExitCode::from(2)
         }
     }
 }
 
-/// Runs the kind of fault that was asked for, or each of them; how many seeds failed.
+/// Runs the requested kind of fault, or each of them. Returns the number of failed seeds.
 fn each<P: Copy>(
     asked: Option<&str>,
     profiles: &[P],
@@ -140,7 +138,7 @@ fn each<P: Copy>(
     }
 }
 
-/// Runs all seeds of one kind of fault; how many failed.
+/// Runs all seeds of one kind of fault. Returns the number of failed seeds.
 fn all<R: Display, F: Display>(
     name: &str,
     seeds: Range<u64>,

@@ -1,8 +1,8 @@
-//! What kinds of trouble a run has, and the settings it runs with. Both follow from the seed.
+//! The faults of a run, and its settings. The seed determines both.
 
 use std::time::Duration;
 
-use whimbrel_storage::Settings;
+use whimbrel_storage::LogSettings;
 
 use crate::disk::Faults;
 use crate::rng::Rng;
@@ -11,11 +11,11 @@ use crate::rng::Rng;
 pub enum Profile {
     /// Power losses and kills at any call, also during recovery.
     Crashes,
-    /// And calls that return errors, and syncs that lose what they failed to sync.
+    /// Crashes, calls that return errors, and syncs that lose the data that they failed to sync.
     Errors,
-    /// And a disk that is full, and then has room again.
+    /// Crashes, and a disk that is full and later has space again.
     Full,
-    /// And bits that flip at rest.
+    /// Crashes, and bits that flip at rest.
     Flips,
     /// All of the above together.
     Mixed,
@@ -26,7 +26,7 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// Those under which every run must be clean.
+    /// The profiles without violations.
     pub const HONEST: [Profile; 5] = [Profile::Crashes, Profile::Errors, Profile::Full, Profile::Flips, Profile::Mixed];
 
     pub fn name(self) -> &'static str {
@@ -75,12 +75,12 @@ impl Profile {
         faults
     }
 
-    /// Small files, so that a short run meets every boundary.
-    pub(crate) fn settings(self, rng: &mut Rng) -> Settings {
+    /// Small files, so that a short run reaches each boundary.
+    pub(crate) fn settings(self, rng: &mut Rng) -> LogSettings {
         let frame_bytes_max = *rng.pick(&[8 << 10, 16 << 10, 64 << 10]);
         let journal_file_bytes = frame_bytes_max as u64 * *rng.pick(&[2, 3, 4]);
         let journal_bytes_max = journal_file_bytes * rng.between(3, 6);
-        Settings {
+        LogSettings {
             frame_bytes_max,
             frame_bytes_target: 4096,
             journal_file_bytes,
@@ -92,9 +92,9 @@ impl Profile {
             tail_bytes: *rng.pick(&[0, 4 << 10, 64 << 10]),
             unsaved_bytes_max: 2 * frame_bytes_max as u64,
             disk_reserve_bytes: *rng.pick(&[0, 32 << 10]),
-            // The simulator does not wait.
+            // The simulator does not wait for unreadable places.
             unreadable_for: Duration::ZERO,
-            ..Settings::default()
+            ..LogSettings::default()
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Numbers that follow from a seed and from nothing else, so that a run can be repeated.
+//! Random numbers that the seed alone determines, so that a run can be repeated.
 
-/// SplitMix64: small, fast, and good enough to choose faults with.
+/// SplitMix64: small, fast, and good enough to choose faults.
 #[derive(Debug, Clone)]
 pub struct Rng(u64);
 
@@ -17,27 +17,27 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// Below `bound`, which is not zero.
+    /// A number below `bound`, which is not zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.draw() % bound
     }
 
-    /// From `low` to `high`, both included.
+    /// A number from `low` to `high`, both included.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// True once in `times`; never where that is zero.
+    /// True once in `times`, or never if `times` is zero.
     pub fn one_in(&mut self, times: u64) -> bool {
         times > 0 && self.below(times) == 0
     }
 
-    /// One of them; there is at least one.
+    /// One of the values. There must be at least one.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.below(of.len() as u64) as usize]
     }
 
-    /// A generator of its own, so that what one part draws does not move what another draws.
+    /// A separate generator, so that the draws of one part do not change those of another.
     pub fn fork(&mut self) -> Self {
         Self(self.draw())
     }

@@ -1,23 +1,23 @@
-//! Changes that carry a right checksum: what a log without checksums would let through.
+//! Changes with correct checksums, which the log cannot detect.
 
 use std::path::Path;
 
 use bytes::Bytes;
 use whimbrel_storage::format::{
-    Batch, BatchHeader, FRAME_ALIGNMENT, FRAME_HEADER_LEN, FolderSecret, FrameHeader, seal,
+    BatchHeader, FRAME_ALIGNMENT, FRAME_HEADER_LEN, FolderSecret, FrameHeader, LogBatch, seal,
 };
 
 use crate::SimDisk;
 use crate::checker::FileKind;
 
-/// Changes the last byte of a record in a segment or a journal file and makes all checksums right again. Says what it changed.
+/// Changes the last byte of a record in a segment or a journal file and corrects all checksums. Returns what it changed.
 pub fn change_a_record(disk: &SimDisk, path: &Path) -> Option<&'static str> {
     let contents = disk.contents(path)?;
     match FileKind::of(path) {
         FileKind::Segment(..) => {
             let batch = batch_at(&contents)?;
             let len = batch.bytes.len();
-            // What is not synced yet is changed where programs see it.
+            // Unsynced bytes are changed in the cache.
             disk.tamper(path, |bytes| bytes.get_mut(..len).map_or((), change_last_byte));
             Some("a batch")
         }
@@ -41,10 +41,10 @@ pub fn change_a_record(disk: &SimDisk, path: &Path) -> Option<&'static str> {
     }
 }
 
-/// The batch that begins here, of whatever folder: it is changed from within.
-fn batch_at(bytes: &[u8]) -> Option<Batch> {
+/// The batch at the start, of any folder: its own secret is used.
+fn batch_at(bytes: &[u8]) -> Option<LogBatch> {
     let header = BatchHeader::read(bytes)?;
-    Batch::read(&Bytes::copy_from_slice(bytes), FolderSecret(header.secret.get())).ok()
+    LogBatch::read(&Bytes::copy_from_slice(bytes), FolderSecret(header.secret.get())).ok()
 }
 
 fn change_last_byte(batch: &mut [u8]) {
@@ -54,7 +54,7 @@ fn change_last_byte(batch: &mut [u8]) {
     seal(batch);
 }
 
-/// Of the frames that stand in a journal file, the one with the highest number: that one is not in the segments yet.
+/// The position and length of the frame with the highest number in a journal file: the segments do not have that one yet.
 fn last_frame_with_batches(contents: &[u8]) -> Option<(usize, usize)> {
     (0..contents.len())
         .step_by(FRAME_ALIGNMENT)

@@ -1,10 +1,10 @@
-//! What a run did, for those who look for the cause of a failure.
+//! The last steps of a run, to find the cause of a failure.
 
 use std::any::Any;
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Steps that a failure tells of.
+/// Limit of the steps in a failure.
 const TRACE_STEPS: usize = 60;
 
 #[derive(Debug)]
@@ -42,5 +42,5 @@ impl Trace {
 
 pub fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without words".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
 }

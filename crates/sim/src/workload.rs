@@ -1,4 +1,4 @@
-//! A run: what a seed makes of a log, step by step, with the checker beside it.
+//! Runs a seed of the log, step by step, with the checker beside it.
 
 mod group;
 mod report;
@@ -10,65 +10,65 @@ use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use whimbrel_storage::{AppendError, Core, Event, PartitionKey, Settings, TopicRetention};
+use whimbrel_storage::{AppendError, Core, LogEvent, LogSettings, PartitionKey, TopicRetention};
 
-use crate::checker::{Check, Checker, Flipped};
-use crate::disk::Injected;
+use crate::checker::{CheckResult, Checker, FlippedBits};
+use crate::disk::FaultCounts;
 use crate::model::{Model, TopicState};
 use crate::trace::{Trace, panic_text};
 use crate::{Profile, Rng, SimDisk};
-pub use report::{Failure, Report};
+pub use report::{LogFailure, LogReport};
 
 const DATA_FOLDER: &str = "/data";
-/// Topics of one run, those that were deleted included.
+/// The topics of one run, including deleted ones.
 const TOPICS_MAX: u32 = 8;
 const PARTITIONS_MAX: u32 = 4;
 const STEPS_MIN: u64 = 40;
 const STEPS_MAX: u64 = 160;
-/// Opening is tried so often with faults; then once more without, and that must work.
+/// Attempts to open the log with faults. The next attempt has none and must succeed.
 const FAULTY_OPENINGS_MAX: u32 = 4;
 
 /// Runs one seed.
-pub fn run(seed: u64, profile: Profile) -> Result<Report, Box<Failure>> {
+pub fn run(seed: u64, profile: Profile) -> Result<LogReport, Box<LogFailure>> {
     run_with(seed, profile, false)
 }
 
 /// Runs one seed and prints each step.
-pub fn run_traced(seed: u64, profile: Profile) -> Result<Report, Box<Failure>> {
+pub fn run_traced(seed: u64, profile: Profile) -> Result<LogReport, Box<LogFailure>> {
     run_with(seed, profile, true)
 }
 
-fn run_with(seed: u64, profile: Profile, print: bool) -> Result<Report, Box<Failure>> {
-    let mut world = World::new(seed, profile, print);
+fn run_with(seed: u64, profile: Profile, print: bool) -> Result<LogReport, Box<LogFailure>> {
+    let mut world = LogWorld::new(seed, profile, print);
     let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| world.run()));
     let outcome = outcome.unwrap_or_else(|panic| Err(format!("a panic: {}", panic_text(&*panic))));
     match outcome {
         Ok(()) => Ok(world.report()),
-        Err(message) => Err(Box::new(Failure { seed, profile, message, trace: world.trace.last() })),
+        Err(message) => Err(Box::new(LogFailure { seed, profile, message, trace: world.trace.last() })),
     }
 }
 
-/// Everything of a run except the log itself, which comes and goes with crashes.
-struct World {
+/// The state of a run except the log itself, which restarts with each crash.
+struct LogWorld {
     profile: Profile,
     rng: Rng,
     disk: SimDisk,
-    settings: Settings,
+    settings: LogSettings,
     model: Model,
-    flipped: Flipped,
+    flipped: FlippedBits,
     retention: BTreeMap<u32, TopicRetention>,
     now: i64,
     next_number: u64,
-    /// What had been injected when the log was opened: without more of it, nothing may fail.
-    injected_before: Injected,
-    events: Arc<Mutex<Vec<Event>>>,
+    /// The injected faults when the log was opened. Without more of them, nothing may fail.
+    injected_before: FaultCounts,
+    events: Arc<Mutex<Vec<LogEvent>>>,
     trace: Trace,
-    report: Report,
+    report: LogReport,
 }
 
-/// What a step does; the list has each as often as it is wanted.
+/// The kinds of steps. `STEPS` has their weights.
 #[derive(Debug, Clone, Copy)]
-enum Step {
+enum StepKind {
     Commit,
     Read,
     Time,
@@ -86,25 +86,25 @@ enum Step {
     Restart,
 }
 
-const STEPS: [(Step, u64); 15] = [
-    (Step::Commit, 52),
-    (Step::Read, 12),
-    (Step::Time, 5),
-    (Step::Checkpoint, 5),
-    (Step::Relieve, 5),
-    (Step::Idle, 4),
-    (Step::Retain, 3),
-    (Step::Trim, 3),
-    (Step::Grow, 3),
-    (Step::Delete, 1),
-    (Step::Room, 3),
-    (Step::Flip, 2),
-    (Step::CheckAll, 1),
-    (Step::PowerOff, 3),
-    (Step::Restart, 1),
+const STEPS: [(StepKind, u64); 15] = [
+    (StepKind::Commit, 52),
+    (StepKind::Read, 12),
+    (StepKind::Time, 5),
+    (StepKind::Checkpoint, 5),
+    (StepKind::Relieve, 5),
+    (StepKind::Idle, 4),
+    (StepKind::Retain, 3),
+    (StepKind::Trim, 3),
+    (StepKind::Grow, 3),
+    (StepKind::Delete, 1),
+    (StepKind::Room, 3),
+    (StepKind::Flip, 2),
+    (StepKind::CheckAll, 1),
+    (StepKind::PowerOff, 3),
+    (StepKind::Restart, 1),
 ];
 
-impl World {
+impl LogWorld {
     fn new(seed: u64, profile: Profile, print: bool) -> Self {
         let mut rng = Rng::new(seed);
         let disk = SimDisk::new(rng.draw());
@@ -115,18 +115,18 @@ impl World {
             rng,
             disk,
             model: Model::default(),
-            flipped: Flipped::default(),
+            flipped: FlippedBits::default(),
             retention: BTreeMap::new(),
             now: 1_000_000,
             next_number: 1,
-            injected_before: Injected::default(),
+            injected_before: FaultCounts::default(),
             events: Arc::default(),
             trace: Trace::new(print),
-            report: Report::default(),
+            report: LogReport::default(),
         }
     }
 
-    fn report(&self) -> Report {
+    fn report(&self) -> LogReport {
         let mut report = self.report;
         report.seeds = 1;
         report.injected = self.disk.injected();
@@ -134,14 +134,14 @@ impl World {
         report
     }
 
-    fn run(&mut self) -> Check {
+    fn run(&mut self) -> CheckResult {
         let mut core = self.open()?;
         self.grow(&core)?;
         for _ in 0..self.rng.between(STEPS_MIN, STEPS_MAX) {
             self.report.steps += 1;
             self.now += self.rng.below(100) as i64;
             let step = self.choose();
-            if matches!(step, Step::Restart) || self.wants_restart() {
+            if matches!(step, StepKind::Restart) || self.wants_restart() {
                 core = self.restart(core)?;
             } else {
                 self.step(step, &core)?;
@@ -151,7 +151,7 @@ impl World {
         self.end(core)
     }
 
-    fn choose(&mut self) -> Step {
+    fn choose(&mut self) -> StepKind {
         let mut left = self.rng.below(STEPS.iter().map(|(_, weight)| weight).sum());
         for (step, weight) in STEPS {
             if left < weight {
@@ -159,41 +159,41 @@ impl World {
             }
             left -= weight;
         }
-        Step::Commit
+        StepKind::Commit
     }
 
-    /// A log that is closed for writing is used for a few steps more: it must refuse, and serve reads.
+    /// Whether to restart. A log that is closed for writing stays in use for a few steps: it must reject appends and serve reads.
     fn wants_restart(&mut self) -> bool {
         self.disk.is_off() || (self.model.poisoned && self.rng.one_in(4))
     }
 
-    fn step(&mut self, step: Step, core: &Core) -> Check {
+    fn step(&mut self, step: StepKind, core: &Core) -> CheckResult {
         match step {
-            Step::Commit => self.commit(core),
-            Step::Read => self.read(core),
-            Step::Time => self.time(core),
-            Step::Checkpoint => self.checkpoint(core),
-            Step::Relieve => self.relieve(core),
-            Step::Idle => self.idle(core),
-            Step::Retain => self.retain(core),
-            Step::Trim => self.trim(core),
-            Step::Grow => self.grow(core),
-            Step::Delete => self.delete(core),
-            Step::Room => self.room(core),
-            Step::Flip => self.flip_while_running(),
-            Step::CheckAll => self.check_all(core),
-            Step::PowerOff => {
+            StepKind::Commit => self.commit(core),
+            StepKind::Read => self.read(core),
+            StepKind::Time => self.time(core),
+            StepKind::Checkpoint => self.checkpoint(core),
+            StepKind::Relieve => self.relieve(core),
+            StepKind::Idle => self.idle(core),
+            StepKind::Retain => self.retain(core),
+            StepKind::Trim => self.trim(core),
+            StepKind::Grow => self.grow(core),
+            StepKind::Delete => self.delete(core),
+            StepKind::Room => self.room(core),
+            StepKind::Flip => self.flip_while_running(),
+            StepKind::CheckAll => self.check_all(core),
+            StepKind::PowerOff => {
                 let calls = self.rng.between(1, 60);
                 self.trace.note(|| format!("the power goes at call {calls}"));
                 self.disk.lose_power_after(calls);
                 Ok(())
             }
-            Step::Restart => Ok(()),
+            StepKind::Restart => Ok(()),
         }
     }
 
-    /// What must hold after every step.
-    fn watch(&mut self, core: &Core) -> Check {
+    /// Checks the rules that hold after every step.
+    fn watch(&mut self, core: &Core) -> CheckResult {
         match core.refusal() {
             Some(AppendError::Poisoned(why)) => {
                 if !self.something_failed() {
@@ -202,26 +202,26 @@ impl World {
                 self.model.poisoned = true;
             }
             Some(AppendError::DiskFull(why)) if !self.profile.fills_disk() => {
-                return Err(format!("the log says that the disk is full: {why}"));
+                return Err(format!("the log reports a full disk: {why}"));
             }
-            _ if self.model.poisoned => return Err("a log that was closed for writing opened by itself".to_owned()),
+            _ if self.model.poisoned => return Err("a log closed for writing accepts appends again".to_owned()),
             _ => {}
         }
-        let events = std::mem::take(&mut *self.events.lock().map_err(|_| "the events' lock broke")?);
+        let events = std::mem::take(&mut *self.events.lock().map_err(|_| "the lock of the events is poisoned")?);
         for event in events {
-            if let Event::Damaged(damage, ..) = event {
+            if let LogEvent::Damaged(damage, ..) = event {
                 self.report.damage += 1;
                 if self.flipped.total == 0 {
-                    return Err(format!("damage was told of, and no bit was flipped: {damage}"));
+                    return Err(format!("damage was reported without a flipped bit: {damage}"));
                 }
             }
         }
         Ok(())
     }
 
-    /// Did the disk give a reason to fail since the log was opened?
+    /// Whether the disk failed since the log was opened.
     fn something_failed(&self) -> bool {
-        let without_room = |injected: Injected| Injected { refused_for_room: 0, ..injected }.total();
+        let without_room = |injected: FaultCounts| FaultCounts { refused_for_room: 0, ..injected }.total();
         self.disk.is_off() || without_room(self.disk.injected()) > without_room(self.injected_before)
     }
 
@@ -229,8 +229,8 @@ impl World {
         Checker { core, model: &self.model, disk: &self.disk, flipped: &self.flipped }
     }
 
-    /// Looks at the log while the disk behaves; nothing can be seen while the power is off.
-    fn look(&mut self, look: impl FnOnce(&mut Self) -> Check) -> Check {
+    /// Checks the log without faults. Does nothing while the power is off.
+    fn look(&mut self, look: impl FnOnce(&mut Self) -> CheckResult) -> CheckResult {
         if self.disk.is_off() {
             return Ok(());
         }
@@ -240,7 +240,7 @@ impl World {
         looked
     }
 
-    fn check_all(&mut self, core: &Core) -> Check {
+    fn check_all(&mut self, core: &Core) -> CheckResult {
         self.trace.note(|| "everything is checked".to_owned());
         self.look(|world| world.checker(core).check_all())
     }
@@ -250,7 +250,7 @@ impl World {
         (!alive.is_empty()).then(|| *self.rng.pick(&alive))
     }
 
-    fn read(&mut self, core: &Core) -> Check {
+    fn read(&mut self, core: &Core) -> CheckResult {
         let Some(key) = self.any_partition() else { return Ok(()) };
         let next = self.model.partitions[&key].next();
         let from = self.rng.below(next + 3);
@@ -262,7 +262,7 @@ impl World {
             return Ok(());
         }
         if let Err(whimbrel_storage::ReadError::Io { .. }) = read {
-            // A disk that does not answer is no damage, and the next reader tries again.
+            // An I/O error of the disk is not damage. The next reader retries.
             if self.disk.injected().read_errors == failed_before {
                 return Err(format!("reading {key} at {from}: {read:?}"));
             }
@@ -270,15 +270,15 @@ impl World {
         self.look(|world| world.checker(core).check_read(key, from, max_bytes).map(drop))
     }
 
-    fn time(&mut self, core: &Core) -> Check {
+    fn time(&mut self, core: &Core) -> CheckResult {
         let Some(key) = self.any_partition() else { return Ok(()) };
         let time = self.now - self.rng.below(6000) as i64 + 100;
         self.trace.note(|| format!("look for time {time} in {key}"));
         self.look(|world| world.checker(core).check_offset_at(key, time))
     }
 
-    /// The disk behaves from now on: the log must accept, keep everything through one more power loss, and be as it should be.
-    fn end(&mut self, core: Core) -> Check {
+    /// Ends the faults. The log must accept appends, keep everything through one more power loss, and match the model.
+    fn end(&mut self, core: Core) -> CheckResult {
         self.trace.note(|| "the disk behaves from now on".to_owned());
         self.disk.set_faults(crate::disk::Faults { sync_by_file: self.rng.one_in(2), ..Default::default() });
         self.disk.set_budget(u64::MAX / 2);
@@ -287,13 +287,13 @@ impl World {
         let mut core = if self.model.poisoned || self.disk.is_off() { self.restart_honestly(core)? } else { core };
         core.watch_room(self.now);
         if let Some(refusal) = core.refusal() {
-            return Err(format!("nothing is wrong with the disk, and the log refuses: {refusal}"));
+            return Err(format!("the disk has no faults, and the log rejects appends: {refusal}"));
         }
         for _ in 0..5 {
             self.commit(&core)?;
         }
         if self.model.poisoned {
-            return Err("nothing is wrong with the disk, and the log closed".to_owned());
+            return Err("the disk has no faults, and the log closed".to_owned());
         }
         core = self.restart_honestly(core)?;
         for key in self.model.alive() {

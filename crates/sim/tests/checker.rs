@@ -1,36 +1,36 @@
-//! The checker has teeth: a disk that lies, and data that changed with its checksum, are found out.
+//! The checker detects violations: a disk that lies about syncs, and data that changed with its checksum.
 
-use whimbrel_sim::{Failure, Profile, run};
+use whimbrel_sim::{LogFailure, Profile, run};
 
 const SEEDS: u64 = 40;
 
-fn failures(profile: Profile) -> Vec<Failure> {
-    let failures: Vec<Failure> =
+fn failures(profile: Profile) -> Vec<LogFailure> {
+    let failures: Vec<LogFailure> =
         (0..SEEDS).filter_map(|seed| run(seed, profile).err()).map(|failure| *failure).collect();
     let panicked = failures.iter().find(|failure| failure.message.starts_with("a panic"));
-    assert!(panicked.is_none(), "the checker finds it, not an accident: {panicked:?}");
+    assert!(panicked.is_none(), "the checker must find it, not a panic: {panicked:?}");
     failures
 }
 
 #[test]
-fn a_sync_that_does_nothing_is_found_out() {
+fn a_sync_that_does_nothing_is_detected() {
     let failures = failures(Profile::LyingSync);
     assert!(failures.len() as u64 > SEEDS / 2, "{} of {SEEDS}", failures.len());
     let lost = failures.iter().filter(|failure| failure.message.contains("were acknowledged"));
-    assert!(lost.count() > 0, "acknowledged records that are gone are said to be: {failures:?}");
+    assert!(lost.count() > 0, "the loss of acknowledged records is reported: {failures:?}");
 }
 
-/// This is what a log that checked no CRC would let through: the bytes are wrong and nothing in the log can tell.
+/// A log without CRC checks would accept this: the bytes are wrong, and the log cannot detect it.
 #[test]
-fn data_that_changed_together_with_its_checksum_is_found_out() {
+fn data_that_changed_together_with_its_checksum_is_detected() {
     let failures = failures(Profile::ResealedFlips);
     assert!(failures.len() as u64 > SEEDS / 2, "{} of {SEEDS}", failures.len());
-    let wrong = failures.iter().filter(|failure| failure.message.contains("instead of Some(Entry"));
-    assert!(wrong.count() > 0, "wrong data is said to be wrong data: {failures:?}");
+    let wrong = failures.iter().filter(|failure| failure.message.contains("instead of Some(ModelRecord"));
+    assert!(wrong.count() > 0, "wrong data is reported: {failures:?}");
 }
 
 #[test]
-fn a_failure_names_its_seed_and_replays() {
+fn a_failure_names_its_seed_and_can_be_repeated() {
     let first = failures(Profile::LyingSync).swap_remove(0);
     let again = run(first.seed, Profile::LyingSync).expect_err("the same seed fails again");
     assert_eq!((again.message.as_str(), &again.trace), (first.message.as_str(), &first.trace));

@@ -1,4 +1,4 @@
-//! What the simulator found, each as a test of its own, named after what went wrong.
+//! Bugs that the simulator found. Each test is named after the property that was violated.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,16 +6,16 @@ use std::sync::Arc;
 use whimbrel_sim::SimDisk;
 use whimbrel_sim::disk::Faults;
 use whimbrel_storage::{
-    Core, DataFolder, Outcome, Part, PartitionKey, Record, Recovered, Settings, TopicRetention, Work,
+    Core, DataFolder, LogRecord, LogRecovery, LogReply, LogSettings, LogWrite, PartitionKey, TopicRetention, WritePart,
 };
 
 const FOLDER: &str = "/a/new/folder";
 
-/// Power losses are tried with so many disks, which lose different things.
+/// The number of disks for each power loss. They lose different changes.
 const DISKS: u64 = 30;
 
-fn settings() -> Settings {
-    Settings {
+fn settings() -> LogSettings {
+    LogSettings {
         frame_bytes_max: 8 << 10,
         frame_bytes_target: 8 << 10,
         journal_file_bytes: 16 << 10,
@@ -26,11 +26,11 @@ fn settings() -> Settings {
         tail_bytes: 0,
         unsaved_bytes_max: 64 << 10,
         disk_reserve_bytes: 0,
-        ..Settings::default()
+        ..LogSettings::default()
     }
 }
 
-/// Disks that sync everything at once, and disks that sync file by file and so forget what nobody names.
+/// Disks that sync everything at once, and disks that sync file by file, only the listed files.
 fn disks() -> impl Iterator<Item = SimDisk> {
     (0..DISKS).map(|seed| {
         let disk = SimDisk::new(seed);
@@ -39,7 +39,7 @@ fn disks() -> impl Iterator<Item = SimDisk> {
     })
 }
 
-fn try_open(disk: &SimDisk) -> Result<(Core, Recovered), whimbrel_storage::OpenError> {
+fn try_open(disk: &SimDisk) -> Result<(Core, LogRecovery), whimbrel_storage::OpenError> {
     let folder = DataFolder::open(Arc::new(disk.clone()), Path::new(FOLDER))?;
     Core::open(folder.into(), settings(), 0, Box::new(|_| {}))
 }
@@ -60,13 +60,13 @@ fn key(topic: u32) -> PartitionKey {
     PartitionKey { topic, partition: 0 }
 }
 
-/// Appends one record of some size and returns its offset, where it was accepted.
+/// Appends one record of a size. Returns its offset if it was accepted.
 fn append(core: &Core, topic: u32, timestamp: i64, bytes: usize) -> Option<u64> {
     let mut records = Vec::new();
-    Record::encode(&mut records, timestamp, None, &[], &vec![7; bytes]);
-    let part = Part { partition: key(topic), count: 1, max_timestamp: timestamp, records };
-    match core.commit(&[Work::Append(vec![part])]).remove(0) {
-        Outcome::Appended(offsets) => offsets[0].clone().ok(),
+    LogRecord::encode(&mut records, timestamp, None, &[], &vec![7; bytes]);
+    let part = WritePart { partition: key(topic), count: 1, max_timestamp: timestamp, records };
+    match core.commit(&[LogWrite::Append(vec![part])]).remove(0) {
+        LogReply::Appended(offsets) => offsets[0].clone().ok(),
         _ => None,
     }
 }
@@ -81,7 +81,7 @@ fn records(core: &Core, topic: u32) -> u64 {
 }
 
 #[test]
-fn a_new_data_folder_was_gone_after_a_power_loss() {
+fn a_new_data_folder_survives_a_power_loss() {
     for disk in disks() {
         let core = open(&disk);
         core.create_partitions(1, 1).unwrap();
@@ -91,18 +91,18 @@ fn a_new_data_folder_was_gone_after_a_power_loss() {
 }
 
 #[test]
-fn a_topic_made_before_the_first_checkpoint_was_gone_after_a_power_loss() {
+fn a_topic_created_before_the_first_checkpoint_survives_a_power_loss() {
     for disk in disks() {
         disk.set_budget(4096);
         let core = open(&disk);
-        assert!(core.refusal().is_some(), "there is no room for a checkpoint");
+        assert!(core.refusal().is_some(), "the disk has no space for a checkpoint");
         core.create_partitions(1, 1).unwrap();
         assert_eq!(crash(&disk, core).partition_count(1), 1);
     }
 }
 
 #[test]
-fn a_data_folder_whose_maker_was_killed_was_gone_after_a_power_loss() {
+fn a_data_folder_whose_creator_was_killed_survives_a_power_loss() {
     for calls in 1..12 {
         for disk in disks() {
             disk.lose_power_after(calls);
@@ -117,7 +117,7 @@ fn a_data_folder_whose_maker_was_killed_was_gone_after_a_power_loss() {
 }
 
 #[test]
-fn a_folder_whose_makers_were_cut_off_twice_was_taken_for_somebody_elses() {
+fn a_folder_whose_creation_was_interrupted_twice_opens() {
     for (first, second) in (1..12).flat_map(|first| (1..8).map(move |second| (first, second))) {
         for disk in disks() {
             disk.lose_power_after(first);
@@ -132,7 +132,7 @@ fn a_folder_whose_makers_were_cut_off_twice_was_taken_for_somebody_elses() {
 }
 
 #[test]
-fn segments_written_to_relieve_memory_were_not_synced_by_the_checkpoint() {
+fn a_checkpoint_syncs_segments_written_to_relieve_memory() {
     for disk in disks() {
         let core = open(&disk);
         core.create_partitions(1, 1).unwrap();
@@ -146,7 +146,7 @@ fn segments_written_to_relieve_memory_were_not_synced_by_the_checkpoint() {
 }
 
 #[test]
-fn segments_that_retention_dropped_were_taken_for_damage_after_a_power_loss() {
+fn segments_that_retention_dropped_are_no_damage_after_a_power_loss() {
     for disk in disks() {
         let core = open(&disk);
         core.create_partitions(1, 1).unwrap();
@@ -165,7 +165,7 @@ fn segments_that_retention_dropped_were_taken_for_damage_after_a_power_loss() {
 }
 
 #[test]
-fn a_topic_whose_deletion_failed_lost_its_records_at_the_next_checkpoint() {
+fn a_topic_whose_deletion_failed_keeps_its_records_at_the_next_checkpoint() {
     let mut failed = 0;
     for disk in disks() {
         let core = open(&disk);
@@ -175,13 +175,13 @@ fn a_topic_whose_deletion_failed_lost_its_records_at_the_next_checkpoint() {
         failed += u64::from(core.delete_topic(1).is_err());
         disk.set_faults(Faults::default());
         core.checkpoint(0, &mut || {}).unwrap();
-        assert_eq!(records(&crash(&disk, core), 1), 1, "it is there whole");
+        assert_eq!(records(&crash(&disk, core), 1), 1, "it exists completely");
     }
     assert_eq!(failed, DISKS);
 }
 
 #[test]
-fn a_topic_whose_deletion_was_cut_off_by_a_kill_came_back_after_a_power_loss() {
+fn a_topic_whose_deletion_was_killed_does_not_come_back_after_a_power_loss() {
     for calls in 1..6 {
         for disk in disks() {
             let core = open(&disk);
@@ -193,13 +193,17 @@ fn a_topic_whose_deletion_was_cut_off_by_a_kill_came_back_after_a_power_loss() {
             disk.kill();
             let core = open(&disk);
             let partitions = core.partition_count(1);
-            assert_eq!(crash(&disk, core).partition_count(1), partitions, "what was seen once stays, at call {calls}");
+            assert_eq!(
+                crash(&disk, core).partition_count(1),
+                partitions,
+                "a topic that was gone stays gone, at call {calls}"
+            );
         }
     }
 }
 
 #[test]
-fn a_journal_file_whose_maker_was_killed_vanished_with_acknowledged_frames() {
+fn a_journal_file_whose_creator_was_killed_keeps_acknowledged_frames() {
     for calls in 1..5 {
         for disk in disks() {
             let core = open(&disk);
@@ -216,7 +220,7 @@ fn a_journal_file_whose_maker_was_killed_vanished_with_acknowledged_frames() {
 }
 
 #[test]
-fn a_partition_whose_maker_was_killed_vanished_with_acknowledged_records() {
+fn a_partition_whose_creator_was_killed_keeps_acknowledged_records() {
     for calls in 1..4 {
         for disk in disks() {
             let core = open(&disk);
@@ -233,7 +237,7 @@ fn a_partition_whose_maker_was_killed_vanished_with_acknowledged_records() {
 }
 
 #[test]
-fn a_partition_made_again_on_a_full_disk_vanished_although_its_making_was_confirmed() {
+fn a_partition_created_again_on_a_full_disk_survives_a_power_loss() {
     for calls in 1..4 {
         for disk in disks() {
             let core = open(&disk);
@@ -253,7 +257,7 @@ fn a_partition_made_again_on_a_full_disk_vanished_although_its_making_was_confir
 }
 
 #[test]
-fn a_frame_that_was_only_in_memory_was_read_on_a_full_disk_and_then_lost() {
+fn a_frame_in_the_cache_that_was_read_on_a_full_disk_is_not_lost() {
     for disk in disks() {
         let core = open(&disk);
         core.create_partitions(1, 1).unwrap();
@@ -266,19 +270,19 @@ fn a_frame_that_was_only_in_memory_was_read_on_a_full_disk_and_then_lost() {
         let core = open(&disk);
         assert!(core.refusal().is_some(), "the disk is full");
         let seen = records(&core, 1);
-        assert_eq!(seen, 2, "the frame is in the system's memory");
+        assert_eq!(seen, 2, "the frame is in the cache");
         assert_eq!(records(&crash(&disk, core), 1), seen);
     }
 }
 
 #[test]
-fn the_first_frame_of_a_file_was_lost_on_a_full_disk_with_the_files_header() {
+fn the_first_frame_of_a_file_is_not_lost_with_the_header_on_a_full_disk() {
     for seed in 0..8 * DISKS {
         let disk = SimDisk::new(seed);
         let core = open(&disk);
         core.create_partitions(1, 1).unwrap();
         append(&core, 1, 0, 10).unwrap();
-        // The file is used again now, and has the header of an earlier generation.
+        // The file is reused now, and has the header of an earlier generation.
         let core = crash(&disk, core);
         disk.set_faults(Faults { sync_error: 2, ..Faults::default() });
         let acknowledged = 1 + u64::from(append(&core, 1, 0, 3000).is_some());
@@ -289,13 +293,13 @@ fn the_first_frame_of_a_file_was_lost_on_a_full_disk_with_the_files_header() {
         let core = open(&disk);
         let seen = records(&core, 1);
         assert!(seen >= acknowledged);
-        assert_eq!(records(&crash(&disk, core), 1), seen, "what was seen once stays, on disk {seed}");
+        assert_eq!(records(&crash(&disk, core), 1), seen, "records that were read stay, on disk {seed}");
     }
 }
 
 #[test]
-fn a_checkpoint_that_was_recovered_by_on_a_full_disk_was_taken_back_by_a_power_loss() {
-    // Each call of the last checkpoint is the one at which its process is killed.
+fn a_checkpoint_used_for_recovery_on_a_full_disk_survives_a_power_loss() {
+    // The process is killed at each call of the last checkpoint in turn.
     for calls in 1..10 {
         for disk in disks() {
             let core = open(&disk);
@@ -319,7 +323,7 @@ fn a_checkpoint_that_was_recovered_by_on_a_full_disk_was_taken_back_by_a_power_l
 }
 
 #[test]
-fn a_full_disk_did_not_open_and_could_not_be_emptied() {
+fn a_full_disk_opens_and_can_be_emptied() {
     for disk in disks() {
         let core = open(&disk);
         core.create_partitions(1, 1).unwrap();
@@ -339,13 +343,13 @@ fn a_full_disk_did_not_open_and_could_not_be_emptied() {
         let (first, next) = core.bounds(key(1)).unwrap();
         assert!(first > 0 && next == 20);
         core.watch_room(0);
-        assert_eq!(core.refusal(), None, "what retention gave back is room");
+        assert_eq!(core.refusal(), None, "retention freed space");
         assert_eq!(append(&core, 1, 0, 10), Some(20));
     }
 }
 
 #[test]
-fn retention_dropped_a_segment_whose_age_it_could_not_read() {
+fn retention_keeps_a_segment_whose_age_it_cannot_read() {
     let disk = SimDisk::new(1);
     let core = open(&disk);
     core.create_partitions(1, 1).unwrap();
@@ -363,5 +367,5 @@ fn retention_dropped_a_segment_whose_age_it_could_not_read() {
     let core = open(&disk);
     core.set_retention(1, TopicRetention { time: Some(std::time::Duration::from_millis(500)), bytes: None });
     core.retain(1200).unwrap();
-    assert_eq!(core.bounds(key(1)), Ok((0, 20)), "all of it is younger than that");
+    assert_eq!(core.bounds(key(1)), Ok((0, 20)), "all records are younger");
 }

@@ -1,12 +1,12 @@
 //! A fixed set of seeds for each kind of fault: every one must be clean, and the same seed must make the same run.
 
-use whimbrel_sim::{Profile, Report, run};
+use whimbrel_sim::{LogReport, Profile, run};
 
-/// Enough to meet each kind of step many times, few enough for every test run; `whimbrel-sim` runs more.
+/// Enough to reach each kind of step many times, few enough for every test run. `whimbrel-sim` runs more.
 const SEEDS: u64 = 60;
 
-fn all_clean(profile: Profile) -> Report {
-    let mut report = Report::default();
+fn all_clean(profile: Profile) -> LogReport {
+    let mut report = LogReport::default();
     for seed in 0..SEEDS {
         match run(seed, profile) {
             Ok(one) => report.add(&one),
@@ -31,19 +31,19 @@ fn nothing_acknowledged_is_lost_to_errors_of_the_disk() {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_on_a_disk_that_is_full() {
+fn nothing_acknowledged_is_lost_on_a_full_disk() {
     let report = all_clean(Profile::Full);
     assert!(report.injected.refused_for_room > 0, "{report}");
 }
 
 #[test]
-fn flipped_bits_are_told_of_and_never_read_as_data() {
+fn flipped_bits_are_reported_and_never_read_as_data() {
     let report = all_clean(Profile::Flips);
     assert!(report.bits_flipped > 0 && report.damage > 0, "{report}");
 }
 
 #[test]
-fn all_kinds_of_trouble_together_lose_nothing_that_was_acknowledged() {
+fn all_faults_together_lose_nothing_acknowledged() {
     all_clean(Profile::Mixed);
 }
 

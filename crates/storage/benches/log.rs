@@ -1,4 +1,4 @@
-//! The pieces that a publish is made of, each alone: encoding, checking, a group commit on the real disk, reading from memory.
+//! Measures the steps of a publish, each alone: encoding, checksums, a group commit on the real disk, reads from memory.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -6,20 +6,20 @@ use std::sync::Arc;
 use bytes::Bytes;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use whimbrel_storage::disk::RealDisk;
-use whimbrel_storage::{Core, DataFolder, Part, PartitionKey, Record, Settings, Work, format};
+use whimbrel_storage::{Core, DataFolder, LogRecord, LogSettings, LogWrite, PartitionKey, WritePart, format};
 
-fn part(partition: u32, count: u32, value: &[u8]) -> Part {
+fn part(partition: u32, count: u32, value: &[u8]) -> WritePart {
     let mut records = Vec::new();
     for _ in 0..count {
-        Record::encode(&mut records, 1, Some(b"key"), &[], value);
+        LogRecord::encode(&mut records, 1, Some(b"key"), &[], value);
     }
-    Part { partition: PartitionKey { topic: 1, partition }, count, max_timestamp: 1, records }
+    WritePart { partition: PartitionKey { topic: 1, partition }, count, max_timestamp: 1, records }
 }
 
 fn core(folder: &std::path::Path, partitions: u32) -> Core {
     let data = DataFolder::open(Arc::new(RealDisk::new()), folder).expect("a temporary folder can be opened");
     let (core, _) =
-        Core::open(Arc::new(data), Settings::default(), 0, Box::new(|_| {})).expect("an empty folder opens");
+        Core::open(Arc::new(data), LogSettings::default(), 0, Box::new(|_| {})).expect("an empty folder opens");
     core.create_partitions(1, partitions).expect("partitions can be made");
     core
 }
@@ -30,7 +30,7 @@ fn encoding(criterion: &mut Criterion) {
     criterion.bench_function("encode one record of 256 bytes", |bencher| {
         bencher.iter(|| {
             buffer.clear();
-            Record::encode(&mut buffer, 1, Some(b"key"), &[], black_box(&value));
+            LogRecord::encode(&mut buffer, 1, Some(b"key"), &[], black_box(&value));
         });
     });
     let mebibyte = Bytes::from(vec![7; 1 << 20]);
@@ -48,7 +48,8 @@ fn committing(criterion: &mut Criterion) {
     for (name, works, partitions) in
         [("1 publish", 1, 1), ("64 publishes, 1 partition", 64, 1), ("64 publishes, 64 partitions", 64, 64)]
     {
-        let works: Vec<Work> = (0..works).map(|n| Work::Append(vec![part(n % partitions, 1, &value)])).collect();
+        let works: Vec<LogWrite> =
+            (0..works).map(|n| LogWrite::Append(vec![part(n % partitions, 1, &value)])).collect();
         group.throughput(Throughput::Elements(works.len() as u64));
         group.bench_function(name, |bencher| {
             bencher.iter(|| core.commit(black_box(&works)));
@@ -61,7 +62,7 @@ fn committing(criterion: &mut Criterion) {
 fn reading(criterion: &mut Criterion) {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let core = core(folder.path(), 1);
-    core.commit(&[Work::Append(vec![part(0, 1000, &[b'x'; 100])])]);
+    core.commit(&[LogWrite::Append(vec![part(0, 1000, &[b'x'; 100])])]);
     let key = PartitionKey { topic: 1, partition: 0 };
     let mut group = criterion.benchmark_group("read from memory");
     group.throughput(Throughput::Elements(1000));

@@ -1,4 +1,5 @@
-//! How fast the log alone is: durable appends in batches with checkpoints, then sequential reads, beside the device.
+//! Measures the throughput of the log alone: durable appends in batches with checkpoints, then sequential reads. Compares both with the
+//! device.
 //!
 //! `cargo run --release -p whimbrel-storage --example throughput -- [seconds] [partitions] [folder]`
 
@@ -12,7 +13,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whimbrel_storage::disk::RealDisk;
-use whimbrel_storage::{DataFolder, Outcome, Part, PartitionKey, Record, Settings, Store, SystemClock, Ticket, Work};
+use whimbrel_storage::{
+    DataFolder, LogRecord, LogReply, LogSettings, LogStore, LogTicket, LogWrite, PartitionKey, WallClock, WritePart,
+};
 
 const RECORDS_PER_BATCH: u32 = 1000;
 const VALUE_BYTES: usize = 100;
@@ -28,7 +31,7 @@ fn main() {
     let device = device_bandwidth(folder.path());
     let data = Arc::new(DataFolder::open(Arc::new(RealDisk::new()), folder.path().join("data").as_path()).unwrap());
     let (store, _) =
-        Store::open(data, Settings::default(), Arc::new(SystemClock), Box::new(|event| eprintln!("{event:?}")))
+        LogStore::open(data, LogSettings::default(), Arc::new(WallClock), Box::new(|event| eprintln!("{event:?}")))
             .unwrap();
     let store = Arc::new(store);
     store.create_partitions(1, partitions).unwrap();
@@ -46,7 +49,7 @@ fn main() {
     println!("read sequentially                        {:>12.0} records/s", read as f64 / elapsed.as_secs_f64());
 }
 
-/// Writes and syncs a file that was not there before.
+/// Writes and syncs a new file.
 fn device_bandwidth(folder: &Path) -> f64 {
     const FILE_BYTES: u64 = 1 << 30;
     let path = folder.join("device");
@@ -62,19 +65,19 @@ fn device_bandwidth(folder: &Path) -> f64 {
     bandwidth
 }
 
-fn append(store: &Arc<Store>, partitions: u32, time: Duration) -> (u64, u64, Duration) {
+fn append(store: &Arc<LogStore>, partitions: u32, time: Duration) -> (u64, u64, Duration) {
     let (stop, appended, bytes) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let begun = Instant::now();
     thread::scope(|scope| {
         for thread in 0..APPENDING_THREADS {
             let (stop, appended, bytes) = (&stop, &appended, &bytes);
             scope.spawn(move || {
-                let mut in_flight: VecDeque<Ticket> = VecDeque::new();
+                let mut in_flight: VecDeque<LogTicket> = VecDeque::new();
                 let mut partition = thread % partitions;
                 while !stop.load(Ordering::Relaxed) {
                     let part = batch(PartitionKey { topic: 1, partition });
                     bytes.fetch_add(part.records.len() as u64, Ordering::Relaxed);
-                    in_flight.push_back(store.submit(Work::Append(vec![part])).expect("the queue has room"));
+                    in_flight.push_back(store.submit(LogWrite::Append(vec![part])).expect("the queue has room"));
                     partition = (partition + APPENDING_THREADS) % partitions;
                     if in_flight.len() == BATCHES_IN_FLIGHT {
                         finish(in_flight.pop_front(), appended);
@@ -89,23 +92,23 @@ fn append(store: &Arc<Store>, partitions: u32, time: Duration) -> (u64, u64, Dur
     (appended.into_inner(), bytes.into_inner(), begun.elapsed())
 }
 
-fn batch(partition: PartitionKey) -> Part {
+fn batch(partition: PartitionKey) -> WritePart {
     let value = [b'x'; VALUE_BYTES];
     let mut records = Vec::with_capacity(RECORDS_PER_BATCH as usize * (VALUE_BYTES + 20));
     for _ in 0..RECORDS_PER_BATCH {
-        Record::encode(&mut records, 1, None, &[], &value);
+        LogRecord::encode(&mut records, 1, None, &[], &value);
     }
-    Part { partition, count: RECORDS_PER_BATCH, max_timestamp: 1, records }
+    WritePart { partition, count: RECORDS_PER_BATCH, max_timestamp: 1, records }
 }
 
-fn finish(ticket: Option<Ticket>, appended: &AtomicU64) {
-    match ticket.map(Ticket::wait) {
-        Some(Outcome::Appended(_)) | None => appended.fetch_add(RECORDS_PER_BATCH.into(), Ordering::Relaxed),
+fn finish(ticket: Option<LogTicket>, appended: &AtomicU64) {
+    match ticket.map(LogTicket::wait) {
+        Some(LogReply::Appended(_)) | None => appended.fetch_add(RECORDS_PER_BATCH.into(), Ordering::Relaxed),
         Some(other) => panic!("{other:?}"),
     };
 }
 
-fn read_all(store: &Store, partitions: u32) -> (u64, Duration) {
+fn read_all(store: &LogStore, partitions: u32) -> (u64, Duration) {
     const READ_BYTES: usize = 1 << 20;
     let begun = Instant::now();
     let mut read = 0;

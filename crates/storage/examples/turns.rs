@@ -1,4 +1,4 @@
-//! How long a small append and a large commit take: each alone, and beside the other.
+//! Measures the latency of a small append and a large commit: each alone, and both together.
 //!
 //! `cargo run --release -p whimbrel-storage --example turns -- [seconds] [folder]`
 
@@ -9,7 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whimbrel_storage::disk::RealDisk;
-use whimbrel_storage::{DataFolder, Outcome, Part, PartitionKey, Record, Settings, Store, SystemClock, Work};
+use whimbrel_storage::{
+    DataFolder, LogRecord, LogReply, LogSettings, LogStore, LogWrite, PartitionKey, WallClock, WritePart,
+};
 
 const APPEND_BYTES: usize = 100;
 const COMMIT_BYTES: usize = 256 << 10;
@@ -24,21 +26,21 @@ fn main() {
     let folder = tempfile::tempdir_in(folder).expect("a temporary folder can be made");
     let data = Arc::new(DataFolder::open(Arc::new(RealDisk::new()), folder.path().join("data").as_path()).unwrap());
     let (store, _) =
-        Store::open(data, Settings::default(), Arc::new(SystemClock), Box::new(|event| eprintln!("{event:?}")))
+        LogStore::open(data, LogSettings::default(), Arc::new(WallClock), Box::new(|event| eprintln!("{event:?}")))
             .unwrap();
     store.create_partitions(1, COMMITTING_THREADS + APPENDING_THREADS).unwrap();
-    let Ok(Outcome::FenceOpened(token)) = store.submit(Work::OpenFence(FENCE.into())).map(|ticket| ticket.wait())
+    let Ok(LogReply::FenceOpened(token)) = store.submit(LogWrite::OpenFence(FENCE.into())).map(|ticket| ticket.wait())
     else {
         panic!("a fence opens");
     };
-    let append = |partition| Work::Append(vec![part(partition, APPEND_BYTES)]);
+    let append = |partition| LogWrite::Append(vec![part(partition, APPEND_BYTES)]);
     let commit =
-        |bytes| move |partition| Work::Commit { fence: FENCE.into(), token, parts: vec![part(partition, bytes)] };
+        |bytes| move |partition| LogWrite::Commit { fence: FENCE.into(), token, parts: vec![part(partition, bytes)] };
     let time = Duration::from_secs(seconds);
-    let run = |what: &str, works: &[(u32, &(dyn Fn(u32) -> Work + Sync))]| {
+    let run = |what: &str, works: &[(u32, &(dyn Fn(u32) -> LogWrite + Sync))]| {
         println!("{what}");
         for (times, (threads, _)) in measure(&store, time, works).into_iter().zip(works) {
-            tell(times, *threads, time);
+            print(times, *threads, time);
         }
     };
     run("small appends, one caller", &[(1, &append)]);
@@ -50,14 +52,14 @@ fn main() {
     );
 }
 
-fn part(partition: u32, bytes: usize) -> Part {
+fn part(partition: u32, bytes: usize) -> WritePart {
     let mut records = Vec::with_capacity(bytes + 20);
-    Record::encode(&mut records, 1, None, &[], &vec![b'x'; bytes]);
-    Part { partition: PartitionKey { topic: 1, partition }, count: 1, max_timestamp: 1, records }
+    LogRecord::encode(&mut records, 1, None, &[], &vec![b'x'; bytes]);
+    WritePart { partition: PartitionKey { topic: 1, partition }, count: 1, max_timestamp: 1, records }
 }
 
-/// Runs each kind of work on its threads, each with one outstanding, and returns how long each piece took.
-fn measure(store: &Store, time: Duration, works: &[(u32, &(dyn Fn(u32) -> Work + Sync))]) -> Vec<Vec<Duration>> {
+/// Runs each kind of request on its threads, with one outstanding request per thread. Returns the latencies.
+fn measure(store: &LogStore, time: Duration, works: &[(u32, &(dyn Fn(u32) -> LogWrite + Sync))]) -> Vec<Vec<Duration>> {
     let stop = AtomicBool::new(false);
     let mut first_partition = 0;
     thread::scope(|scope| {
@@ -74,7 +76,7 @@ fn measure(store: &Store, time: Duration, works: &[(u32, &(dyn Fn(u32) -> Work +
                             let work = work(partition);
                             let begun = Instant::now();
                             match store.submit(work).map(|ticket| ticket.wait()) {
-                                Ok(Outcome::Appended(_) | Outcome::Committed(_)) => times.push(begun.elapsed()),
+                                Ok(LogReply::Appended(_) | LogReply::Committed(_)) => times.push(begun.elapsed()),
                                 other => panic!("{other:?}"),
                             }
                         }
@@ -87,13 +89,13 @@ fn measure(store: &Store, time: Duration, works: &[(u32, &(dyn Fn(u32) -> Work +
         thread::sleep(time);
         stop.store(true, Ordering::Relaxed);
         let times = |callers: Vec<thread::ScopedJoinHandle<'_, Vec<Duration>>>| {
-            callers.into_iter().flat_map(|caller| caller.join().expect("a caller ends well")).collect()
+            callers.into_iter().flat_map(|caller| caller.join().expect("a caller does not panic")).collect()
         };
         kinds.into_iter().map(times).collect()
     })
 }
 
-fn tell(mut times: Vec<Duration>, threads: u32, time: Duration) {
+fn print(mut times: Vec<Duration>, threads: u32, time: Duration) {
     times.sort_unstable();
     let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize];
     let rate = times.len() as f64 / time.as_secs_f64();

@@ -1,22 +1,22 @@
-//! The time that the log goes by. The storage knows no clock of its own: whoever opens a store brings one.
+//! The wall clock of the log. The crate has no clock of its own: the caller that opens a store provides one.
 
 use std::time::SystemTime;
 
 /// Milliseconds since 1970-01-01T00:00:00Z.
-pub trait Clock: Send + Sync + 'static {
+pub trait StorageClock: Send + Sync + 'static {
     fn now_ms(&self) -> i64;
 
-    /// The time that retention goes by: not later than the present, and standing still while the present is in doubt.
+    /// The time that retention uses: never later than the current time. It stands still while the current time is in doubt.
     fn expiry_ms(&self) -> i64 {
         self.now_ms()
     }
 }
 
-/// The machine's own wall clock, for tools and tests.
+/// The wall clock of the machine, for tools and tests.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct SystemClock;
+pub struct WallClock;
 
-impl Clock for SystemClock {
+impl StorageClock for WallClock {
     fn now_ms(&self) -> i64 {
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as i64
     }

@@ -1,17 +1,17 @@
-//! The log without its threads: everything it does is a call that runs to its end.
+//! The log without its threads. Every operation is a call that runs to its end.
 //!
-//! [`Store`](crate::Store) runs it on two threads; the simulator runs it on none. Two calls may run at the same time: a commit
-//! and one of the keeper's (a checkpoint, retention); reads run beside both.
+//! [`LogStore`](crate::LogStore) runs the log on two threads; the simulator runs it on none. One commit and one keeper call (a checkpoint,
+//! retention) may run at the same time. Reads run beside both.
 //!
-//! State, and who may change it:
-//! - `journal`: commits only, except that a checkpoint trims it.
-//! - `partitions`: the map by creation and deletion; each partition guards itself.
-//! - `dirty`: partitions with batches that are not in segments, each once. Commits add, the keeper takes.
-//! - `recent`: frames that memory still has. Commits add; commits and the keeper let go of those that are saved and too many.
-//! - `refusal`: why nothing is accepted. `Poisoned` is for good, `Full` passes.
+//! State, and the operations that change it:
+//! - `journal`: commits. A checkpoint trims it.
+//! - `partitions`: creation and deletion change the map. Each partition has its own lock.
+//! - `dirty`: partitions with batches that are not in segments, each once. Commits add them, the keeper takes them.
+//! - `recent`: frames that are still in memory. Commits add them. Commits and the keeper evict saved frames above the limit.
+//! - `refusal`: the reason why the log rejects appends. `Poisoned` is permanent, `Full` is temporary.
 
 mod commit;
-mod keep;
+mod keeper;
 mod open;
 mod scrub;
 
@@ -23,98 +23,98 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::checkpoint::Checkpoint;
 use crate::disk::Disk;
-use crate::error::{AppendError, Damage, ReadError};
-use crate::fallback::Replaced;
+use crate::error::{AppendError, LogDamage, ReadError};
+use crate::fallback::Replacement;
 use crate::folder::DataFolder;
-use crate::journal::{Journal, Slots};
-use crate::partition::{Arrival, Batches, Partition};
-use crate::segment::BatchesOf;
-use crate::{PartitionKey, Settings};
+use crate::journal::{JournalSlots, LogJournal};
+use crate::partition::{LogPartition, LogRead, OffsetArrival};
+use crate::segment::BatchScope;
+use crate::{LogSettings, PartitionKey};
 
-pub use commit::{Outcome, Part, Work};
-pub use keep::TopicRetention;
-pub use open::Recovered;
-pub use scrub::{ColdSegment, Scrubbed};
+pub use commit::{LogReply, LogWrite, WritePart};
+pub use keeper::TopicRetention;
+pub use open::LogRecovery;
+pub use scrub::{ColdSegment, ScrubResult};
 
-/// Damaged places that are told of, each once; beyond, a disk is so broken that nobody needs more.
-const TOLD_MAX: usize = 1000;
+/// Limit of reported damaged places, each reported once. More reports do not help: the disk is broken.
+const REPORTED_MAX: usize = 1000;
 
-/// Something an operator wants to know.
+/// An incident for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// Of a partition, where one is known.
-    Damaged(Damage, Option<PartitionKey>),
-    /// Retention could not read, seal or remove a segment, and went on with the others. Told once until it works again.
+pub enum LogEvent {
+    /// Damage, with its partition if that is known.
+    Damaged(LogDamage, Option<PartitionKey>),
+    /// Retention could not read, seal or remove a segment, and continued with the others. Emitted once until it is readable again.
     SegmentUnreadable {
         key: PartitionKey,
         file: PathBuf,
         error: String,
     },
-    /// A small file was damaged or missing at the start, and its second file is used.
-    FileReplaced(Replaced),
+    /// A small file was damaged or missing at the start. Its second file is used.
+    FileReplaced(Replacement),
     DiskFull(String),
     DiskHasRoom,
-    /// Segments or a checkpoint could not be written for want of file descriptors or memory. Told once until a checkpoint succeeds.
+    /// File descriptors or memory are short, so segments or a checkpoint could not be written. Emitted once until a checkpoint succeeds.
     Delayed(String),
     Poisoned(String),
 }
 
-/// Where events go. It must not block.
-pub type OnEvent = Box<dyn Fn(Event) + Send + Sync>;
+/// The receiver of events. It must not block.
+pub type OnEvent = Box<dyn Fn(LogEvent) + Send + Sync>;
 
 pub struct Core {
-    settings: Settings,
+    settings: LogSettings,
     disk: Arc<dyn Disk>,
-    /// Of the log, below the data folder.
+    /// The folder of the log, below the data folder.
     root: PathBuf,
-    slots: Arc<Slots>,
+    slots: Arc<JournalSlots>,
     journal: Mutex<JournalState>,
-    partitions: RwLock<HashMap<PartitionKey, Arc<Partition>>>,
-    dirty: Mutex<Vec<Arc<Partition>>>,
-    recent: Mutex<Recent>,
-    /// The last frame whose batches are all with their partitions.
+    partitions: RwLock<HashMap<PartitionKey, Arc<LogPartition>>>,
+    dirty: Mutex<Vec<Arc<LogPartition>>>,
+    recent: Mutex<RecentFrames>,
+    /// The last frame whose batches are all in their partitions.
     published: AtomicU64,
-    /// Every frame up to this one is in segments, synced or not.
+    /// The segments contain every frame up to this one, synced or not.
     saved: AtomicU64,
-    /// Bytes of batches that are not in segments. For a moment below zero where the keeper is faster than the commit's account.
+    /// Bytes of batches that are not in segments. Below zero for a moment if the keeper counts before the commit does.
     unsaved_bytes: AtomicI64,
     bytes_since_checkpoint: AtomicU64,
-    /// Held through a checkpoint or a retention pass: there is one keeper at a time.
+    /// Held during a checkpoint or a retention pass: only one of them runs at a time.
     keeping: Mutex<()>,
-    /// Files that were written and not synced. They are forgotten when a checkpoint has synced them, not before: for disks that
-    /// sync by file, one that is missing here is one that a power loss takes.
+    /// Files that were written and not synced. Only a checkpoint that has synced them removes them. On disks that sync file by file, a
+    /// power loss takes a file that is missing here.
     touched: Mutex<BTreeSet<PathBuf>>,
-    /// As it is on the disk.
+    /// The checkpoint on the disk.
     last_checkpoint: Mutex<Option<Checkpoint>>,
-    /// Held while topics are made or deleted. A checkpoint need not wait for it: a partition that is made after its marks were
-    /// taken has only frames that come after it, and one that is deleted is not there when the marks are read.
+    /// Held while topics are created or deleted. A checkpoint need not wait for it: a partition created after the marks were taken has only
+    /// later frames, and a deleted partition has no mark.
     changing_topics: Mutex<()>,
-    refusal: Mutex<Option<Refusal>>,
-    /// It was told that writing is delayed.
-    told_delayed: AtomicBool,
-    /// Damage that was told of: a reader that comes back to it is no news.
-    told: Mutex<HashSet<(String, u64)>>,
-    /// Files that the last retention could not read.
+    refusal: Mutex<Option<RejectReason>>,
+    /// The delay of writes was reported.
+    delay_reported: AtomicBool,
+    /// Reported damage. A reader that meets it again does not report it again.
+    reported: Mutex<HashSet<(String, u64)>>,
+    /// Files that the last retention pass could not read.
     unreadable: Mutex<HashSet<PathBuf>>,
     retention: RwLock<HashMap<u32, TopicRetention>>,
     on_event: OnEvent,
-    /// Last, so that the lock on the folder goes when everything else is gone.
+    /// The last field, so that the lock on the folder is released after everything else is dropped.
     folder: Arc<DataFolder>,
 }
 
 struct JournalState {
-    /// `None` until the generation of this start is durable: on a full disk that may take a while.
-    journal: Option<Journal>,
-    /// What the journal must be begun with.
+    /// `None` until the generation of this start is durable. On a full disk that may take a while.
+    journal: Option<LogJournal>,
+    /// The generation with which the journal must begin.
     generation: u64,
     last_sequence: u64,
-    /// The token of the newest fence of each name. They need not be durable: a restart voids all.
+    /// The token of the newest fence of each name. Tokens need not be durable: a restart voids all of them.
     fences: HashMap<String, u64>,
     fence_tokens: u64,
 }
 
 #[derive(Default)]
-struct Recent {
+struct RecentFrames {
     frames: VecDeque<RecentFrame>,
     bytes: u64,
 }
@@ -122,11 +122,11 @@ struct Recent {
 struct RecentFrame {
     sequence: u64,
     bytes: u64,
-    partitions: Vec<Arc<Partition>>,
+    partitions: Vec<Arc<LogPartition>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Refusal {
+enum RejectReason {
     Full(String),
     Poisoned(String),
 }
@@ -136,7 +136,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Core {
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &LogSettings {
         &self.settings
     }
 
@@ -148,8 +148,8 @@ impl Core {
         self.root.join("checkpoint")
     }
 
-    /// Makes partitions `0..partitions` of a topic, those that are not there yet. Durable when it returns. The number of a deleted topic must
-    /// not be used again: until the next checkpoint, the old topic's marks would describe the new one.
+    /// Creates the missing partitions of `0..partitions` of a topic. They are durable when the call returns. The number of a deleted topic
+    /// must not be used again: until the next checkpoint, the old topic's marks would apply to the new one.
     pub fn create_partitions(&self, topic: u32, partitions: u32) -> io::Result<()> {
         let _changing = lock(&self.changing_topics);
         let folder = self.topic_folder(topic);
@@ -169,23 +169,23 @@ impl Core {
         let mut known = self.partitions.write().unwrap_or_else(PoisonError::into_inner);
         for key in missing {
             let folder = folder.join(key.partition.to_string());
-            let of = BatchesOf { secret: self.folder.secret, key };
-            known.insert(key, Arc::new(Partition::new(of, folder, self.disk.clone(), &self.settings)));
+            let of = BatchScope { secret: self.folder.secret, key };
+            known.insert(key, Arc::new(LogPartition::new(of, folder, self.disk.clone(), &self.settings)));
         }
         Ok(())
     }
 
-    /// Drops a topic with all its partitions. After a crash it is there whole or gone; after an error it is as it was, unless the
-    /// log closed for writing.
+    /// Deletes a topic with all its partitions. After a crash the topic exists completely or not at all. After an error it is unchanged,
+    /// unless the log was closed for writing.
     pub fn delete_topic(&self, topic: u32) -> io::Result<()> {
         let _changing = lock(&self.changing_topics);
         let folder = self.topic_folder(topic);
         let doomed = folder.with_extension("deleted");
-        let partitions: Vec<Arc<Partition>> =
+        let partitions: Vec<Arc<LogPartition>> =
             self.all_partitions().into_iter().filter(|partition| partition.key.topic == topic).collect();
         {
-            // The folder gets its new name while nobody writes to it. Only then are the partitions forgotten: a checkpoint
-            // without them would be the end of what they hold, also where the folder came back.
+            // The folder is renamed while nothing writes to it. Only then are the partitions removed from the map: a checkpoint without
+            // them would lose their records, also if the rename failed.
             let held: Vec<_> = partitions.iter().map(|partition| partition.hold()).collect();
             if self.disk.exists(&folder)? {
                 self.disk.rename(&folder, &doomed)?;
@@ -208,67 +208,67 @@ impl Core {
         Ok(())
     }
 
-    /// The partitions that exist now, in no order.
+    /// The existing partitions, in no order.
     pub fn partition_keys(&self) -> Vec<PartitionKey> {
         self.partitions.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
     }
 
-    /// How many partitions a topic has.
+    /// The number of partitions of a topic.
     pub fn partition_count(&self, topic: u32) -> u32 {
         let known = self.partitions.read().unwrap_or_else(PoisonError::into_inner);
         known.keys().filter(|key| key.topic == topic).count() as u32
     }
 
-    fn partition(&self, key: PartitionKey) -> Option<Arc<Partition>> {
+    fn partition(&self, key: PartitionKey) -> Option<Arc<LogPartition>> {
         self.partitions.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
     }
 
-    fn known_partition(&self, key: PartitionKey) -> Result<Arc<Partition>, ReadError> {
+    fn known_partition(&self, key: PartitionKey) -> Result<Arc<LogPartition>, ReadError> {
         self.partition(key).ok_or(ReadError::UnknownPartition(key))
     }
 
-    fn all_partitions(&self) -> Vec<Arc<Partition>> {
+    fn all_partitions(&self) -> Vec<Arc<LogPartition>> {
         let known = self.partitions.read().unwrap_or_else(PoisonError::into_inner);
-        let mut partitions: Vec<Arc<Partition>> = known.values().cloned().collect();
+        let mut partitions: Vec<Arc<LogPartition>> = known.values().cloned().collect();
         drop(known);
-        // In a fixed order, so that the same calls do the same to the disk.
+        // A fixed order, so that the same calls do the same to the disk.
         partitions.sort_unstable_by_key(|partition| partition.key);
         partitions
     }
 
-    /// Reads from memory only; `None` where the disk must be asked, which [`Core::read`] does.
-    pub fn read_memory(&self, key: PartitionKey, from: u64, max_bytes: usize) -> Result<Option<Batches>, ReadError> {
+    /// Reads from memory only. Returns `None` if the records are on disk only; [`Core::read`] reads those.
+    pub fn read_memory(&self, key: PartitionKey, from: u64, max_bytes: usize) -> Result<Option<LogRead>, ReadError> {
         self.known_partition(key)?.read_memory(from, max_bytes)
     }
 
-    /// Reads batches from an offset on: at least one where one is there, then while they fit. May block on the disk.
-    pub fn read(&self, key: PartitionKey, from: u64, max_bytes: usize) -> Result<Batches, ReadError> {
+    /// Reads batches from an offset on: at least one if there is one, then as many as fit. May block on the disk.
+    pub fn read(&self, key: PartitionKey, from: u64, max_bytes: usize) -> Result<LogRead, ReadError> {
         let read = self.known_partition(key)?.read(from, max_bytes);
         if let Err(ReadError::Damaged(damage)) = &read {
-            self.tell_of(damage, Some(key));
+            self.report_damage(damage, Some(key));
         }
         read
     }
 
-    fn tell_of(&self, damage: &Damage, partition: Option<PartitionKey>) {
-        let mut told = lock(&self.told);
-        if told.len() < TOLD_MAX && told.insert((damage.file.clone(), damage.position)) {
-            drop(told);
-            (self.on_event)(Event::Damaged(damage.clone(), partition));
+    fn report_damage(&self, damage: &LogDamage, partition: Option<PartitionKey>) {
+        let mut reported = lock(&self.reported);
+        if reported.len() < REPORTED_MAX && reported.insert((damage.file.clone(), damage.position)) {
+            drop(reported);
+            (self.on_event)(LogEvent::Damaged(damage.clone(), partition));
         }
     }
 
-    /// Resolves when `from` is there to be read, or will never be.
-    pub fn arrival(&self, key: PartitionKey, from: u64) -> Result<Arrival, ReadError> {
-        Ok(Arrival::new(self.known_partition(key)?, from))
+    /// Resolves when `from` can be read, or never can be.
+    pub fn arrival(&self, key: PartitionKey, from: u64) -> Result<OffsetArrival, ReadError> {
+        Ok(OffsetArrival::new(self.known_partition(key)?, from))
     }
 
-    /// First kept and next offset.
+    /// The first kept offset and the next offset.
     pub fn bounds(&self, key: PartitionKey) -> Result<(u64, u64), ReadError> {
         Ok(self.known_partition(key)?.bounds())
     }
 
-    /// The first record at or after a time, in milliseconds. May block on the disk.
+    /// The offset of the first record at or after a time, in milliseconds. May block on the disk.
     pub fn offset_at(&self, key: PartitionKey, time: i64) -> Result<u64, ReadError> {
         self.known_partition(key)?.offset_at(time)
     }
@@ -282,27 +282,27 @@ impl Core {
         Ok(self.known_partition(key)?.bytes_on_disk())
     }
 
-    /// Why nothing is accepted at the moment.
+    /// The reason why the log rejects appends now.
     pub fn refusal(&self) -> Option<AppendError> {
         lock(&self.refusal).as_ref().map(|refusal| match refusal {
-            Refusal::Full(why) => AppendError::DiskFull(why.clone()),
-            Refusal::Poisoned(why) => AppendError::Poisoned(why.clone()),
+            RejectReason::Full(why) => AppendError::DiskFull(why.clone()),
+            RejectReason::Poisoned(why) => AppendError::Poisoned(why.clone()),
         })
     }
 
-    /// Closes the log for writing, for good: after a failed sync nobody knows what is on the disk.
+    /// Closes the log for writing, permanently: after a failed sync the contents of the disk are unknown.
     fn poison(&self, what: &str, error: &io::Error) -> String {
         let why = format!("{what} failed: {error}; restart to recover");
-        *lock(&self.refusal) = Some(Refusal::Poisoned(why.clone()));
-        (self.on_event)(Event::Poisoned(why.clone()));
+        *lock(&self.refusal) = Some(RejectReason::Poisoned(why.clone()));
+        (self.on_event)(LogEvent::Poisoned(why.clone()));
         why
     }
 
-    /// Nothing was written and the cause passes: the next round tries again.
+    /// Reports a temporary shortage. Nothing was written, and the next round retries.
     fn delay(&self, what: &str, error: &io::Error) -> AppendError {
         let why = format!("{what}: {error}");
-        if !self.told_delayed.swap(true, Ordering::Relaxed) {
-            (self.on_event)(Event::Delayed(why.clone()));
+        if !self.delay_reported.swap(true, Ordering::Relaxed) {
+            (self.on_event)(LogEvent::Delayed(why.clone()));
         }
         AppendError::Delayed(why)
     }
@@ -310,18 +310,18 @@ impl Core {
     fn set_full(&self, why: String) {
         let mut refusal = lock(&self.refusal);
         if refusal.is_none() {
-            *refusal = Some(Refusal::Full(why.clone()));
+            *refusal = Some(RejectReason::Full(why.clone()));
             drop(refusal);
-            (self.on_event)(Event::DiskFull(why));
+            (self.on_event)(LogEvent::DiskFull(why));
         }
     }
 
     fn clear_full(&self) {
         let mut refusal = lock(&self.refusal);
-        if matches!(*refusal, Some(Refusal::Full(_))) {
+        if matches!(*refusal, Some(RejectReason::Full(_))) {
             *refusal = None;
             drop(refusal);
-            (self.on_event)(Event::DiskHasRoom);
+            (self.on_event)(LogEvent::DiskHasRoom);
         }
     }
 }

@@ -1,10 +1,10 @@
-//! What can go wrong with the embedded log.
+//! The errors of the embedded log.
 
 use std::path::PathBuf;
 
 use crate::PartitionKey;
 
-/// Why a data folder could not be opened. Nothing was changed.
+/// The reason why a data folder could not be opened. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("the data folder {0} is in use by another process")]
@@ -15,10 +15,10 @@ pub enum OpenError {
     OtherFormat { path: PathBuf, found: String, known: u32 },
     #[error("the settings of the log are wrong: {0}")]
     Settings(String),
-    /// A file without which nobody knows what the others mean.
+    /// A file that is needed to interpret the others.
     #[error("{path} cannot be read: {why}")]
     Unreadable { path: PathBuf, why: String },
-    /// Without it nobody knows which topic is which, and numbers would be given again.
+    /// Without the catalogue, topics cannot be identified, and their numbers would be used again.
     #[error("the log has topics, but {0} is missing")]
     CatalogueMissing(PathBuf),
     #[error("{what}: {source}")]
@@ -32,7 +32,7 @@ impl OpenError {
     }
 }
 
-/// Why something was not appended. Except for `Unknown`, nothing was written.
+/// The reason why an append failed. Except for `Unknown`, nothing was written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AppendError {
     #[error("there is no partition {0}")]
@@ -43,7 +43,7 @@ pub enum AppendError {
     DiskFull(String),
     #[error("{waiting} bytes wait for the disk already")]
     Overloaded { waiting: usize },
-    /// File descriptors or memory are short. It passes, and the log is as it was.
+    /// File descriptors or memory are short. The error is temporary, and the log is unchanged.
     #[error("{0}")]
     Delayed(String),
     #[error("{0}")]
@@ -54,7 +54,7 @@ pub enum AppendError {
     Unknown(String),
 }
 
-/// Why something could not be read.
+/// The reason why a read failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     #[error("there is no partition {0}")]
@@ -64,22 +64,22 @@ pub enum ReadError {
     #[error("offset {asked} is beyond the end: the next is {next}")]
     BeyondEnd { asked: u64, next: u64 },
     #[error("{0}")]
-    Damaged(Damage),
+    Damaged(LogDamage),
     #[error("reading {file} failed: {why}")]
     Io { file: String, why: String },
 }
 
 /// A place that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Damage {
+pub struct LogDamage {
     pub what: String,
     pub file: String,
     pub position: u64,
-    /// The next offset that can be read, where a partition is concerned.
+    /// The next readable offset, if the damage is in a partition.
     pub resume_at: Option<u64>,
 }
 
-impl std::fmt::Display for Damage {
+impl std::fmt::Display for LogDamage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} in {} at byte {}", self.what, self.file, self.position)
     }

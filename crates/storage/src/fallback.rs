@@ -1,7 +1,7 @@
-//! Small files without which a data folder cannot be used, each with a second file to fall back on.
+//! Small files without which a data folder cannot be used. Each has a second file as a fallback.
 //!
-//! A damaged file is never used and never overwritten: it is set aside under another name. The caller gets the name of the file that is
-//! used instead, and emits an event. A file of another format is refused without reading its second file.
+//! A damaged file is never used and never overwritten: it is renamed. The caller gets the name of the file that is used instead, and emits
+//! an event. A file of another format is rejected without reading its second file.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,28 +12,29 @@ use crate::error::OpenError;
 /// Attempts to read a file at which the device reports an error.
 const READ_ATTEMPTS: usize = 3;
 
-/// Why the contents of a file are not used.
+/// The reason why the contents of a file are not used.
 #[derive(Debug)]
-pub enum Unusable {
+pub enum ContentsError {
     Damaged(String),
-    /// The file is sound, and the folder must not be opened.
+    /// The file is sound, but the folder must not be opened.
     Refused(OpenError),
 }
 
-/// A file that is damaged, missing or unreadable, and the one that is used in its place.
+/// A file that is damaged, missing or unreadable, and the file that is used instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Replaced {
+pub struct Replacement {
     pub file: PathBuf,
     pub why: String,
     pub used: PathBuf,
 }
 
-/// The second file.
+/// The second file of a small file.
 #[derive(Debug, Clone, Copy)]
 pub enum Fallback<'a> {
-    /// It has the same contents, and is also used if the device cannot read the first file.
+    /// The second file has the same contents. It is also used if the device cannot read the first file.
     Copy(&'a Path),
-    /// It has the contents before the last change. The device may be able to read the first file later, so it is not used then.
+    /// The second file has the contents before the last change. Not used if the device cannot read the first file: a later read may
+    /// succeed.
     Earlier(&'a Path),
 }
 
@@ -42,8 +43,8 @@ pub fn read_or_fallback<T>(
     disk: &dyn Disk,
     path: &Path,
     second: Fallback<'_>,
-    decode: impl Fn(&[u8]) -> Result<T, Unusable>,
-) -> Result<Option<(T, Option<Replaced>)>, OpenError> {
+    decode: impl Fn(&[u8]) -> Result<T, ContentsError>,
+) -> Result<Option<(T, Option<Replacement>)>, OpenError> {
     let (fallback, is_copy) = match second {
         Fallback::Copy(path) => (path, true),
         Fallback::Earlier(path) => (path, false),
@@ -51,21 +52,21 @@ pub fn read_or_fallback<T>(
     let read = |path: &Path| match read_repeatedly(disk, path) {
         Ok(bytes) => Ok(bytes.map(|bytes| decode(&bytes))),
         Err(error) if is_copy && is_device_error(&error) => {
-            Ok(Some(Err(Unusable::Damaged(format!("reading it failed: {error}")))))
+            Ok(Some(Err(ContentsError::Damaged(format!("reading it failed: {error}")))))
         }
         Err(error) => Err(OpenError::io(format!("reading {}", path.display()))(error)),
     };
     let damaged = match read(path)? {
         Some(Ok(contents)) => return Ok(Some((contents, None))),
-        Some(Err(Unusable::Refused(error))) => return Err(error),
-        Some(Err(Unusable::Damaged(why))) => Some(why),
+        Some(Err(ContentsError::Refused(error))) => return Err(error),
+        Some(Err(ContentsError::Damaged(why))) => Some(why),
         None => None,
     };
     let shown = fallback.display();
     let neither = match (read(fallback)?, &damaged) {
         (Some(Ok(contents)), _) => {
             let why = damaged.unwrap_or_else(|| "it is missing".to_owned());
-            let replaced = Replaced { file: path.to_owned(), why, used: fallback.to_owned() };
+            let replaced = Replacement { file: path.to_owned(), why, used: fallback.to_owned() };
             return Ok(Some((contents, Some(replaced))));
         }
         (None, None) => return Ok(None),
@@ -73,8 +74,8 @@ pub fn read_or_fallback<T>(
         (Some(Err(unusable)), _) => {
             let why = damaged.as_deref().unwrap_or("it is missing");
             let also = match unusable {
-                Unusable::Damaged(also) => also,
-                Unusable::Refused(error) => error.to_string(),
+                ContentsError::Damaged(also) => also,
+                ContentsError::Refused(error) => error.to_string(),
             };
             format!("{why}, and {shown} cannot be used instead: {also}")
         }
@@ -103,7 +104,7 @@ pub fn aside(path: &Path) -> PathBuf {
     with_suffix(path, ".damaged")
 }
 
-/// The name of the second file of one that is written twice: `FORMAT.copy` for `FORMAT`.
+/// The name of the copy of a file: `FORMAT.copy` for `FORMAT`.
 pub(crate) fn copy_of(path: &Path) -> PathBuf {
     with_suffix(path, ".copy")
 }

@@ -1,8 +1,7 @@
-//! The data folder: its format, the secret that tells its batches from a user's bytes, and the lock that keeps a second process
-//! out.
+//! The data folder: its format, the secret that distinguishes its batches from users' bytes, and the lock that excludes other processes.
 //!
-//! `FORMAT` never changes after the folder was made. `FORMAT.copy` has the same contents; where one of the two is damaged or missing, a start
-//! uses the other one and writes it again.
+//! `FORMAT` never changes after the folder is created. `FORMAT.copy` has the same contents. If one of the two is damaged or missing, a
+//! start uses the other one and writes it again.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,10 +9,10 @@ use std::sync::Arc;
 
 use crate::disk::{Disk, read_whole, replace_file};
 use crate::error::OpenError;
-use crate::fallback::{Fallback, Replaced, Unusable, copy_of, read_or_fallback, set_aside};
+use crate::fallback::{ContentsError, Fallback, Replacement, copy_of, read_or_fallback, set_aside};
 use crate::format::{FolderSecret, crc};
 
-/// The version of everything in the folder. A folder of another version is refused, not guessed at.
+/// The version of everything in the folder. A folder of another version is rejected.
 pub const FOLDER_FORMAT: u32 = 2;
 
 pub(crate) const FORMAT_FILE: &str = "FORMAT";
@@ -22,19 +21,19 @@ const FORMAT_PREFIX: &str = "whimbrel data folder, format ";
 const SECRET_PREFIX: &str = "secret ";
 const CHECKSUM_PREFIX: &str = "checksum ";
 
-/// A data folder that is ours, of our format, and locked for this process.
+/// A Whimbrel data folder of a known format, locked for this process.
 pub struct DataFolder {
     pub path: PathBuf,
     pub disk: Arc<dyn Disk>,
-    /// Drawn when the folder was made.
+    /// Drawn when the folder is created.
     pub secret: FolderSecret,
-    /// `FORMAT` was damaged or missing, and its copy was used.
-    pub finding: Option<Replaced>,
+    /// The damage of `FORMAT` if its copy was used.
+    pub finding: Option<Replacement>,
     _lock: Lock,
 }
 
 impl DataFolder {
-    /// Opens the folder, making it where it is not there. A folder that has files and no `FORMAT` is somebody else's.
+    /// Opens the folder, and creates it if it does not exist. A folder with other files and no `FORMAT` is not a data folder.
     pub fn open(disk: Arc<dyn Disk>, path: &Path) -> Result<Self, OpenError> {
         let io = |what: &str| OpenError::io(format!("{what} {}", path.display()));
         disk.create_dirs(path).map_err(io("making the data folder"))?;
@@ -49,29 +48,29 @@ impl DataFolder {
                 (secret, None)
             }
         };
-        // A copy that finds no room on a full disk is written by a later start.
+        // If a full disk has no space for the copy, a later start writes it.
         if let Err(error) = mend(&*disk, path, secret, finding.is_some()) {
             let folder = path.display();
             tracing::warn!(%error, %folder, "FORMAT or its copy cannot be written; the next start tries again");
         }
-        // The writer of FORMAT may have been killed before its name was durable, and nothing may be in the folder without it.
+        // The writer of FORMAT may have been killed before its name was durable. Nothing may be in the folder without it.
         disk.sync_dir(path).map_err(io("syncing"))?;
         Ok(Self { path: path.to_owned(), disk, secret, finding, _lock: lock })
     }
 
-    /// Says whether the folder can be opened now, and what is wrong with its `FORMAT`. Nothing is changed but the lock.
-    pub fn probe(disk: &dyn Disk, path: &Path) -> Result<Option<Replaced>, OpenError> {
+    /// Checks whether the folder can be opened now, and returns the damage of its `FORMAT`. Changes nothing except the lock.
+    pub fn probe(disk: &dyn Disk, path: &Path) -> Result<Option<Replacement>, OpenError> {
         let (_lock, found) = lock_and_read(disk, path)?;
         Ok(found.and_then(|(_, finding)| finding))
     }
 }
 
 type Lock = Box<dyn Send + Sync>;
-type Found = Option<(FolderSecret, Option<Replaced>)>;
+type StoredFormat = Option<(FolderSecret, Option<Replacement>)>;
 
-/// The format is looked at twice: nothing may be changed in a folder that is not ours, not even by a lock, and before we had the lock
-/// another process may have made the folder, and filled it under its secret.
-fn lock_and_read(disk: &dyn Disk, path: &Path) -> Result<(Lock, Found), OpenError> {
+/// Reads the format twice. Nothing may be changed in a foreign folder, not even by a lock. And before this process has the lock, another
+/// process may create the folder and fill it under its own secret.
+fn lock_and_read(disk: &dyn Disk, path: &Path) -> Result<(Lock, StoredFormat), OpenError> {
     read_format(disk, path)?;
     let lock = disk.lock(&path.join(LOCK_FILE)).map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => OpenError::InUse(path.to_owned()),
@@ -80,7 +79,7 @@ fn lock_and_read(disk: &dyn Disk, path: &Path) -> Result<(Lock, Found), OpenErro
     Ok((lock, read_format(disk, path)?))
 }
 
-/// Writes `FORMAT` and its copy where they are not as they must be. `FORMAT` goes first: a copy without one looks like a `FORMAT` that was lost.
+/// Writes `FORMAT` and its copy if their contents are wrong. `FORMAT` is written first: a copy alone looks like a lost `FORMAT`.
 fn mend(disk: &dyn Disk, path: &Path, secret: FolderSecret, is_format_lost: bool) -> io::Result<()> {
     let (format, contents) = (path.join(FORMAT_FILE), format_contents(secret));
     if is_format_lost {
@@ -94,8 +93,8 @@ fn mend(disk: &dyn Disk, path: &Path, secret: FolderSecret, is_format_lost: bool
     }
 }
 
-/// A folder lasts when its name in the one above does. Which of them were made just now is not known: an earlier start may have
-/// made them and been cut off. Folders that we may not read were made by somebody else.
+/// A folder is durable when its name in the parent folder is. An interrupted start may have created some of the parents, so all are synced.
+/// Folders that this process may not read were not created by Whimbrel.
 fn sync_names_of(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     for above in path.ancestors().skip(1) {
         let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
@@ -107,15 +106,15 @@ fn sync_names_of(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The secret of a folder that is there, by `FORMAT` or its copy; `None` where it is still to be made.
-pub(crate) fn read_format(disk: &dyn Disk, path: &Path) -> Result<Found, OpenError> {
+/// The secret of an existing folder, from `FORMAT` or its copy; `None` if the folder is still to be created.
+pub(crate) fn read_format(disk: &dyn Disk, path: &Path) -> Result<StoredFormat, OpenError> {
     let format = path.join(FORMAT_FILE);
     if let Some(found) =
         read_or_fallback(disk, &format, Fallback::Copy(&copy_of(&format)), |contents| parse_format(path, contents))?
     {
         return Ok(Some(found));
     }
-    // A start that was cut off before it wrote FORMAT leaves nothing else than the lock or an unfinished FORMAT.
+    // A start that was interrupted before it wrote FORMAT leaves only the lock and an unfinished FORMAT.
     let names = disk.list(path).map_err(OpenError::io(format!("listing the data folder {}", path.display())))?;
     let is_left_over = |name: &String| name == LOCK_FILE || name == "FORMAT.new";
     if names.iter().all(is_left_over) { Ok(None) } else { Err(OpenError::NotOurs(path.to_owned())) }
@@ -123,15 +122,15 @@ pub(crate) fn read_format(disk: &dyn Disk, path: &Path) -> Result<Found, OpenErr
 
 fn format_contents(secret: FolderSecret) -> String {
     let FolderSecret(number) = secret;
-    let told = format!("{FORMAT_PREFIX}{FOLDER_FORMAT}\n{SECRET_PREFIX}{number:016x}\n");
-    let checksum = crc(told.as_bytes());
-    format!("{told}{CHECKSUM_PREFIX}{checksum:08x}\n")
+    let body = format!("{FORMAT_PREFIX}{FOLDER_FORMAT}\n{SECRET_PREFIX}{number:016x}\n");
+    let checksum = crc(body.as_bytes());
+    format!("{body}{CHECKSUM_PREFIX}{checksum:08x}\n")
 }
 
-/// With a wrong secret every batch would be taken for somebody else's, so it is not believed without its checksum. Nor is the number of
-/// another format, unless it is of the first one, which had no checksum.
-pub(crate) fn parse_format(path: &Path, contents: &[u8]) -> Result<FolderSecret, Unusable> {
-    let damaged = |why: &str| Unusable::Damaged(why.to_owned());
+/// A secret is used only with a correct checksum: with a wrong one, every batch would look foreign. The same holds for the number of
+/// another format. Only the first format has no checksum.
+pub(crate) fn parse_format(path: &Path, contents: &[u8]) -> Result<FolderSecret, ContentsError> {
+    let damaged = |why: &str| ContentsError::Damaged(why.to_owned());
     let text = String::from_utf8_lossy(contents);
     let mut lines = text.lines();
     let Some(version) = lines.next().and_then(|line| line.trim_end().strip_prefix(FORMAT_PREFIX)) else {
@@ -140,14 +139,15 @@ pub(crate) fn parse_format(path: &Path, contents: &[u8]) -> Result<FolderSecret,
     if version.parse() != Ok(FOLDER_FORMAT) {
         let checksum = text.trim_end().rsplit_once(CHECKSUM_PREFIX);
         let is_sound = match checksum {
-            Some((told, stated)) => u32::from_str_radix(stated, 16) == Ok(crc(told.as_bytes())),
+            Some((body, stated)) => u32::from_str_radix(stated, 16) == Ok(crc(body.as_bytes())),
             None => lines.next().is_none(),
         };
         if !is_sound {
             return Err(damaged("its checksum is wrong"));
         }
         let found = version.chars().take(20).collect();
-        return Err(Unusable::Refused(OpenError::OtherFormat { path: path.to_owned(), found, known: FOLDER_FORMAT }));
+        let other = OpenError::OtherFormat { path: path.to_owned(), found, known: FOLDER_FORMAT };
+        return Err(ContentsError::Refused(other));
     }
     let number = lines.next().and_then(|line| u64::from_str_radix(line.strip_prefix(SECRET_PREFIX)?, 16).ok());
     let secret = number.map(FolderSecret).filter(|secret| format_contents(*secret).trim_end() == text.trim_end());
@@ -178,20 +178,20 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_the_format_before_is_refused_by_its_number() {
+    fn a_folder_of_the_previous_format_is_rejected_by_its_number() {
         let refused = parse_format(Path::new("data"), b"whimbrel data folder, format 1\n");
-        let Err(Unusable::Refused(OpenError::OtherFormat { found, known: 2, .. })) = refused else {
+        let Err(ContentsError::Refused(OpenError::OtherFormat { found, known: 2, .. })) = refused else {
             panic!("{refused:?}")
         };
         assert_eq!(found, "1");
     }
 
     #[test]
-    fn a_later_format_is_told_from_a_damaged_number_by_its_checksum() {
-        let told = format!("{FORMAT_PREFIX}3\n{SECRET_PREFIX}{:016x}\nmore\n", SECRET.0);
-        let later = format!("{told}{CHECKSUM_PREFIX}{:08x}\n", crc(told.as_bytes()));
-        assert!(matches!(parse_format(Path::new("data"), later.as_bytes()), Err(Unusable::Refused(_))));
+    fn the_checksum_distinguishes_a_later_format_from_a_damaged_number() {
+        let body = format!("{FORMAT_PREFIX}3\n{SECRET_PREFIX}{:016x}\nmore\n", SECRET.0);
+        let later = format!("{body}{CHECKSUM_PREFIX}{:08x}\n", crc(body.as_bytes()));
+        assert!(matches!(parse_format(Path::new("data"), later.as_bytes()), Err(ContentsError::Refused(_))));
         let damaged = format_contents(SECRET).replace("format 2", "format 3");
-        assert!(matches!(parse_format(Path::new("data"), damaged.as_bytes()), Err(Unusable::Damaged(_))));
+        assert!(matches!(parse_format(Path::new("data"), damaged.as_bytes()), Err(ContentsError::Damaged(_))));
     }
 }

@@ -1,30 +1,30 @@
-//! What is on the disk, byte by byte. All numbers are little-endian; every format carries its version in its magic.
+//! The bytes on the disk. All numbers are little-endian. Every format has its version in its magic.
 //!
-//! A **record** is encoded by whoever appends it and never touched again. A **batch** is a header and the records that one
-//! group commit brought for one partition; it is the same bytes in the journal, in the segment and in memory. A **frame** is a
-//! header and the batches of one group commit; it is the unit of the journal, and of all-or-nothing.
+//! The caller that appends a **record** encodes it; the log never changes it. A **batch** is a header and the records of one partition in
+//! one group commit. Its bytes are the same in the journal, in the segment and in memory. A **frame** is a header and the batches of one
+//! group commit. It is the unit of the journal, and of all-or-nothing.
 //!
-//! Users choose the bytes of their payloads, so neither may be recognised by what users can know: a frame names its generation,
-//! a batch the [`FolderSecret`], and both are random numbers that never leave the folder.
+//! Users choose the bytes of their payloads, so a frame or batch must not be recognised by bytes that users can know. A frame has its
+//! generation, a batch the [`FolderSecret`]. Both are random numbers that never leave the folder.
 
 use bytes::Bytes;
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Frames begin at multiples of this: a synced frame's blocks are then never written again with the next frame, which a power
-/// loss could tear, and recovery knows where to look for the frame after a bad one.
+/// Frames begin at multiples of this. A write of the next frame, which a power loss could tear, therefore never touches the blocks of a
+/// synced frame. After a bad frame, recovery finds the next one at such a multiple.
 pub const FRAME_ALIGNMENT: usize = 4096;
 
 pub const FRAME_MAGIC: [u8; 4] = *b"WFr1";
 pub const BATCH_MAGIC: [u8; 4] = *b"WBa2";
 pub const JOURNAL_MAGIC: [u8; 8] = *b"WJourn 1";
 
-/// A random number of the data folder, in the header of each of its batches. After damage the next batch is searched for byte by
-/// byte, also through payloads: what does not name the number is not a batch, whatever else it looks like.
+/// A random number of the data folder, in the header of each of its batches. After damage, the next batch is searched for byte by byte,
+/// also through payloads. Bytes without this number are not a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct FolderSecret(pub u64);
 
-/// A number that somebody logged would be one that payloads can name.
+/// Hides the secret: a user who finds it in a log could put it into a payload.
 impl std::fmt::Debug for FolderSecret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("FolderSecret(…)")
@@ -34,7 +34,7 @@ impl std::fmt::Debug for FolderSecret {
 /// Some of the batch's records came from a `commit`.
 pub const BATCH_HAS_COMMIT: u32 = 1;
 
-/// Heads a journal file. It fills one block, so that the first frame is aligned.
+/// The header of a journal file. It fills one block, so that the first frame is aligned.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct JournalHeader {
@@ -42,11 +42,11 @@ pub struct JournalHeader {
     pub generation: U64,
     /// The sequence number of the first frame in this file.
     pub first_sequence: U64,
-    /// Of the bytes before it.
+    /// Covers the bytes before it.
     pub crc: U32,
 }
 
-/// Heads a frame. The CRC covers everything after it, to the end of the last batch.
+/// The header of a frame. The CRC covers everything after it, to the end of the last batch.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct FrameHeader {
@@ -54,14 +54,14 @@ pub struct FrameHeader {
     pub crc: U32,
     pub generation: U64,
     pub sequence: U64,
-    /// Every frame up to this one was known to be on the disk when this frame was written.
+    /// Every frame up to this one was on the disk when this frame was written.
     pub synced_upto: U64,
     /// Bytes of the batches after this header.
     pub body_len: U32,
     pub batches: U32,
 }
 
-/// Heads a batch. The CRC covers everything after it, to the end of the last record.
+/// The header of a batch. The CRC covers everything after it, to the end of the last record.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct BatchHeader {
@@ -75,7 +75,7 @@ pub struct BatchHeader {
     pub topic: U32,
     pub partition: U32,
     pub base_offset: U64,
-    /// The latest record's time.
+    /// The latest time of the records.
     pub max_timestamp: I64,
     pub flags: U32,
 }
@@ -125,7 +125,7 @@ impl JournalHeader {
 }
 
 impl FrameHeader {
-    /// What the header claims, before its CRC is checked: is it of this generation and of a length that can be?
+    /// Reads a header and checks its magic only. The caller checks its generation, its length and its CRC.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let (header, _) = Self::read_from_prefix(bytes).ok()?;
         (header.magic == FRAME_MAGIC).then_some(header)
@@ -141,55 +141,55 @@ impl FrameHeader {
     }
 }
 
-/// A batch whose CRC was checked, sharing the bytes it was read from.
+/// A batch with a correct CRC. It shares the bytes from which it was read.
 #[derive(Debug, Clone)]
-pub struct Batch {
+pub struct LogBatch {
     pub header: BatchHeader,
     /// Header and records.
     pub bytes: Bytes,
 }
 
-/// Why bytes are not a batch.
+/// The reason why bytes are not a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BadBatch {
+pub enum BatchError {
     /// The bytes end before the batch does.
     Short {
         needed: usize,
     },
-    /// Nothing that this folder wrote.
+    /// These bytes are not a batch of this folder.
     NoBatch,
     WrongCrc,
 }
 
 impl BatchHeader {
-    /// What the header claims, whoever wrote it and whatever its CRC says.
+    /// Reads a header without any check.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         Self::read_from_prefix(bytes).ok().map(|(header, _)| header)
     }
 
-    /// Does it begin as a batch of this folder does? Its CRC is another question.
+    /// Whether the header has the magic and the secret of this folder. It does not check the CRC.
     pub fn is_ours(&self, secret: FolderSecret) -> bool {
         self.magic == BATCH_MAGIC && self.secret.get() == secret.0
     }
 }
 
-impl Batch {
+impl LogBatch {
     /// The batch at the start of `bytes`.
-    pub fn read(bytes: &Bytes, secret: FolderSecret) -> Result<Self, BadBatch> {
+    pub fn read(bytes: &Bytes, secret: FolderSecret) -> Result<Self, BatchError> {
         let Ok((header, _)) = BatchHeader::read_from_prefix(bytes) else {
-            return Err(BadBatch::Short { needed: BATCH_HEADER_LEN });
+            return Err(BatchError::Short { needed: BATCH_HEADER_LEN });
         };
-        // Before its length is believed: a payload of thousands of claims would else cost as many checksums.
+        // Checked before the length is used: otherwise a payload with thousands of forged headers would cost as many checksums.
         if !header.is_ours(secret) {
-            return Err(BadBatch::NoBatch);
+            return Err(BatchError::NoBatch);
         }
         let len = BATCH_HEADER_LEN + header.body_len.get() as usize;
         if bytes.len() < len {
-            return Err(BadBatch::Short { needed: len });
+            return Err(BatchError::Short { needed: len });
         }
         let bytes = bytes.slice(..len);
         if !is_sealed(&bytes, header.crc) {
-            return Err(BadBatch::WrongCrc);
+            return Err(BatchError::WrongCrc);
         }
         Ok(Self { header, bytes })
     }
@@ -198,30 +198,30 @@ impl Batch {
         self.header.base_offset.get()
     }
 
-    /// The offset after the last record's.
+    /// The offset after the last record.
     pub fn end(&self) -> u64 {
         self.base() + u64::from(self.header.count.get())
     }
 
-    /// The records with their offsets. A record that cannot be read ends the sequence: the CRC was right, so only an encoder
-    /// of our own could have written it.
-    pub fn records(&self) -> impl Iterator<Item = (u64, Record)> + use<> {
+    /// The records with their offsets. A record that cannot be decoded ends the sequence: the CRC was correct, so only a faulty encoder of
+    /// Whimbrel can have written it.
+    pub fn records(&self) -> impl Iterator<Item = (u64, LogRecord)> + use<> {
         let base = self.base();
         let mut rest = self.bytes.slice(BATCH_HEADER_LEN..);
         (0..u64::from(self.header.count.get())).map_while(move |index| {
-            let record = Record::split_off_front(&mut rest)?;
+            let record = LogRecord::split_off_front(&mut rest)?;
             Some((base + index, record))
         })
     }
 }
 
-/// One record, sharing the bytes it was read from.
+/// One record. It shares the bytes from which it was read.
 ///
 /// ```text
 /// u32 length of what follows | i64 timestamp | u32 key length + 1, or 0 for none | u32 headers length | key | headers | value
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
+pub struct LogRecord {
     pub timestamp: i64,
     pub key: Option<Bytes>,
     pub headers: Bytes,
@@ -231,7 +231,7 @@ pub struct Record {
 const RECORD_LEN_LEN: usize = 4;
 const RECORD_FIXED_LEN: usize = 16;
 
-impl Record {
+impl LogRecord {
     pub fn encoded_len(key: Option<&[u8]>, headers: &[u8], value: &[u8]) -> usize {
         RECORD_LEN_LEN + RECORD_FIXED_LEN + key.map_or(0, <[u8]>::len) + headers.len() + value.len()
     }
@@ -283,10 +283,10 @@ mod tests {
 
     const SECRET: FolderSecret = FolderSecret(0x1234_5678_9abc_def0);
 
-    fn batch_of(records: &[Record]) -> Vec<u8> {
+    fn batch_of(records: &[LogRecord]) -> Vec<u8> {
         let mut body = Vec::new();
         for record in records {
-            Record::encode(&mut body, record.timestamp, record.key.as_deref(), &record.headers, &record.value);
+            LogRecord::encode(&mut body, record.timestamp, record.key.as_deref(), &record.headers, &record.value);
         }
         let header = BatchHeader {
             magic: BATCH_MAGIC,
@@ -306,44 +306,44 @@ mod tests {
         bytes
     }
 
-    fn any_record() -> impl Strategy<Value = Record> {
+    fn any_record() -> impl Strategy<Value = LogRecord> {
         let bytes = || proptest::collection::vec(any::<u8>(), 0..20).prop_map(Bytes::from);
         (any::<i64>(), proptest::option::of(bytes()), bytes(), bytes())
-            .prop_map(|(timestamp, key, headers, value)| Record { timestamp, key, headers, value })
+            .prop_map(|(timestamp, key, headers, value)| LogRecord { timestamp, key, headers, value })
     }
 
     proptest! {
         #[test]
         fn records_survive_encoding(records in proptest::collection::vec(any_record(), 0..8)) {
-            let batch = Batch::read(&batch_of(&records).into(), SECRET).unwrap();
+            let batch = LogBatch::read(&batch_of(&records).into(), SECRET).unwrap();
             let read: Vec<_> = batch.records().collect();
             let expected: Vec<_> = (30..).zip(records).collect();
             prop_assert_eq!(read, expected);
         }
 
         #[test]
-        fn every_flipped_bit_of_a_batch_is_noticed(records in proptest::collection::vec(any_record(), 1..4), at: proptest::sample::Index, bit in 0u8..8) {
+        fn every_flipped_bit_of_a_batch_is_detected(records in proptest::collection::vec(any_record(), 1..4), at: proptest::sample::Index, bit in 0u8..8) {
             let mut bytes = batch_of(&records);
             let at = at.index(bytes.len());
             bytes[at] ^= 1 << bit;
-            prop_assert!(Batch::read(&bytes.into(), SECRET).is_err());
+            prop_assert!(LogBatch::read(&bytes.into(), SECRET).is_err());
         }
 
         #[test]
         fn a_batch_of_another_folder_is_not_read(records in proptest::collection::vec(any_record(), 1..4), other: u64) {
             prop_assume!(other != SECRET.0);
-            let read = Batch::read(&batch_of(&records).into(), FolderSecret(other));
-            prop_assert_eq!(read.map(|batch| batch.base()), Err(BadBatch::NoBatch));
+            let read = LogBatch::read(&batch_of(&records).into(), FolderSecret(other));
+            prop_assert_eq!(read.map(|batch| batch.base()), Err(BatchError::NoBatch));
         }
 
         #[test]
         fn nonsense_never_panics(mut bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Record::split_off_front(&mut Bytes::from(bytes.clone()));
+            let _ = LogRecord::split_off_front(&mut Bytes::from(bytes.clone()));
             if bytes.len() >= 16 {
                 bytes[..4].copy_from_slice(&BATCH_MAGIC);
                 bytes[8..16].copy_from_slice(&SECRET.0.to_le_bytes());
             }
-            let _ = Batch::read(&bytes.into(), SECRET);
+            let _ = LogBatch::read(&bytes.into(), SECRET);
         }
     }
 }

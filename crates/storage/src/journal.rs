@@ -1,8 +1,8 @@
-//! The journal: one sequence of frames for all partitions, in preallocated files that are used again and again.
+//! The journal: one sequence of frames for all partitions, in preallocated files that are reused.
 //!
-//! A frame is written, synced, and only then acknowledged; the next one is written after that. Files are slots: which frames
-//! one holds is said by its header, not by its name. A slot is used again when a checkpoint covers all its frames. What an
-//! earlier life of a slot left behind never passes for a new frame: its generation or its sequence number is too low.
+//! A frame is written, synced, and only then acknowledged; the next one is written after that. Files are slots: the header of a slot
+//! identifies its frames, not its name. A slot is reused when a checkpoint covers all its frames. Old frames in a reused slot never pass
+//! for new ones: their generation or sequence number is too low.
 
 mod recovery;
 
@@ -21,30 +21,30 @@ pub(crate) use recovery::{FoundFrame, JournalScan, is_begun, scan};
 const SUFFIX: &str = ".journal";
 const PREALLOCATION_CHUNK: usize = 1 << 20;
 
-pub(crate) struct Journal {
-    slots: Arc<Slots>,
+pub(crate) struct LogJournal {
+    slots: Arc<JournalSlots>,
     generation: u64,
     next_sequence: u64,
-    /// Files with frames that no checkpoint covers, oldest first; the last one is being written.
+    /// Files with frames that no checkpoint covers, oldest first. The last one is being written.
     used: VecDeque<UsedSlot>,
-    /// Where the next frame goes in the last file.
+    /// The position of the next frame in the last file.
     position: u64,
 }
 
 /// A slot that is not in use.
-pub(crate) struct Slot {
+pub(crate) struct JournalSlot {
     path: PathBuf,
     file: Arc<dyn DiskFile>,
 }
 
 struct UsedSlot {
-    slot: Slot,
-    /// Of the last frame in it.
+    slot: JournalSlot,
+    /// The sequence number of the last frame in the slot.
     last_sequence: u64,
 }
 
-/// The slots that are not in use, shared with whoever makes them ahead of time.
-pub(crate) struct Slots {
+/// The free slots. The keeper shares them to create slots in advance.
+pub(crate) struct JournalSlots {
     disk: Arc<dyn Disk>,
     folder: PathBuf,
     file_bytes: u64,
@@ -52,19 +52,19 @@ pub(crate) struct Slots {
 }
 
 struct SlotsInner {
-    free: Vec<Slot>,
+    free: Vec<JournalSlot>,
     made: usize,
 }
 
-pub(crate) enum WriteError {
-    /// There is no slot and no room to make one. Nothing was written.
+pub(crate) enum FrameWriteError {
+    /// There is no free slot, and no space to create one. Nothing was written.
     NoRoom(io::Error),
-    /// The disk failed; what is on it is not known.
+    /// The disk failed. Its contents are unknown.
     Failed(io::Error),
 }
 
-impl Slots {
-    /// Takes stock of the slots that are there. Those in use by frames that must be kept are taken out with [`Slots::claim`].
+impl JournalSlots {
+    /// Opens the existing slots. All are free: a start makes a checkpoint, which covers their frames, before the journal begins.
     pub fn open(disk: Arc<dyn Disk>, folder: &Path, file_bytes: u64) -> io::Result<Self> {
         disk.create_dirs(folder)?;
         let mut names: Vec<String> =
@@ -75,9 +75,9 @@ impl Slots {
         for name in names {
             let path = folder.join(name);
             let file = disk.open(&path)?;
-            free.push(Slot { path, file });
+            free.push(JournalSlot { path, file });
         }
-        // One whose maker was killed has the right length and perhaps no lasting name.
+        // A slot whose creator was killed has the right length, but its name may not be durable.
         disk.sync_dir(folder)?;
         let inner = Mutex::new(SlotsInner { free, made });
         Ok(Self { disk, folder: folder.to_owned(), file_bytes, inner })
@@ -91,7 +91,7 @@ impl Slots {
         self.lock().free.len()
     }
 
-    /// Makes a new slot, zeroed and durable, which takes its time: a journal that is about to need one asks in advance.
+    /// Creates a new slot, zeroed and durable. This is slow, so the keeper does it before the journal needs the slot.
     pub fn make(&self) -> io::Result<()> {
         let number = {
             let mut inner = self.lock();
@@ -101,19 +101,18 @@ impl Slots {
         let path = self.folder.join(format!("{number:04}{SUFFIX}"));
         match self.fill(&path) {
             Ok(file) => {
-                self.lock().free.push(Slot { path, file });
+                self.lock().free.push(JournalSlot { path, file });
                 Ok(())
             }
             Err(error) => {
-                // A half-made slot would hold the last of the room; it has no frames.
+                // A partly written slot would take the last free space. It has no frames.
                 self.disk.remove_file(&path).ok();
                 Err(error)
             }
         }
     }
 
-    /// Zeros are really written: space that is only reserved costs a change of the file system's metadata at each first write,
-    /// and with it a slower sync.
+    /// Writes zeros. With space that is only reserved, each first write changes the metadata of the file system, and its sync is slower.
     fn fill(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
         let file = self.disk.create(path)?;
         let zeros = vec![0; PREALLOCATION_CHUNK.min(self.file_bytes as usize)];
@@ -128,10 +127,10 @@ impl Slots {
         Ok(file)
     }
 
-    fn take(&self) -> io::Result<Slot> {
+    fn take(&self) -> io::Result<JournalSlot> {
         loop {
             if let Some(slot) = self.lock().free.pop() {
-                // A slot of other settings, or one whose making was cut off, is made anew in its place.
+                // A slot of another length was interrupted or has other settings. A new one replaces it.
                 if slot.file.len()? != self.file_bytes {
                     self.disk.remove_file(&slot.path)?;
                     continue;
@@ -147,9 +146,9 @@ fn slot_number(name: &str) -> Option<usize> {
     name.strip_suffix(SUFFIX)?.parse().ok()
 }
 
-impl Journal {
-    /// A journal that begins a generation after `last_sequence`. The generation is durable before this is called.
-    pub fn begin(slots: Arc<Slots>, generation: u64, last_sequence: u64) -> Self {
+impl LogJournal {
+    /// Begins a generation after `last_sequence`. The generation must be durable before this call.
+    pub fn begin(slots: Arc<JournalSlots>, generation: u64, last_sequence: u64) -> Self {
         Self { slots, generation, next_sequence: last_sequence + 1, used: VecDeque::new(), position: u64::MAX }
     }
 
@@ -162,9 +161,9 @@ impl Journal {
         self.next_sequence - 1
     }
 
-    /// Writes one frame and syncs it. `frame` has room for the header at its front and the batches after it; it comes back with
-    /// the header filled in. Returns the frame's sequence number.
-    pub fn write(&mut self, frame: &mut Vec<u8>, batches: u32) -> Result<u64, WriteError> {
+    /// Writes one frame and syncs it. `frame` has space for the header at its front and the batches after it. The call fills in the header.
+    /// Returns the sequence number of the frame.
+    pub fn write(&mut self, frame: &mut Vec<u8>, batches: u32) -> Result<u64, FrameWriteError> {
         let sequence = self.next_sequence;
         let header = FrameHeader {
             magic: FRAME_MAGIC,
@@ -185,29 +184,29 @@ impl Journal {
         frame.resize(aligned as usize, 0);
         let written = used.slot.file.write_at(frame, self.position).and_then(|()| used.slot.file.sync());
         frame.truncate(len);
-        written.map_err(WriteError::Failed)?;
+        written.map_err(FrameWriteError::Failed)?;
         used.last_sequence = sequence;
         self.position += aligned;
         self.next_sequence += 1;
         Ok(sequence)
     }
 
-    fn make_room_for(&mut self, aligned: u64) -> Result<(), WriteError> {
+    fn make_room_for(&mut self, aligned: u64) -> Result<(), FrameWriteError> {
         if self.position.saturating_add(aligned) <= self.slots.file_bytes {
             return Ok(());
         }
-        let slot = self.slots.take().map_err(WriteError::NoRoom)?;
+        let slot = self.slots.take().map_err(FrameWriteError::NoRoom)?;
         let mut block = [0; FRAME_ALIGNMENT];
         let header = JournalHeader::new(self.generation, self.next_sequence);
         block[..size_of::<JournalHeader>()].copy_from_slice(header.as_bytes());
-        // Not synced here: the first frame's sync covers it, and without a frame nobody misses it.
-        slot.file.write_at(&block, 0).map_err(WriteError::Failed)?;
+        // Not synced here: the sync of the first frame covers the header, and without a frame the header is not needed.
+        slot.file.write_at(&block, 0).map_err(FrameWriteError::Failed)?;
         self.used.push_back(UsedSlot { slot, last_sequence: self.next_sequence });
         self.position = FRAME_ALIGNMENT as u64;
         Ok(())
     }
 
-    /// Gives back the files whose frames a durable checkpoint covers. The one being written stays.
+    /// Frees the files whose frames a durable checkpoint covers. The file that is being written stays.
     pub fn trim(&mut self, covered: u64) {
         while self.used.len() > 1 && self.used[0].last_sequence <= covered {
             let used = self.used.pop_front().expect("there is more than one");

@@ -1,60 +1,59 @@
-//! What waits for the journal, in two lanes: appends, and what belongs to fences.
+//! The queue of the journal, in two lanes: appends, and commits with the openings of their fences.
 //!
-//! A frame is filled from both lanes, so that one who publishes a word does not wait behind megabytes of commits, and a stream
-//! of publishes does not keep commits out. Within a lane the order of the calls is kept, so commits of one fence land in the
-//! order of their calls; between the lanes nothing is promised.
+//! A frame is filled from both lanes. So a small publish does not wait behind megabytes of commits, and a stream of publishes does not keep
+//! commits out. Within a lane the order of the calls is kept, so commits of one fence land in the order of their calls. There is no order
+//! between the lanes.
 //!
-//! It decides and does nothing else: no lock, no clock, no disk.
+//! The lanes are plain data: no lock, no clock, no disk.
 
 use std::collections::VecDeque;
 
-use crate::Work;
+use crate::LogWrite;
 use crate::error::AppendError;
 
-/// Of the bytes that may wait, commits have one part in so many and appends the rest: whichever fills its own part leaves the
-/// other's alone.
+/// Commits may use one part in this many of the bytes that may wait, and appends the rest. A full lane leaves the other's share free.
 const COMMITS_PART: usize = 4;
 
-/// Both lanes. `W` is who waits for the outcome of a piece of work.
+/// Both lanes. `W` is the waiter for the outcome of a request.
 pub(crate) struct Lanes<W> {
-    appends: Lane<W>,
-    /// Commits, and the opening of fences, which must not overtake them.
-    commits: Lane<W>,
-    /// Who goes first into the next frame for which both lanes have more than it holds.
-    turn: Turn,
+    appends: RequestLane<W>,
+    /// Commits, and openings of fences, which must not overtake the commits.
+    commits: RequestLane<W>,
+    /// The lane that goes first into the next frame if both lanes have more than fits.
+    turn: LaneTurn,
 }
 
-struct Lane<W> {
-    works: VecDeque<Work>,
+struct RequestLane<W> {
+    works: VecDeque<LogWrite>,
     waiting: VecDeque<W>,
     bytes: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Turn {
+enum LaneTurn {
     Appends,
     Commits,
 }
 
-/// What one frame takes, each with who waits for it.
-pub(crate) struct Group<W> {
-    pub works: Vec<Work>,
+/// The requests of one frame, each with its waiter.
+pub(crate) struct CommitGroup<W> {
+    pub works: Vec<LogWrite>,
     pub waiting: Vec<W>,
 }
 
 impl<W> Default for Lanes<W> {
     fn default() -> Self {
-        Self { appends: Lane::default(), commits: Lane::default(), turn: Turn::Appends }
+        Self { appends: RequestLane::default(), commits: RequestLane::default(), turn: LaneTurn::Appends }
     }
 }
 
-impl<W> Default for Lane<W> {
+impl<W> Default for RequestLane<W> {
     fn default() -> Self {
         Self { works: VecDeque::new(), waiting: VecDeque::new(), bytes: 0 }
     }
 }
 
-impl<W> Default for Group<W> {
+impl<W> Default for CommitGroup<W> {
     fn default() -> Self {
         Self { works: Vec::new(), waiting: Vec::new() }
     }
@@ -73,13 +72,13 @@ impl<W> Lanes<W> {
         self.appends.bytes + self.commits.bytes
     }
 
-    /// May this work wait, where `bytes_max` may in both lanes together? An empty lane takes whatever fits into a frame, or it
-    /// could never be taken.
-    pub fn admit(&self, work: &Work, bytes_max: usize) -> Result<(), AppendError> {
+    /// Checks whether this request may wait. `bytes_max` is the limit of both lanes together. An empty lane accepts anything that fits into
+    /// a frame, otherwise it could never be accepted.
+    pub fn admit(&self, work: &LogWrite, bytes_max: usize) -> Result<(), AppendError> {
         let for_commits = bytes_max / COMMITS_PART;
         let (lane, part) = match work {
-            Work::Append(_) => (&self.appends, bytes_max - for_commits),
-            Work::Commit { .. } | Work::OpenFence(_) => (&self.commits, for_commits),
+            LogWrite::Append(_) => (&self.appends, bytes_max - for_commits),
+            LogWrite::Commit { .. } | LogWrite::OpenFence(_) => (&self.commits, for_commits),
         };
         if lane.works.is_empty() || lane.bytes + work.size() <= part {
             Ok(())
@@ -88,67 +87,67 @@ impl<W> Lanes<W> {
         }
     }
 
-    pub fn push(&mut self, work: Work, waiting: W) {
+    pub fn push(&mut self, work: LogWrite, waiting: W) {
         let lane = match work {
-            Work::Append(_) => &mut self.appends,
-            Work::Commit { .. } | Work::OpenFence(_) => &mut self.commits,
+            LogWrite::Append(_) => &mut self.appends,
+            LogWrite::Commit { .. } | LogWrite::OpenFence(_) => &mut self.commits,
         };
         lane.bytes += work.size();
         lane.works.push_back(work);
         lane.waiting.push_back(waiting);
     }
 
-    /// Takes what goes into the next frame: up to `target` bytes, or one piece of work that is larger. Where both lanes have more
-    /// than that, each gets half of it, and what does not fit into its half goes first the next time.
-    pub fn take_group(&mut self, target: usize) -> Group<W> {
-        let mut group = Group::default();
+    /// Takes the requests of the next frame: up to `target` bytes, or one request that is larger. If both lanes have more than that, each
+    /// gets half of it. A lane whose next request does not fit into its half goes first the next time.
+    pub fn take_group(&mut self, target: usize) -> CommitGroup<W> {
+        let mut group = CommitGroup::default();
         if self.bytes() <= target {
             self.appends.give_all(&mut group);
             self.commits.give_all(&mut group);
             return group;
         }
         let (first, second) = match self.next_turn() {
-            Turn::Appends => (&mut self.appends, &mut self.commits),
-            Turn::Commits => (&mut self.commits, &mut self.appends),
+            LaneTurn::Appends => (&mut self.appends, &mut self.commits),
+            LaneTurn::Commits => (&mut self.commits, &mut self.appends),
         };
         let share = (target / 2).max(target.saturating_sub(second.bytes));
-        let head = first.works.front().map_or(0, Work::size);
+        let head = first.works.front().map_or(0, LogWrite::size);
         let given = first.give(share.max(head), &mut group);
         second.give(target.saturating_sub(given), &mut group);
         group
     }
 
-    fn next_turn(&mut self) -> Turn {
+    fn next_turn(&mut self) -> LaneTurn {
         if self.commits.works.is_empty() {
-            return Turn::Appends;
+            return LaneTurn::Appends;
         }
         if self.appends.works.is_empty() {
-            return Turn::Commits;
+            return LaneTurn::Commits;
         }
         let other = match self.turn {
-            Turn::Appends => Turn::Commits,
-            Turn::Commits => Turn::Appends,
+            LaneTurn::Appends => LaneTurn::Commits,
+            LaneTurn::Commits => LaneTurn::Appends,
         };
         std::mem::replace(&mut self.turn, other)
     }
 }
 
-impl<W> Lane<W> {
-    /// Gives everything. The first lane's buffers become the group's: on a log that keeps up, nothing is moved piece by piece.
-    fn give_all(&mut self, group: &mut Group<W>) {
+impl<W> RequestLane<W> {
+    /// Gives everything. The buffers of the first lane become those of the group, so a log without backlog moves no single requests.
+    fn give_all(&mut self, group: &mut CommitGroup<W>) {
         let works = std::mem::take(&mut self.works);
         let waiting = std::mem::take(&mut self.waiting);
         self.bytes = 0;
         if group.works.is_empty() {
-            *group = Group { works: works.into(), waiting: waiting.into() };
+            *group = CommitGroup { works: works.into(), waiting: waiting.into() };
         } else {
             group.works.extend(works);
             group.waiting.extend(waiting);
         }
     }
 
-    /// Gives what came first, while it fits into `budget`. Returns how many bytes it was.
-    fn give(&mut self, budget: usize, group: &mut Group<W>) -> usize {
+    /// Gives the oldest requests while they fit into `budget`. Returns their bytes.
+    fn give(&mut self, budget: usize, group: &mut CommitGroup<W>) -> usize {
         let (mut bytes, mut count) = (0, 0);
         for work in &self.works {
             let size = work.size();
@@ -171,47 +170,47 @@ mod tests {
 
     use super::*;
     use crate::format::BATCH_HEADER_LEN;
-    use crate::{Part, PartitionKey};
+    use crate::{PartitionKey, WritePart};
 
     const TARGET: usize = 1 << 20;
     const COMMIT_BYTES: usize = 256 << 10;
     const WORD_BYTES: usize = 100;
     const BYTES_MAX: usize = 64 << 20;
 
-    fn parts(bytes: usize) -> Vec<Part> {
+    fn parts(bytes: usize) -> Vec<WritePart> {
         let records = vec![0; bytes - BATCH_HEADER_LEN];
-        vec![Part { partition: PartitionKey { topic: 1, partition: 0 }, count: 1, max_timestamp: 0, records }]
+        vec![WritePart { partition: PartitionKey { topic: 1, partition: 0 }, count: 1, max_timestamp: 0, records }]
     }
 
-    fn append(bytes: usize) -> Work {
-        Work::Append(parts(bytes))
+    fn append(bytes: usize) -> LogWrite {
+        LogWrite::Append(parts(bytes))
     }
 
-    fn commit(bytes: usize) -> Work {
-        Work::Commit { fence: "f".into(), token: 1, parts: parts(bytes) }
+    fn commit(bytes: usize) -> LogWrite {
+        LogWrite::Commit { fence: "f".into(), token: 1, parts: parts(bytes) }
     }
 
-    fn is_append(work: &Work) -> bool {
-        matches!(work, Work::Append(_))
+    fn is_append(work: &LogWrite) -> bool {
+        matches!(work, LogWrite::Append(_))
     }
 
-    fn bytes_of(group: &Group<u32>, wanted: impl Fn(&Work) -> bool) -> usize {
-        group.works.iter().filter(|work| wanted(work)).map(Work::size).sum()
+    fn bytes_of(group: &CommitGroup<u32>, wanted: impl Fn(&LogWrite) -> bool) -> usize {
+        group.works.iter().filter(|work| wanted(work)).map(LogWrite::size).sum()
     }
 
     #[test]
-    fn what_fits_into_one_frame_goes_at_once() {
+    fn requests_that_fit_into_one_frame_go_together() {
         let mut lanes = Lanes::default();
         lanes.push(commit(WORD_BYTES), 1);
         lanes.push(append(WORD_BYTES), 2);
-        lanes.push(Work::OpenFence("f".into()), 3);
+        lanes.push(LogWrite::OpenFence("f".into()), 3);
         let group = lanes.take_group(TARGET);
         assert_eq!(group.waiting, [2, 1, 3]);
         assert!(is_append(&group.works[0]) && lanes.is_empty() && lanes.bytes() == 0);
     }
 
     #[test]
-    fn a_small_append_is_in_the_next_frame_however_many_commits_wait() {
+    fn a_small_append_is_in_the_next_frame_for_any_number_of_waiting_commits() {
         let mut lanes = Lanes::default();
         for number in 0..100 {
             lanes.push(commit(COMMIT_BYTES), number);
@@ -220,12 +219,12 @@ mod tests {
             lanes.push(append(WORD_BYTES), publisher);
             let group = lanes.take_group(TARGET);
             assert!(group.waiting.contains(&publisher), "{:?}", group.waiting);
-            assert!(bytes_of(&group, |work| !is_append(work)) >= TARGET / 2, "commits go on meanwhile");
+            assert!(bytes_of(&group, |work| !is_append(work)) >= TARGET / 2, "commits continue meanwhile");
         }
     }
 
     #[test]
-    fn a_commit_is_in_the_next_frame_however_many_appends_wait() {
+    fn a_commit_is_in_the_next_frame_for_any_number_of_waiting_appends() {
         let mut lanes = Lanes::default();
         for number in 0..100 {
             lanes.push(append(COMMIT_BYTES), number);
@@ -256,13 +255,13 @@ mod tests {
         for number in 0..8 {
             lanes.push(commit(COMMIT_BYTES), number);
         }
-        lanes.push(Work::OpenFence("f".into()), 8);
+        lanes.push(LogWrite::OpenFence("f".into()), 8);
         let order: Vec<u32> = (0..3).flat_map(|_| lanes.take_group(TARGET).waiting).collect();
         assert_eq!(order, (0..=8).collect::<Vec<_>>());
     }
 
     #[test]
-    fn a_lane_that_is_full_leaves_room_to_the_other() {
+    fn a_full_lane_leaves_room_for_the_other() {
         let mut lanes = Lanes::default();
         let full = (0..).find(|number| {
             lanes.push(append(COMMIT_BYTES), *number);
@@ -292,7 +291,7 @@ mod tests {
     }
 
     fn any_step() -> impl Strategy<Value = Step> {
-        // From small ones to ones that are larger than a whole frame.
+        // Sizes from small ones to ones that exceed a whole frame.
         let size = || prop_oneof![100..2000usize, 2000..60_000usize];
         prop_oneof![size().prop_map(Step::Append), size().prop_map(Step::Commit), Just(Step::Take)]
     }
@@ -302,7 +301,7 @@ mod tests {
         fn lanes_keep_their_order_and_take_turns(steps in proptest::collection::vec(any_step(), 1..200)) {
             const TARGET: usize = 16 << 10;
             let mut lanes = Lanes::default();
-            // What waits in each lane, in order; and whether the lane has been passed over by the last frame.
+            // The waiting requests of each lane, in order; and whether the last frame took nothing from the lane.
             let mut expected: [VecDeque<u32>; 2] = Default::default();
             let mut passed_over = [false; 2];
             let drain = std::iter::repeat_n(Step::Take, steps.len());
@@ -331,7 +330,7 @@ mod tests {
                             prop_assert!(!passed_over[lane] || went[lane], "a lane was passed over twice");
                             passed_over[lane] = waited[lane] && !went[lane];
                         }
-                        prop_assert!(went[0] || went[1] || !(waited[0] || waited[1]), "nothing goes although something waits");
+                        prop_assert!(went[0] || went[1] || !(waited[0] || waited[1]), "nothing is taken although requests wait");
                     }
                 }
                 prop_assert_eq!(lanes.len(), expected[0].len() + expected[1].len());

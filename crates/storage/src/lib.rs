@@ -1,14 +1,14 @@
 //! The embedded log: one journal for all partitions, segments behind it, recovery, retention.
 //!
-//! It knows bytes, offsets and times, and nothing of what topics mean. The way of a record:
+//! The log handles bytes, offsets and times; topics have no meaning to it. A record takes these steps:
 //!
-//! 1. [`Store::submit`] takes encoded records and queues them, appends and commits apart.
-//! 2. The journal's thread makes one frame of those that wait ([`Core::commit`]), writes it, syncs it once, hands the batches to
-//!    their partitions, where readers find them, and answers all who waited.
-//! 3. Behind that, the keeper's thread writes batches to segments, makes checkpoints, and drops what retention lets go.
+//! 1. [`LogStore::submit`] takes encoded records and queues them, appends and commits apart.
+//! 2. The journal thread makes one frame of the waiting requests ([`Core::commit`]), writes it and syncs it once. Then it hands the batches
+//!    to their partitions, where readers find them, and answers all waiters.
+//! 3. Later, the keeper thread writes batches to segments, makes checkpoints, and drops expired segments.
 //!
-//! What it must never do: acknowledge what is not synced; read a place without checking its CRC; skip over damage silently; go
-//! on writing after a sync failed; touch a disk other than through [`disk::Disk`].
+//! The log must never acknowledge records that are not synced, use bytes without checking their CRC, skip damage silently, continue to
+//! write after a failed sync, or access a disk other than through [`disk::Disk`].
 
 mod checkpoint;
 mod clock;
@@ -27,17 +27,19 @@ mod store;
 mod ticket;
 pub mod verify;
 
-pub use crate::clock::{Clock, SystemClock};
-pub use crate::core::{ColdSegment, Core, Event, Outcome, Part, Recovered, Scrubbed, TopicRetention, Work};
-pub use error::{AppendError, Damage, OpenError, ReadError};
+pub use crate::clock::{StorageClock, WallClock};
+pub use crate::core::{
+    ColdSegment, Core, LogEvent, LogRecovery, LogReply, LogWrite, ScrubResult, TopicRetention, WritePart,
+};
+pub use error::{AppendError, LogDamage, OpenError, ReadError};
 pub use folder::{DataFolder, FOLDER_FORMAT};
-pub use format::{Batch, Record};
-pub use partition::{Arrival, Batches};
-pub use settings::{FRAME_BYTES_MAX, Settings};
-pub use store::Store;
-pub use ticket::Ticket;
+pub use format::{LogBatch, LogRecord};
+pub use partition::{LogRead, OffsetArrival};
+pub use settings::{FRAME_BYTES_MAX, LogSettings};
+pub use store::LogStore;
+pub use ticket::LogTicket;
 
-/// A partition, by its topic's number and its own.
+/// A partition, identified by the number of its topic and its own number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartitionKey {
     pub topic: u32,

@@ -1,8 +1,8 @@
-//! One partition: its recent batches in memory, its segments on disk, and those who wait for more.
+//! One partition: its recent batches in memory, its segments on disk, and the waiting readers.
 //!
-//! Batches enter at the tail when their frame is durable ([`Partition::publish`]). Behind the journal they are written to
-//! segments ([`Partition::spill`]); after that memory may let go of them ([`Partition::forget`]). A reader takes from memory what
-//! is there, shared and not copied, and the rest from the segments.
+//! Batches enter at the tail when their frame is durable ([`LogPartition::publish`]). Later they are written to segments
+//! ([`LogPartition::spill`]); after that they can be evicted from memory ([`LogPartition::forget`]). Readers share the batches in memory without
+//! a copy, and read the rest from the segments.
 
 mod arrival;
 mod read;
@@ -18,91 +18,91 @@ use std::task::Waker;
 use crate::PartitionKey;
 use crate::checkpoint::PartitionMark;
 use crate::disk::Disk;
-use crate::error::Damage;
-use crate::format::{Batch, FolderSecret};
-use crate::segment::{BatchesOf, IndexEntry, Segment};
-use crate::settings::Settings;
+use crate::error::LogDamage;
+use crate::format::{FolderSecret, LogBatch};
+use crate::segment::{BatchScope, IndexEntry, Segment};
+use crate::settings::LogSettings;
 use crate::verify::Extent;
 
-pub use arrival::Arrival;
-pub use read::Batches;
+pub use arrival::OffsetArrival;
+pub use read::LogRead;
 use unreadable::UnreadablePlaces;
 
-pub(crate) struct Partition {
+pub(crate) struct LogPartition {
     pub key: PartitionKey,
     secret: FolderSecret,
     folder: PathBuf,
     disk: Arc<dyn Disk>,
-    state: Mutex<State>,
-    /// Held while segments are written or removed: by whoever spills, trims or deletes, never by readers or the journal.
+    state: Mutex<LogState>,
+    /// Held while segments are written or removed: by spills, trims and deletions, never by readers or the journal.
     writing: Mutex<()>,
     unreadable: UnreadablePlaces,
-    /// There are batches that are not in segments; set by the first, so that the list of such partitions has each once.
+    /// Whether there are batches that are not in segments. The first such batch sets it, so the list of dirty partitions has each once.
     dirty: AtomicBool,
 }
 
-struct State {
-    /// The first offset that is kept.
+struct LogState {
+    /// The first kept offset.
     first: u64,
-    /// The offset that the next record gets.
+    /// The offset of the next record.
     next: u64,
-    /// Recent batches in order, without a gap to `next` except where damage left one.
+    /// Recent batches in order, dense up to `next` except for gaps from damage.
     tail: VecDeque<TailBatch>,
-    /// Everything below is in segments.
+    /// All records below this offset are in segments.
     saved_next: u64,
-    /// Offsets below that damage took and that nobody may get again; they are in no segment and not in the tail.
+    /// Damage took offsets below this one, and they must not be used again. They are in no segment and not in the tail.
     skipped_upto: u64,
-    /// In order of their bases; the last one is being written unless `active_len` is zero.
+    /// In order of their bases. The last one is being written unless `active_len` is zero.
     segments: Vec<Arc<Segment>>,
-    /// Dropped, and to be removed when no checkpoint speaks of them any more.
+    /// Dropped segments. Their files are removed when no checkpoint refers to them any more.
     doomed: Vec<Arc<Segment>>,
     active_len: u64,
     active_max_timestamp: i64,
     active_begun_at: i64,
-    /// Where the last index entry of the active segment points.
+    /// The position of the last index entry of the active segment.
     indexed_upto: u64,
-    /// Those who wait for more, by the number that each was given.
+    /// The wakers of waiting readers, by their numbers.
     waiting: HashMap<u64, Waker>,
     next_waiting: u64,
     deleted: bool,
 }
 
 struct TailBatch {
-    batch: Batch,
-    /// The frame it came with.
+    batch: LogBatch,
+    /// The frame of the batch.
     sequence: u64,
 }
 
-/// What became of a batch that was handed to its partition.
+/// The outcome of handing a batch to its partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Published {
-    /// It is the first that is not in segments: the partition belongs on the list of those that have such.
+pub(crate) enum DirtyState {
+    /// The batch is the first one that is not in segments: the caller adds the partition to the list of dirty partitions.
     NewlyDirty,
-    /// The partition is on that list.
+    /// The partition is on that list already.
     Dirty,
-    /// The partition was deleted meanwhile.
+    /// The partition was deleted.
     Deleted,
 }
 
 /// A segment that could not be read, sealed or removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Unreadable {
+pub(crate) struct BadSegment {
     pub key: PartitionKey,
     pub file: PathBuf,
     pub error: String,
 }
 
-/// What a segment write brought, also where it failed midway.
+/// The result of writing to segments, also if it failed midway.
 #[derive(Default)]
-pub(crate) struct Spilled {
+pub(crate) struct SpillResult {
     pub bytes: u64,
-    /// The files that were written, for disks that sync by file.
+    /// The files that were written, for disks that sync file by file.
     pub touched: Vec<PathBuf>,
 }
 
-impl Partition {
-    pub fn new(of: BatchesOf, folder: PathBuf, disk: Arc<dyn Disk>, settings: &Settings) -> Self {
-        let state = State {
+impl LogPartition {
+    pub fn new(of: BatchScope, folder: PathBuf, disk: Arc<dyn Disk>, settings: &LogSettings) -> Self {
+        let state = LogState {
             first: 0,
             next: 0,
             tail: VecDeque::new(),
@@ -130,16 +130,15 @@ impl Partition {
         }
     }
 
-    /// Opens what a checkpoint left: drops segments that were begun after it, cuts the active one back, and tells of what is
-    /// missing.
+    /// Opens a partition as of a checkpoint. Removes segments that were begun later, cuts the active one back, and returns the damage.
     pub fn open(
-        of: BatchesOf,
+        of: BatchScope,
         folder: PathBuf,
         disk: Arc<dyn Disk>,
-        settings: &Settings,
+        settings: &LogSettings,
         mark: Option<&PartitionMark>,
         now: i64,
-    ) -> io::Result<(Self, Vec<Damage>)> {
+    ) -> io::Result<(Self, Vec<LogDamage>)> {
         let partition = Self::new(of, folder, disk, settings);
         let disk = &*partition.disk;
         let mut bases: Vec<u64> =
@@ -157,7 +156,7 @@ impl Partition {
                 if base >= next {
                     segment.remove(disk)?;
                 } else if end <= first && (active_len == 0 || mark.is_none_or(|mark| mark.active_base.get() != base)) {
-                    // Dropped before the crash, as the checkpoint says; only its name came back.
+                    // The segment was dropped before the crash, as the checkpoint shows; only its name came back.
                     state.doomed.push(Arc::new(segment));
                 } else {
                     state.segments.push(Arc::new(segment));
@@ -176,8 +175,8 @@ impl Partition {
                     state.indexed_upto = active_len;
                     state.active_max_timestamp = mark.active_max_timestamp.get();
                 } else {
-                    // Whatever of it is there stays readable as a sealed segment; the next record begins a new one.
-                    damage.push(Damage {
+                    // The remains stay readable as a sealed segment. The next record begins a new one.
+                    damage.push(LogDamage {
                         what: format!("a segment of {len} bytes that should have {active_len}"),
                         file: Segment::existing(&partition.folder, mark.active_base.get()).path().display().to_string(),
                         position: len,
@@ -189,13 +188,13 @@ impl Partition {
         Ok((partition, damage))
     }
 
-    /// The file that is being written.
+    /// The path of the segment that is being written.
     pub fn active_path(&self) -> Option<PathBuf> {
         let state = self.state();
         state.segments.last().filter(|_| state.active_len > 0).map(|segment| segment.path().to_owned())
     }
 
-    /// The segments that are not written to any more, each with what must be in it.
+    /// The segments that are no longer written to, each with the contents that it must have.
     pub fn sealed(&self) -> Vec<Extent> {
         let state = self.state();
         if state.deleted {
@@ -212,12 +211,12 @@ impl Partition {
         state.segments[..count].iter().enumerate().map(extent).collect()
     }
 
-    /// What its batches must say of themselves.
-    fn batches_of(&self) -> BatchesOf {
-        BatchesOf { secret: self.secret, key: self.key }
+    /// The secret and the partition that batches must have in their headers.
+    fn batches_of(&self) -> BatchScope {
+        BatchScope { secret: self.secret, key: self.key }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LogState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -225,13 +224,13 @@ impl Partition {
         self.state().deleted
     }
 
-    /// First kept and next offset.
+    /// The first kept offset and the next offset.
     pub fn bounds(&self) -> (u64, u64) {
         let state = self.state();
         (state.first, state.next)
     }
 
-    /// The latest time in memory or in the segment that is being written.
+    /// The latest record time in memory or in the segment that is being written.
     pub fn latest_time(&self) -> Option<i64> {
         let state = self.state();
         let in_memory = state.tail.iter().map(|tail| tail.batch.header.max_timestamp.get());
@@ -249,12 +248,12 @@ impl Partition {
         segments[..sealed].iter().map(len).sum::<u64>() + active_len
     }
 
-    /// Takes a durable batch.
-    pub fn publish(&self, batch: Batch, sequence: u64) -> Published {
+    /// Adds a durable batch and wakes the waiting readers.
+    pub fn publish(&self, batch: LogBatch, sequence: u64) -> DirtyState {
         let waiting = {
             let mut state = self.state();
             if state.deleted {
-                return Published::Deleted;
+                return DirtyState::Deleted;
             }
             debug_assert!(batch.base() >= state.next);
             state.next = batch.end();
@@ -262,23 +261,23 @@ impl Partition {
             std::mem::take(&mut state.waiting)
         };
         waiting.into_values().for_each(Waker::wake);
-        if self.dirty.swap(true, Ordering::AcqRel) { Published::Dirty } else { Published::NewlyDirty }
+        if self.dirty.swap(true, Ordering::AcqRel) { DirtyState::Dirty } else { DirtyState::NewlyDirty }
     }
 
-    /// Gives up the offsets below: damage took what was there.
+    /// Skips the offsets below `next`, whose records damage took.
     pub fn skip_to(&self, next: u64) {
         let mut state = self.state();
         state.next = state.next.max(next);
         state.skipped_upto = state.skipped_upto.max(next);
     }
 
-    /// Nothing is written below the first kept offset again, also where damage took what was between.
+    /// Moves the next offset to the first kept offset at least: no record is written below it again, also after damage.
     pub fn reach_first(&self) {
         let mut state = self.state();
         state.next = state.next.max(state.first);
     }
 
-    /// Lets go of batches of frames up to `sequence` that are in segments.
+    /// Evicts batches of frames up to `sequence` that are in segments.
     pub fn forget(&self, sequence: u64) {
         let mut state = self.state();
         let saved_next = state.saved_next;
@@ -287,8 +286,8 @@ impl Partition {
         }
     }
 
-    /// Writes everything unsaved to segments, without syncing.
-    pub fn spill(&self, settings: &Settings, now: i64, spilled: &mut Spilled) -> io::Result<()> {
+    /// Writes all unsaved batches to segments, without a sync.
+    pub fn spill(&self, settings: &LogSettings, now: i64, spilled: &mut SpillResult) -> io::Result<()> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         self.dirty.store(false, Ordering::Release);
         loop {
@@ -299,7 +298,7 @@ impl Partition {
                     spilled.touched.push(path);
                 }
                 Err(error) => {
-                    // Still unsaved: whoever spills next finds it again.
+                    // The batches are still unsaved. The next spill writes them.
                     self.dirty.store(true, Ordering::Release);
                     return Err(error);
                 }
@@ -308,7 +307,7 @@ impl Partition {
     }
 
     /// The unsaved batches that go to one segment.
-    fn next_portion(&self, settings: &Settings, now: i64) -> Option<Portion> {
+    fn next_portion(&self, settings: &LogSettings, now: i64) -> Option<Portion> {
         let state = self.state();
         if state.deleted {
             return None;
@@ -333,7 +332,7 @@ impl Partition {
         Some(portion)
     }
 
-    fn write_portion(&self, portion: &Portion, settings: &Settings, now: i64) -> io::Result<PathBuf> {
+    fn write_portion(&self, portion: &Portion, settings: &LogSettings, now: i64) -> io::Result<PathBuf> {
         let disk = &*self.disk;
         let begun = if portion.begins_segment {
             self.seal_active()?;
@@ -360,7 +359,7 @@ impl Partition {
         }
         segment.extend_index(disk, &entries)?;
         let mut state = self.state();
-        // Only now is it a segment: one whose first write failed must not be found by readers, nor dropped by retention.
+        // Added only now: readers must not find, and retention must not drop, a segment whose first write failed.
         if let Some(begun) = begun {
             state.segments.push(begun);
             state.active_begun_at = now;
@@ -368,11 +367,11 @@ impl Partition {
         state.active_len = position;
         state.active_max_timestamp = max_timestamp;
         state.indexed_upto = indexed_upto;
-        state.saved_next = portion.batches.last().map_or(state.saved_next, Batch::end);
+        state.saved_next = portion.batches.last().map_or(state.saved_next, LogBatch::end);
         Ok(segment.path().to_owned())
     }
 
-    /// Ends the active segment; the next spill begins another. Its end goes into the index, so that retention need not read it.
+    /// Seals the active segment; the next spill begins another. The index gets its end, so that retention need not read the segment.
     fn seal_active(&self) -> io::Result<()> {
         let (segment, entry) = {
             let state = self.state();
@@ -384,7 +383,7 @@ impl Partition {
                 _ => return Ok(()),
             }
         };
-        // What a failed write left behind it would stand in a sealed segment for damage.
+        // Cuts off the remains of a failed write, which would look like damage in a sealed segment.
         let file = self.disk.open(segment.path())?;
         let len = u64::from(entry.position.get());
         if file.len()? > len {
@@ -398,7 +397,7 @@ impl Partition {
         Ok(())
     }
 
-    /// How far the segments reach, for a checkpoint.
+    /// The end of the segments, for a checkpoint.
     pub fn mark(&self) -> PartitionMark {
         let state = self.state();
         let active_base = state.segments.last().filter(|_| state.active_len > 0).map_or(0, |segment| segment.base);
@@ -415,12 +414,12 @@ impl Partition {
         }
     }
 
-    /// Drops whole segments that are older than `not_before`, and the oldest while there are more than `bytes_max`. Their files
-    /// stay until [`Partition::remove`]. Returns the files that could not be read: retention goes on around them.
-    pub fn retain(&self, not_before: Option<i64>, bytes_max: Option<u64>) -> Vec<Unreadable> {
+    /// Drops whole segments that are older than `not_before`, and the oldest ones while the partition exceeds `bytes_max`. Their files stay
+    /// until [`LogPartition::remove`]. Skips files that cannot be read, and returns them.
+    pub fn retain(&self, not_before: Option<i64>, bytes_max: Option<u64>) -> Vec<BadSegment> {
         let mut unreadable = Vec::new();
         let mut failed = |segment: &Segment, error: io::Error| {
-            unreadable.push(Unreadable { key: self.key, file: segment.path().to_owned(), error: error.to_string() });
+            unreadable.push(BadSegment { key: self.key, file: segment.path().to_owned(), error: error.to_string() });
         };
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let active_expired = {
@@ -464,15 +463,14 @@ impl Partition {
             } else if max_timestamp.is_some() {
                 break;
             }
-            // One whose age cannot be told goes when the next one does, which is younger.
+            // A segment of unknown age is dropped together with the next one, which is younger.
             total -= len;
         }
         self.state().drop_front(dropped);
         unreadable
     }
 
-    /// Makes `before` the first kept offset and drops the segments that are wholly below it. Their files stay until
-    /// [`Partition::remove`].
+    /// Makes `before` the first kept offset and drops the segments below it. Their files stay until [`LogPartition::remove`].
     pub fn trim(&self, before: u64) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state();
@@ -483,12 +481,12 @@ impl Partition {
         state.drop_front(dropped);
     }
 
-    /// The segments that were dropped and whose files are there. Marks that are taken after this do not speak of them.
+    /// The dropped segments whose files still exist. Marks that are taken later do not refer to them.
     pub fn doomed(&self) -> Vec<Arc<Segment>> {
         self.state().doomed.clone()
     }
 
-    /// Makes an earlier mark true for when these segments are gone.
+    /// Changes an earlier mark so that it does not refer to these segments.
     pub fn amend(&self, mark: &mut PartitionMark, doomed: &[Arc<Segment>]) {
         mark.first = self.state().first.into();
         if doomed.iter().any(|segment| segment.base == mark.active_base.get()) {
@@ -496,9 +494,9 @@ impl Partition {
         }
     }
 
-    /// Removes the files of dropped segments, of which no durable checkpoint speaks any more. Returns those that could not be
-    /// removed; they are tried again with the next ones.
-    pub fn remove(&self, doomed: &[Arc<Segment>]) -> Vec<Unreadable> {
+    /// Removes the files of dropped segments, after a durable checkpoint without them. Returns the remaining ones; a later call retries
+    /// them.
+    pub fn remove(&self, doomed: &[Arc<Segment>]) -> Vec<BadSegment> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         if self.state().deleted {
             return Vec::new();
@@ -509,28 +507,27 @@ impl Partition {
                 Ok(()) => self.state().doomed.retain(|other| other.base != segment.base),
                 Err(error) => {
                     let file = segment.path().to_owned();
-                    left.push(Unreadable { key: self.key, file, error: error.to_string() });
+                    left.push(BadSegment { key: self.key, file, error: error.to_string() });
                 }
             }
         }
         left
     }
 
-    /// Keeps everybody from writing to the partition's folder.
-    pub fn hold(&self) -> Held<'_> {
-        Held { partition: self, _writing: self.writing.lock().unwrap_or_else(PoisonError::into_inner) }
+    /// Excludes other writers from the folder of the partition.
+    pub fn hold(&self) -> WriteLock<'_> {
+        WriteLock { partition: self, _writing: self.writing.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 }
 
-/// A partition to whose folder nobody writes meanwhile.
-pub(crate) struct Held<'a> {
-    partition: &'a Partition,
+/// A partition to whose folder only the holder writes.
+pub(crate) struct WriteLock<'a> {
+    partition: &'a LogPartition,
     _writing: MutexGuard<'a, ()>,
 }
 
-impl Held<'_> {
-    /// Ends the partition: nobody waits for it any more, and nothing is written to its folder again. Returns how many bytes it
-    /// had that were not in segments.
+impl WriteLock<'_> {
+    /// Ends the partition: wakes its waiting readers and excludes further writes to its folder. Returns its unsaved bytes.
     pub fn delete(&self) -> u64 {
         let (waiting, unsaved) = {
             let mut state = self.partition.state();
@@ -545,7 +542,7 @@ impl Held<'_> {
     }
 }
 
-impl State {
+impl LogState {
     fn drop_front(&mut self, count: usize) {
         if count > 0 {
             let dropped: Vec<_> = self.segments.drain(..count).collect();
@@ -557,7 +554,7 @@ impl State {
 }
 
 struct Portion {
-    batches: Vec<Batch>,
+    batches: Vec<LogBatch>,
     bytes: u64,
     begins_segment: bool,
 }

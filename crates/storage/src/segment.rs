@@ -1,7 +1,7 @@
 //! A segment: the batches of one partition from a base offset on, one after the other, and a sparse index beside them.
 //!
-//! The index is a hint. It is never synced, each entry has a CRC of its own, and what it points at is checked like everything
-//! else: an index that is torn, stale or gone costs a longer scan and nothing more.
+//! The index is a hint. It is never synced, and each entry has its own CRC. The log checks the batch to which an entry points. A torn,
+//! stale or missing index costs a longer scan and nothing more.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,33 +13,33 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::PartitionKey;
 use crate::disk::{Disk, DiskFile, is_full, is_unreadable, read_whole};
-use crate::format::{BATCH_HEADER_LEN, BATCH_MAGIC, BadBatch, Batch, FolderSecret, crc};
+use crate::format::{BATCH_HEADER_LEN, BATCH_MAGIC, BatchError, FolderSecret, LogBatch, crc};
 use crate::settings::FRAME_BYTES_MAX;
 
 const SEGMENT_SUFFIX: &str = ".segment";
 const INDEX_SUFFIX: &str = "index";
-/// Bytes that a scan reads together.
+/// Bytes of one read of a scan.
 const SCAN_CHUNK: usize = 256 << 10;
-/// Bytes of a sector: a disk that cannot read a byte cannot read its neighbours in the same sector either.
+/// Bytes of a sector: if a disk cannot read a byte, it cannot read the rest of the sector either.
 const SECTOR: u64 = 4096;
-/// Behind a sector that the disk cannot read, a search goes on by this part of what it has skipped, so that a file that cannot be read at
-/// all takes few reads. It passes over at most as large a part of what could be read.
+/// A search through unreadable sectors steps by this part of the bytes that it has skipped. So a completely unreadable file takes few
+/// reads. The search misses at most as large a part of the readable bytes.
 const SKIPPED_PART: u64 = 16;
 
 pub(crate) struct Segment {
     pub base: u64,
     path: PathBuf,
-    index: Mutex<Index>,
+    index: Mutex<SegmentIndex>,
 }
 
-struct Index {
-    /// Entries of a segment that an earlier process wrote are read when somebody first asks.
+struct SegmentIndex {
+    /// Whether the entries are in memory. Those of an existing segment are read at the first use.
     loaded: bool,
     entries: Vec<IndexEntry>,
 }
 
-/// "The batch that begins with `offset` is at `position`, and nothing before it in this segment is newer than `max_before`." An
-/// entry for the end of a sealed segment is the last one.
+/// The batch that begins with `offset` is at `position`, and no earlier record of the segment is newer than `max_before`. The last entry of
+/// a sealed segment is its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(crate) struct IndexEntry {
@@ -64,7 +64,7 @@ impl IndexEntry {
 }
 
 impl Segment {
-    /// A segment that is begun now: its index is empty and complete. Leftovers under its name are dropped.
+    /// Begins a segment with an empty, complete index. Truncates remains under its name.
     pub fn begin(disk: &dyn Disk, folder: &Path, base: u64) -> io::Result<Self> {
         let segment = Self::existing(folder, base);
         segment.index().loaded = true;
@@ -76,10 +76,10 @@ impl Segment {
     /// A segment that an earlier process wrote.
     pub fn existing(folder: &Path, base: u64) -> Self {
         let path = folder.join(format!("{base:020}{SEGMENT_SUFFIX}"));
-        Self { base, path, index: Mutex::new(Index { loaded: false, entries: Vec::new() }) }
+        Self { base, path, index: Mutex::new(SegmentIndex { loaded: false, entries: Vec::new() }) }
     }
 
-    /// The base offset that a file name stands for.
+    /// The base offset in a file name.
     pub fn base_of(name: &str) -> Option<u64> {
         name.strip_suffix(SEGMENT_SUFFIX)?.parse().ok()
     }
@@ -102,11 +102,11 @@ impl Segment {
         Ok(())
     }
 
-    fn index(&self) -> MutexGuard<'_, Index> {
+    fn index(&self) -> MutexGuard<'_, SegmentIndex> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds entries, which follow those that are there.
+    /// Appends entries to the index.
     pub fn extend_index(&self, disk: &dyn Disk, entries: &[IndexEntry]) -> io::Result<()> {
         if entries.is_empty() {
             return Ok(());
@@ -121,7 +121,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Drops entries that point beyond `len`, to where a segment was cut back.
+    /// Drops the entries at or beyond `len`, the length to which the segment is cut.
     pub fn cut_index(&self, disk: &dyn Disk, len: u64) -> io::Result<()> {
         let kept = load_index(disk, &self.index_path(), self.base)
             .into_iter()
@@ -130,11 +130,11 @@ impl Segment {
         let file = disk.create(&self.index_path())?;
         file.set_len(0)?;
         hint(file.write_at(kept.as_bytes(), 0))?;
-        *self.index() = Index { loaded: true, entries: kept };
+        *self.index() = SegmentIndex { loaded: true, entries: kept };
         Ok(())
     }
 
-    /// Removes the index alone, which costs nothing but time.
+    /// Removes the index alone. Reads take longer without it.
     pub fn remove_index(&self, disk: &dyn Disk) -> io::Result<()> {
         match disk.remove_file(&self.index_path()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -142,7 +142,7 @@ impl Segment {
         }
     }
 
-    /// The entries in order, without those that cannot be right.
+    /// Calls `look` with the valid entries in order.
     fn with_index<T>(&self, disk: &dyn Disk, look: impl FnOnce(&[IndexEntry]) -> T) -> T {
         let mut index = self.index();
         if !index.loaded {
@@ -152,7 +152,7 @@ impl Segment {
         look(&index.entries)
     }
 
-    /// Where to begin to look for an offset: at or before the batch that has it.
+    /// The position at which the search for an offset begins: at or before its batch.
     pub fn position_for(&self, disk: &dyn Disk, offset: u64) -> u64 {
         self.with_index(disk, |entries| {
             let after = entries.partition_point(|entry| entry.offset.get() <= offset);
@@ -160,7 +160,7 @@ impl Segment {
         })
     }
 
-    /// The offset and the position from which to look for the first record at or after a time, as the index has it.
+    /// The offset and position at which the index begins the search for the first record at or after a time.
     pub fn place_for_time(&self, disk: &dyn Disk, time: i64) -> Option<(u64, u64)> {
         self.with_index(disk, |entries| {
             let after = entries.partition_point(|entry| entry.max_before.get() < time);
@@ -169,9 +169,9 @@ impl Segment {
         })
     }
 
-    /// The latest time in a sealed segment of `len` bytes that ends before the offset `end`: from the index's last entry, or by
-    /// reading it all. `None` where a part of it cannot be read: nobody knows how young that is.
-    pub fn max_timestamp(&self, disk: &dyn Disk, of: BatchesOf, len: u64, end: u64) -> io::Result<Option<i64>> {
+    /// The latest time in a sealed segment of `len` bytes that ends before the offset `end`: from the last index entry, or from a scan of
+    /// the segment. `None` if a part of it cannot be read, which may have later times.
+    pub fn max_timestamp(&self, disk: &dyn Disk, of: BatchScope, len: u64, end: u64) -> io::Result<Option<i64>> {
         let known = self.with_index(disk, |entries| {
             let is_end = |entry: &&IndexEntry| (entry.offset.get(), u64::from(entry.position.get())) == (end, len);
             entries.last().filter(is_end).map(|entry| entry.max_before.get())
@@ -192,7 +192,7 @@ impl Segment {
     }
 }
 
-/// Entries for which there is no room are left out; that must not keep a full disk from being opened or emptied.
+/// Ignores a full disk: entries that do not fit are left out, and a full disk must still open and be emptied.
 fn hint(written: io::Result<()>) -> io::Result<()> {
     match written {
         Err(error) if is_full(&error) => Ok(()),
@@ -201,11 +201,11 @@ fn hint(written: io::Result<()>) -> io::Result<()> {
 }
 
 fn load_index(disk: &dyn Disk, path: &Path, base: u64) -> Vec<IndexEntry> {
-    // Not being able to read a hint is no error: the scan that follows meets whatever is really wrong.
+    // An unreadable index is no error: the scan that follows finds any real damage.
     usable_entries(&read_whole(disk, path).ok().flatten().unwrap_or_default(), base)
 }
 
-/// The entries of an index's bytes that are whole and in order.
+/// The valid entries in the bytes of an index, in order.
 pub(crate) fn usable_entries(bytes: &[u8], base: u64) -> Vec<IndexEntry> {
     let mut entries: Vec<IndexEntry> = Vec::new();
     for entry in bytes.chunks_exact(size_of::<IndexEntry>()).filter_map(|chunk| IndexEntry::read_from_bytes(chunk).ok())
@@ -220,27 +220,27 @@ pub(crate) fn usable_entries(bytes: &[u8], base: u64) -> Vec<IndexEntry> {
     entries
 }
 
-/// Whose batches a segment has.
+/// The secret and the partition of the batches in a segment.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct BatchesOf {
+pub(crate) struct BatchScope {
     pub secret: FolderSecret,
     pub key: PartitionKey,
 }
 
-/// Reads the batches of a segment, one after the other, from a position on.
+/// Reads the batches of a segment from a position on, one after the other.
 pub(crate) struct Scanner {
     file: std::sync::Arc<dyn DiskFile>,
-    of: BatchesOf,
-    /// Where `chunk` begins in the file.
+    of: BatchScope,
+    /// The position of `chunk` in the file.
     position: u64,
     end: u64,
     chunk: Bytes,
     chunk_len: usize,
-    /// The disk could not read a whole chunk.
+    /// Reads sector by sector, because the disk could not read a whole chunk.
     by_sector: bool,
 }
 
-/// What a scan met that is not a batch of this partition.
+/// The reason why a scan stopped before a batch of this partition.
 #[derive(Debug)]
 pub(crate) enum ScanError {
     Io(io::Error),
@@ -248,11 +248,11 @@ pub(crate) enum ScanError {
 }
 
 impl Scanner {
-    pub fn new(file: std::sync::Arc<dyn DiskFile>, of: BatchesOf, position: u64, end: u64) -> Self {
+    pub fn new(file: std::sync::Arc<dyn DiskFile>, of: BatchScope, position: u64, end: u64) -> Self {
         Self { file, of, position, end, chunk: Bytes::new(), chunk_len: SCAN_CHUNK, by_sector: false }
     }
 
-    /// Reads at least this much together.
+    /// Sets the minimum bytes of one read.
     pub fn with_chunk(mut self, bytes: usize) -> Self {
         self.chunk_len = bytes.clamp(SCAN_CHUNK, FRAME_BYTES_MAX);
         self
@@ -262,20 +262,20 @@ impl Scanner {
         self.end
     }
 
-    /// Where the next batch is looked for.
+    /// The position of the next batch.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// The next batch and where it is; `None` at the end.
-    pub fn next(&mut self) -> Result<Option<(u64, Batch)>, ScanError> {
+    /// The next batch and its position; `None` at the end.
+    pub fn next(&mut self) -> Result<Option<(u64, LogBatch)>, ScanError> {
         let bad = |position, what| Err(ScanError::Bad { position, what });
         loop {
             let left = self.end - self.position;
             if left == 0 {
                 return Ok(None);
             }
-            match Batch::read(&self.chunk, self.of.secret) {
+            match LogBatch::read(&self.chunk, self.of.secret) {
                 Ok(batch) => {
                     let key = PartitionKey { topic: batch.header.topic.get(), partition: batch.header.partition.get() };
                     if key != self.of.key {
@@ -286,27 +286,27 @@ impl Scanner {
                     bytes::Buf::advance(&mut self.chunk, batch.bytes.len());
                     return Ok(Some((at, batch)));
                 }
-                Err(BadBatch::Short { needed }) => {
+                Err(BatchError::Short { needed }) => {
                     if needed as u64 > left || needed > BATCH_HEADER_LEN + FRAME_BYTES_MAX {
                         return bad(self.position, "a batch longer than what is there");
                     }
                     self.fill(needed)?;
                 }
-                Err(BadBatch::NoBatch) => return bad(self.position, "no batch of this folder"),
-                Err(BadBatch::WrongCrc) => return bad(self.position, "a batch with a wrong checksum"),
+                Err(BatchError::NoBatch) => return bad(self.position, "no batch of this folder"),
+                Err(BatchError::WrongCrc) => return bad(self.position, "a batch with a wrong checksum"),
             }
         }
     }
 
-    /// Looks for the next place from here on that holds a whole batch of this partition, byte by byte.
-    pub fn find_next(&mut self) -> Result<Option<(u64, Batch)>, ScanError> {
+    /// Searches byte by byte for the next whole batch of this partition.
+    pub fn find_next(&mut self) -> Result<Option<(u64, LogBatch)>, ScanError> {
         while self.end - self.position >= BATCH_HEADER_LEN as u64 {
             if self.chunk.len() < BATCH_MAGIC.len() && !self.fill_behind_unreadable()? {
                 return Ok(None);
             }
             let skipped = match self.chunk.windows(BATCH_MAGIC.len()).position(|bytes| bytes == BATCH_MAGIC) {
                 Some(at) => at,
-                // The last bytes may be the beginning of one.
+                // The last bytes may be the beginning of a magic.
                 None => self.chunk.len() + 1 - BATCH_MAGIC.len(),
             };
             self.skip(skipped);
@@ -316,7 +316,7 @@ impl Scanner {
             let (position, chunk) = (self.position, self.chunk.clone());
             match self.next() {
                 Err(ScanError::Io(error)) if !is_unreadable(&error) => return Err(ScanError::Io(error)),
-                // A batch of which the disk cannot read a part is as bad as one with a wrong checksum.
+                // A batch with an unreadable part is as bad as one with a wrong checksum.
                 Err(ScanError::Io(_) | ScanError::Bad { .. }) => {
                     (self.position, self.chunk) = (position, chunk);
                     self.skip(1);
@@ -327,7 +327,7 @@ impl Scanner {
         Ok(None)
     }
 
-    /// Fills the chunk at the next place that the disk can read; false where there is none.
+    /// Fills the chunk at the next readable position. Returns false if there is none.
     fn fill_behind_unreadable(&mut self) -> Result<bool, ScanError> {
         let begun = self.position;
         while self.end - self.position >= BATCH_HEADER_LEN as u64 {
@@ -351,8 +351,8 @@ impl Scanner {
         bytes::Buf::advance(&mut self.chunk, bytes);
     }
 
-    /// Reads a chunk with at least the next `needed` bytes. Where the disk cannot read a whole chunk, it reads sector by sector: what lies
-    /// before an unreadable sector can be read.
+    /// Reads a chunk with at least the next `needed` bytes. If the disk cannot read a whole chunk, reads sector by sector, so that the
+    /// bytes before an unreadable sector are found.
     fn fill(&mut self, needed: usize) -> Result<(), ScanError> {
         let left = (self.end - self.position) as usize;
         let read = |want: usize| {

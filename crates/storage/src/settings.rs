@@ -1,52 +1,52 @@
-//! Every bound of the embedded log, with its default.
+//! The limits of the embedded log, with their defaults.
 
 use std::time::Duration;
 
-/// No frame of any settings is larger: what claims to be is not a frame.
+/// The largest frame of any settings, in bytes. A longer one is not a frame.
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
-    /// Bytes of the largest frame, and so of the largest append or commit. It is above the largest batch that the doors
-    /// accept, so that nothing accepted turns out too large later.
+pub struct LogSettings {
+    /// Bytes of the largest frame, and so of the largest append or commit. It exceeds the largest batch that the API accepts, so that an
+    /// accepted batch is never too large later.
     pub frame_bytes_max: usize,
-    /// What a group commit aims at: 1 MiB takes about three times as long to sync as 4 KiB, 8 MiB ten times as long again.
+    /// The intended bytes of a group commit: 1 MiB takes about three times as long to sync as 4 KiB, and 8 MiB ten times as long again.
     pub frame_bytes_target: usize,
-    /// Bytes of one journal file. The first is made at the first start, so it is part of the time to the first message.
+    /// Bytes of one journal file. The first start creates the first file, so its size adds to the time to the first message.
     pub journal_file_bytes: u64,
-    /// Bytes of the whole journal; at this bound appends wait for a checkpoint.
+    /// Bytes of the whole journal. At this limit appends wait for a checkpoint.
     pub journal_bytes_max: u64,
-    /// A checkpoint is made when this much was written since the last one…
+    /// Bytes written since the last checkpoint that trigger the next one…
     pub checkpoint_bytes: u64,
-    /// …or when this much time has passed and anything was written.
+    /// …or the time after which the next one is made if anything was written.
     pub checkpoint_interval: Duration,
-    /// Bytes of a segment before the next one is begun.
+    /// Bytes of a segment before the next one begins.
     pub segment_bytes: u64,
-    /// Age of a segment before the next one is begun, so that retention by time can drop it whole.
+    /// Age of a segment before the next one begins, so that retention by time can drop whole segments.
     pub segment_age: Duration,
-    /// A sparse index has an entry each time this many bytes were written.
+    /// Bytes between two entries of the sparse index.
     pub index_interval_bytes: u64,
-    /// Recent frames kept in memory for readers at the tail.
+    /// Bytes of recent frames that are kept in memory for readers at the tail.
     pub tail_bytes: u64,
-    /// Frames that are not in segments yet: at a fourth of it they are written out, at it appends wait.
+    /// Bytes of batches that are not in segments. At a fourth of it they are written to segments; at the limit appends wait.
     pub unsaved_bytes_max: u64,
-    /// Bytes that may wait for their group commit; beyond, appends are refused as overload. A fourth of them is for commits.
+    /// Bytes that may wait for their group commit. Beyond it, appends fail as overload. A fourth is reserved for commits.
     pub queue_bytes_max: usize,
-    /// With less free space than this, appends are refused: the log needs room for checkpoints, and its neighbours for theirs.
+    /// Free bytes of the disk below which appends are rejected: the log needs space for checkpoints, and so do other users of the disk.
     pub disk_reserve_bytes: u64,
-    /// How long a group commit waits for callers that are on their way, when there are many. Zero: not at all.
+    /// Time for which a group commit waits for further callers if there are many. Zero disables the wait.
     pub gather_max: Duration,
-    /// How long the journal must be quiet before an empty frame says that the last one was synced.
+    /// Quiet time of the journal before an empty frame records that the last one was synced.
     pub idle_after: Duration,
-    /// Bytes of cold segments that a scrub reads in a second, at most.
+    /// Bytes of cold segments that a scrub reads per second, at most.
     pub scrub_rate: u64,
-    /// How long a place must have been unreadable before it counts as damaged, and readers go on behind it.
+    /// Time for which a place must be unreadable before it counts as damaged and readers continue behind it.
     pub unreadable_for: Duration,
-    /// From the beginning of one scrub of all cold segments to the beginning of the next. `None`: they are not scrubbed.
+    /// Time from the beginning of one scrub of all cold segments to the beginning of the next. `None` disables the scrub.
     pub scrub_interval: Option<Duration>,
 }
 
-impl Default for Settings {
+impl Default for LogSettings {
     fn default() -> Self {
         Self {
             frame_bytes_max: 15 << 20,
@@ -71,8 +71,8 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
-    /// What is wrong with these settings, in a sentence; `None` where nothing is.
+impl LogSettings {
+    /// Describes the first problem with these settings; `None` if they are valid.
     pub fn problem(&self) -> Option<String> {
         let frame_room = 2 * self.frame_bytes_max as u64;
         let checks = [

@@ -1,4 +1,4 @@
-//! The log with its two threads: the journal's, which commits what waits, and the keeper's, which keeps house behind it.
+//! The log with its two threads: the journal thread commits the waiting requests; the keeper thread maintains segments and checkpoints.
 
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,49 +6,49 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::clock::Clock;
+use crate::clock::StorageClock;
 use crate::core::OnEvent;
 use crate::error::{AppendError, OpenError};
 use crate::folder::DataFolder;
-use crate::lanes::{Group, Lanes};
-use crate::ticket::{Pending, Ticket, answer_all};
-use crate::{Core, Recovered, Settings, Work};
+use crate::lanes::{CommitGroup, Lanes};
+use crate::ticket::{LogTicket, TicketSlot, answer_all};
+use crate::{Core, LogRecovery, LogSettings, LogWrite};
 
-/// How often the keeper looks whether there is something to do.
+/// Time between two checks of the keeper for work.
 const KEEPER_TICK: Duration = Duration::from_millis(100);
 const ROOM_INTERVAL: Duration = Duration::from_secs(1);
 const RETENTION_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The running log. Reads and the rest are calls on [`Core`], to which it derefs.
-pub struct Store {
-    shared: Arc<Shared>,
+/// The running log. It derefs to [`Core`], which has the reads and all other calls.
+pub struct LogStore {
+    shared: Arc<StoreShared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-struct Shared {
+struct StoreShared {
     core: Core,
-    clock: Arc<dyn Clock>,
-    queue: Mutex<Queue>,
-    /// The journal's thread waits here for work.
+    clock: Arc<dyn StorageClock>,
+    queue: Mutex<LogQueue>,
+    /// The journal thread waits here for work.
     work_came: Condvar,
-    keeper: Mutex<Keeper>,
-    /// The keeper waits here for its next tick.
+    keeper: Mutex<KeeperSignal>,
+    /// The keeper thread waits here for its next tick.
     keeper_wanted: Condvar,
-    /// The journal's thread waits here where it must not go on before the keeper has.
+    /// The journal thread waits here for the keeper if memory or journal are full.
     keeper_done: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
-    lanes: Lanes<Arc<Pending>>,
-    /// How many must wait before the journal's thread is woken; `None` where it does not sleep. Nobody is notified who does not
-    /// sleep, or who would not go on yet: a notification is a system call, and a wake-up takes a processor from those who work.
+struct LogQueue {
+    lanes: Lanes<Arc<TicketSlot>>,
+    /// The number of waiting requests at which the journal thread is woken; `None` while it is awake. It is not notified earlier: a
+    /// notification is a system call, and a wake-up takes a processor from running threads.
     wake_at: Option<usize>,
     closing: bool,
 }
 
 #[derive(Default)]
-struct Keeper {
+struct KeeperSignal {
     wanted: bool,
     rounds: u64,
     closing: bool,
@@ -58,7 +58,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Deref for Store {
+impl Deref for LogStore {
     type Target = Core;
 
     fn deref(&self) -> &Core {
@@ -66,15 +66,15 @@ impl Deref for Store {
     }
 }
 
-impl Store {
+impl LogStore {
     pub fn open(
         folder: Arc<DataFolder>,
-        settings: Settings,
-        clock: Arc<dyn Clock>,
+        settings: LogSettings,
+        clock: Arc<dyn StorageClock>,
         on_event: OnEvent,
-    ) -> Result<(Self, Recovered), OpenError> {
+    ) -> Result<(Self, LogRecovery), OpenError> {
         let (core, recovered) = Core::open(folder, settings, clock.now_ms(), on_event)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(StoreShared {
             core,
             clock,
             queue: Mutex::default(),
@@ -83,25 +83,25 @@ impl Store {
             keeper_wanted: Condvar::new(),
             keeper_done: Condvar::new(),
         });
-        let spawn = |name: &str, run: fn(&Shared)| {
+        let spawn = |name: &str, run: fn(&StoreShared)| {
             let shared = shared.clone();
             let run = move || {
-                // Without its threads the log would take appends and never answer. Ending is safe at any moment; going on is not.
+                // Without its threads the log would accept appends and never answer. An abort is safe at any moment; continuing is not.
                 if catch_unwind(AssertUnwindSafe(|| run(&shared))).is_err() {
-                    tracing::error!("a thread of the log failed; ending, so that a restart can recover");
+                    tracing::error!("a thread of the log failed; aborting the process, so that a restart can recover");
                     std::process::abort();
                 }
             };
             let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
             thread.map_err(OpenError::io(format!("starting the thread {name}")))
         };
-        let threads = vec![spawn("journal", Shared::run_journal)?, spawn("keeper", Shared::run_keeper)?];
+        let threads = vec![spawn("journal", StoreShared::run_journal)?, spawn("keeper", StoreShared::run_keeper)?];
         Ok((Self { shared, threads: Mutex::new(threads) }, recovered))
     }
 
-    /// Queues work for the next group commit. Refused here, nothing was written. Dropping the ticket does not undo.
-    /// Appends keep the order of their calls among each other, and so do commits and the opening of fences.
-    pub fn submit(&self, work: Work) -> Result<Ticket, AppendError> {
+    /// Queues a request for the next group commit. After an error nothing was written. Dropping the ticket does not cancel the request.
+    /// Appends keep the order of their calls, and so do commits together with the openings of fences.
+    pub fn submit(&self, work: LogWrite) -> Result<LogTicket, AppendError> {
         let size = work.size();
         let settings = self.shared.core.settings();
         if size > settings.frame_bytes_max {
@@ -112,7 +112,7 @@ impl Store {
             return Err(AppendError::Closing);
         }
         queue.lanes.admit(&work, settings.queue_bytes_max)?;
-        let (ticket, pending) = Pending::new();
+        let (ticket, pending) = TicketSlot::new();
         queue.lanes.push(work, pending);
         if queue.wake_at.is_some_and(|count| queue.lanes.len() >= count) {
             queue.wake_at = None;
@@ -122,7 +122,7 @@ impl Store {
         Ok(ticket)
     }
 
-    /// Commits what waits, makes a last checkpoint and ends the threads. Later submissions are refused.
+    /// Commits the waiting requests, makes a last checkpoint and ends the threads. Later submissions fail.
     pub fn close(&self) {
         lock(&self.shared.queue).closing = true;
         self.shared.work_came.notify_one();
@@ -136,24 +136,24 @@ impl Store {
     }
 }
 
-impl Drop for Store {
+impl Drop for LogStore {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-impl Shared {
+impl StoreShared {
     fn run_journal(&self) {
         let mut idle_marked = true;
-        let mut crowd = Crowd::default();
+        let mut crowd = CallerMean::default();
         loop {
             let Some(group) = self.next_group(&mut idle_marked, crowd.group_worth_waiting_for()) else {
                 return;
             };
             if group.works.is_empty() {
                 self.core.mark_idle();
-                // Whoever comes next comes alone, as far as anybody knows, and is not made to wait for others.
-                crowd = Crowd::default();
+                // After a quiet time the next caller is expected to be alone, and does not wait for others.
+                crowd = CallerMean::default();
                 continue;
             }
             self.wait_for_keeper();
@@ -166,8 +166,8 @@ impl Shared {
         }
     }
 
-    /// Waits for work and takes a frame's worth of it. Nothing in it: the journal was quiet. `None`: the log closes.
-    fn next_group(&self, idle_marked: &mut bool, worth: usize) -> Option<Group<Arc<Pending>>> {
+    /// Waits for requests and takes those of one frame. Returns an empty group after a quiet time, and `None` when the log closes.
+    fn next_group(&self, idle_marked: &mut bool, worth: usize) -> Option<CommitGroup<Arc<TicketSlot>>> {
         let mut queue = lock(&self.queue);
         while queue.lanes.is_empty() {
             if queue.closing {
@@ -182,7 +182,7 @@ impl Shared {
                 queue = waited.0;
                 if waited.1.timed_out() && queue.lanes.is_empty() {
                     *idle_marked = true;
-                    return Some(Group::default());
+                    return Some(CommitGroup::default());
                 }
             }
         }
@@ -193,9 +193,14 @@ impl Shared {
         Some(queue.lanes.take_group(target))
     }
 
-    /// Waits a moment for those who are on their way: many small groups cost more than few larger ones, and with many callers
-    /// the processors have enough to do meanwhile.
-    fn gather<'a>(&'a self, mut queue: MutexGuard<'a, Queue>, worth: usize, target: usize) -> MutexGuard<'a, Queue> {
+    /// Waits up to `gather_max` for further callers: many small groups cost more than few large ones, and with many callers the processors
+    /// are busy meanwhile.
+    fn gather<'a>(
+        &'a self,
+        mut queue: MutexGuard<'a, LogQueue>,
+        worth: usize,
+        target: usize,
+    ) -> MutexGuard<'a, LogQueue> {
         let begun = Instant::now();
         while queue.lanes.len() < worth && queue.lanes.bytes() < target && !queue.closing {
             let Some(left) =
@@ -209,8 +214,8 @@ impl Shared {
         queue
     }
 
-    /// Where memory or journal have no room left, the keeper goes first. Meanwhile the queue fills up to its bound, and then
-    /// appends are refused: that is the backpressure.
+    /// Waits for the keeper while memory or journal are full. Meanwhile the queue fills up to its limit, then appends fail: the
+    /// backpressure.
     fn wait_for_keeper(&self) {
         while self.core.must_wait() && self.core.refusal().is_none() {
             let mut keeper = lock(&self.keeper);
@@ -242,7 +247,7 @@ impl Shared {
             self.core.prepare_journal();
             let is_time =
                 last_checkpoint.elapsed() >= self.core.settings().checkpoint_interval && self.core.has_written();
-            // What fails here has closed the log or says that the disk is full; there is nobody to answer.
+            // An error has already closed the log or reported a full disk; there is no caller to answer.
             if is_time || closing || self.core.wants_checkpoint() || self.core.must_wait() {
                 if self.core.has_written() {
                     self.core.checkpoint(now, &mut || {}).ok();
@@ -257,7 +262,7 @@ impl Shared {
             }
             if last_retention.elapsed() >= RETENTION_INTERVAL {
                 if let Err(error) = self.core.retain(self.clock.expiry_ms()) {
-                    tracing::warn!(%error, "dropping old segments failed; it is tried again");
+                    tracing::warn!(%error, "dropping old segments failed; the next pass tries again");
                 }
                 last_retention = Instant::now();
             }
@@ -269,7 +274,7 @@ impl Shared {
         }
     }
 
-    /// Waits for the next tick or for somebody who wants the keeper. Returns whether the log closes.
+    /// Waits for the next tick or a request for the keeper. Returns whether the log closes.
     fn next_round(&self) -> bool {
         let mut keeper = lock(&self.keeper);
         if !keeper.wanted && !keeper.closing {
@@ -280,21 +285,22 @@ impl Shared {
     }
 }
 
-/// How many callers there are at a time, as far as the journal's thread can see: those it answered, and those who came meanwhile.
+/// The number of concurrent callers as the journal thread sees it: those that it answered, and those that arrived meanwhile.
 #[derive(Default)]
-struct Crowd {
-    /// A moving average, times [`Crowd::SCALE`].
+struct CallerMean {
+    /// A moving average, multiplied by [`CallerMean::SCALE`].
     scaled: usize,
 }
 
-impl Crowd {
+impl CallerMean {
     const SCALE: usize = 16;
 
     fn saw(&mut self, callers: usize) {
         self.scaled = self.scaled - self.scaled / Self::SCALE + callers;
     }
 
-    /// With half of the callers in one group, the other half is served meanwhile. A handful is not worth waiting for.
+    /// The number of requests worth waiting for. Half of the callers in one group leaves the other half to be served meanwhile. Fewer than
+    /// a handful are not worth a wait.
     fn group_worth_waiting_for(&self) -> usize {
         const HANDFUL: usize = 4;
         let half = self.scaled / Self::SCALE / 2;
@@ -306,26 +312,26 @@ impl Crowd {
 mod tests {
     use super::*;
 
-    fn after(callers_by_group: impl IntoIterator<Item = usize>) -> Crowd {
-        let mut crowd = Crowd::default();
+    fn after(callers_by_group: impl IntoIterator<Item = usize>) -> CallerMean {
+        let mut crowd = CallerMean::default();
         callers_by_group.into_iter().for_each(|callers| crowd.saw(callers));
         crowd
     }
 
     #[test]
-    fn who_comes_alone_is_not_made_to_wait_for_others() {
-        assert_eq!(Crowd::default().group_worth_waiting_for(), 1);
+    fn a_single_caller_does_not_wait_for_others() {
+        assert_eq!(CallerMean::default().group_worth_waiting_for(), 1);
         assert_eq!(after([1; 1000]).group_worth_waiting_for(), 1);
     }
 
     #[test]
-    fn half_of_a_crowd_is_worth_waiting_for_after_a_few_groups() {
+    fn half_of_the_callers_are_worth_waiting_for_after_a_few_groups() {
         assert!(after([64; 4]).group_worth_waiting_for() > 1);
         assert_eq!(after([64; 1000]).group_worth_waiting_for(), 32);
     }
 
     #[test]
-    fn a_crowd_that_went_is_forgotten_while_one_caller_goes_on() {
+    fn the_average_falls_back_to_one_caller_when_the_others_left() {
         assert_eq!(after([64; 1000].into_iter().chain([1; 40])).group_worth_waiting_for(), 1);
     }
 }

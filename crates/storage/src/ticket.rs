@@ -1,8 +1,8 @@
-//! The answer to something submitted, to be waited for.
+//! The future answer to a submitted request.
 //!
-//! A group commit answers many at once, and waking each of them from the journal's thread is what costs: each wake of a task
-//! from outside its thread is a lock and a system call. So of all who wait on one thread only the first is woken from here; it
-//! wakes the others, which on their own thread is cheap. One that is dropped before it could do so does it then.
+//! A group commit answers many requests at once. Waking a task from another thread costs a lock and a system call. So the journal thread
+//! wakes only the first waiter of each thread. That waiter wakes the others on its own thread, which is cheap. If it is dropped before it
+//! could do so, its drop wakes them.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -12,24 +12,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use crate::Outcome;
+use crate::LogReply;
 
-/// Resolves when the work's frame is durable, or when it is certain or unknown that it is not.
-pub struct Ticket(Arc<Pending>);
+/// Resolves when the frame of the request is durable, or has failed, or has an unknown outcome.
+pub struct LogTicket(Arc<TicketSlot>);
 
-/// The other end of a [`Ticket`].
-pub(crate) struct Pending(Mutex<State>);
+/// The other end of a [`LogTicket`].
+pub(crate) struct TicketSlot(Mutex<TicketState>);
 
-enum State {
+enum TicketState {
     Waiting {
         waker: Option<Waker>,
         thread: u64,
     },
-    /// With a waker that is still to be woken, and the others that this one wakes.
+    /// The outcome, the waker if it is still to be called, and the other waiters that this one must wake.
     Done {
-        outcome: Outcome,
+        outcome: LogReply,
         waker: Option<Waker>,
-        others: Vec<Arc<Pending>>,
+        others: Vec<Arc<TicketSlot>>,
     },
     Taken,
 }
@@ -41,29 +41,29 @@ thread_local! {
     };
 }
 
-impl Pending {
-    pub fn new() -> (Ticket, Arc<Pending>) {
-        let pending = Arc::new(Pending(Mutex::new(State::Waiting { waker: None, thread: 0 })));
-        (Ticket(pending.clone()), pending)
+impl TicketSlot {
+    pub fn new() -> (LogTicket, Arc<TicketSlot>) {
+        let pending = Arc::new(TicketSlot(Mutex::new(TicketState::Waiting { waker: None, thread: 0 })));
+        (LogTicket(pending.clone()), pending)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TicketState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the outcome and says on which thread somebody waits for it, if anybody does.
-    fn fulfil(&self, outcome: Outcome) -> Option<u64> {
+    /// Sets the outcome. Returns the thread of the waiter if there is one.
+    fn fulfil(&self, outcome: LogReply) -> Option<u64> {
         let mut state = self.lock();
-        let State::Waiting { waker, thread } = &mut *state else { return None };
+        let TicketState::Waiting { waker, thread } = &mut *state else { return None };
         let (waker, thread) = (waker.take(), *thread);
         let awaited = waker.is_some();
-        *state = State::Done { outcome, waker, others: Vec::new() };
+        *state = TicketState::Done { outcome, waker, others: Vec::new() };
         awaited.then_some(thread)
     }
 
     fn wake(&self) {
         let waker = match &mut *self.lock() {
-            State::Done { waker, .. } => waker.take(),
+            TicketState::Done { waker, .. } => waker.take(),
             _ => None,
         };
         if let Some(waker) = waker {
@@ -71,10 +71,10 @@ impl Pending {
         }
     }
 
-    /// Makes this one wake the others; gives them back where it has been polled or dropped already.
-    fn lead(&self, led: Vec<Arc<Pending>>) -> Option<Vec<Arc<Pending>>> {
+    /// Makes this waiter wake the others. Returns them if it was polled or dropped already.
+    fn lead(&self, led: Vec<Arc<TicketSlot>>) -> Option<Vec<Arc<TicketSlot>>> {
         match &mut *self.lock() {
-            State::Done { others, .. } => {
+            TicketState::Done { others, .. } => {
                 *others = led;
                 None
             }
@@ -83,9 +83,9 @@ impl Pending {
     }
 }
 
-/// Answers a whole group.
-pub(crate) fn answer_all(group: impl IntoIterator<Item = (Arc<Pending>, Outcome)>) {
-    let mut by_thread: Vec<(u64, Vec<Arc<Pending>>)> = Vec::new();
+/// Answers all requests of a group.
+pub(crate) fn answer_all(group: impl IntoIterator<Item = (Arc<TicketSlot>, LogReply)>) {
+    let mut by_thread: Vec<(u64, Vec<Arc<TicketSlot>>)> = Vec::new();
     for (pending, outcome) in group {
         let Some(thread) = pending.fulfil(outcome) else { continue };
         match by_thread.iter_mut().find(|(other, _)| *other == thread) {
@@ -102,9 +102,9 @@ pub(crate) fn answer_all(group: impl IntoIterator<Item = (Arc<Pending>, Outcome)
     }
 }
 
-impl Ticket {
-    /// Waits on this thread, for callers that have no executor.
-    pub fn wait(self) -> Outcome {
+impl LogTicket {
+    /// Blocks this thread, for callers without an executor.
+    pub fn wait(self) -> LogReply {
         struct Unpark(Thread);
         impl Wake for Unpark {
             fn wake(self: Arc<Self>) {
@@ -122,13 +122,13 @@ impl Ticket {
     }
 }
 
-impl Future for Ticket {
-    type Output = Outcome;
+impl Future for LogTicket {
+    type Output = LogReply;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<LogReply> {
         let mut state = self.0.lock();
         match &mut *state {
-            State::Waiting { waker, thread } => {
+            TicketState::Waiting { waker, thread } => {
                 match waker {
                     Some(waker) => waker.clone_from(context.waker()),
                     None => *waker = Some(context.waker().clone()),
@@ -136,23 +136,24 @@ impl Future for Ticket {
                 *thread = THREAD_NUMBER.get();
                 Poll::Pending
             }
-            State::Done { .. } => {
-                let State::Done { outcome, others, .. } = std::mem::replace(&mut *state, State::Taken) else {
-                    unreachable!("it was done a line before");
+            TicketState::Done { .. } => {
+                let TicketState::Done { outcome, others, .. } = std::mem::replace(&mut *state, TicketState::Taken)
+                else {
+                    unreachable!("the state was just matched as done");
                 };
                 drop(state);
                 others.iter().for_each(|pending| pending.wake());
                 Poll::Ready(outcome)
             }
-            State::Taken => panic!("a ticket was polled after it had given its outcome"),
+            TicketState::Taken => panic!("a ticket was polled after it returned its outcome"),
         }
     }
 }
 
-impl Drop for Ticket {
+impl Drop for LogTicket {
     fn drop(&mut self) {
-        let others = match std::mem::replace(&mut *self.0.lock(), State::Taken) {
-            State::Done { others, .. } => others,
+        let others = match std::mem::replace(&mut *self.0.lock(), TicketState::Taken) {
+            TicketState::Done { others, .. } => others,
             _ => return,
         };
         others.iter().for_each(|pending| pending.wake());
@@ -170,14 +171,14 @@ mod tests {
         }
     }
 
-    fn outcome(number: u64) -> Outcome {
-        Outcome::FenceOpened(number)
+    fn outcome(number: u64) -> LogReply {
+        LogReply::FenceOpened(number)
     }
 
-    /// Three tickets polled on this thread and answered together, with the wakes that each got.
-    fn three_answered() -> (Vec<Pin<Box<Ticket>>>, Vec<Arc<CountingWaker>>) {
+    /// Three tickets, polled on this thread and answered together, with the count of their wakes.
+    fn three_answered() -> (Vec<Pin<Box<LogTicket>>>, Vec<Arc<CountingWaker>>) {
         let (mut tickets, pending): (Vec<_>, Vec<_>) =
-            (0..3).map(|_| Pending::new()).map(|(ticket, pending)| (Box::pin(ticket), pending)).unzip();
+            (0..3).map(|_| TicketSlot::new()).map(|(ticket, pending)| (Box::pin(ticket), pending)).unzip();
         let wakers: Vec<_> = (0..3).map(|_| Arc::new(CountingWaker(AtomicU64::new(0)))).collect();
         for (ticket, waker) in tickets.iter_mut().zip(&wakers) {
             let waker = Waker::from(waker.clone());
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_of_a_thread_is_woken_from_outside_and_it_wakes_the_others() {
+    fn only_the_first_waiter_of_a_thread_is_woken_and_it_wakes_the_others() {
         let (mut tickets, wakers) = three_answered();
         assert_eq!(wakes(&wakers), [1, 0, 0]);
         let polled = tickets[0].as_mut().poll(&mut Context::from_waker(Waker::noop()));
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_one_that_is_dropped_still_wakes_the_others() {
+    fn a_first_waiter_that_is_dropped_wakes_the_others() {
         let (mut tickets, wakers) = three_answered();
         drop(tickets.remove(0));
         assert_eq!(wakes(&wakers), [1, 1, 1]);
@@ -211,14 +212,14 @@ mod tests {
 
     #[test]
     fn a_ticket_answered_before_it_is_polled_is_ready() {
-        let (ticket, pending) = Pending::new();
+        let (ticket, pending) = TicketSlot::new();
         answer_all([(pending, outcome(7))]);
         assert_eq!(ticket.wait(), outcome(7));
     }
 
     #[test]
-    fn waiting_on_a_thread_is_answered_from_another() {
-        let (ticket, pending) = Pending::new();
+    fn a_blocking_wait_is_answered_from_another_thread() {
+        let (ticket, pending) = TicketSlot::new();
         let answering = thread::spawn(move || answer_all([(pending, outcome(9))]));
         assert_eq!(ticket.wait(), outcome(9));
         answering.join().unwrap();

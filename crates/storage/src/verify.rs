@@ -15,27 +15,27 @@ use std::sync::Arc;
 use crate::PartitionKey;
 use crate::checkpoint::{Checkpoint, PartitionMark};
 use crate::disk::{Disk, is_passing, read_whole};
-use crate::error::{Damage, OpenError};
-use crate::fallback::{Unusable, copy_of};
+use crate::error::{LogDamage, OpenError};
+use crate::fallback::{ContentsError, copy_of};
 use crate::folder::{FORMAT_FILE, parse_format, read_format};
 use crate::format::FolderSecret;
 use crate::journal::is_begun;
-use crate::segment::{BatchesOf, Segment};
-use journal::{JournalCheck, check_journal};
+use crate::segment::{BatchScope, Segment};
+use journal::{FrameCheck, check_journal};
 use segment::{IndexCheck, is_stopped};
 
-pub use read_only::Meter;
+pub use read_only::ReadMeter;
 pub(crate) use read_only::ReadOnlyDisk;
 pub(crate) use segment::{Extent, check_twice};
 
 const RESTORE: &str = "copy the data folder away, check the disk (`dmesg`, SMART), and restore the file from a backup";
 
-/// Bound on the findings that a report lists. It only counts the rest: a disk with more is beyond repair.
+/// Limit of the findings that a report lists. It only counts the rest: a disk with more is beyond repair.
 const FINDINGS_MAX: usize = 10_000;
 
 /// A damaged place.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub struct DamageFinding {
     pub file: PathBuf,
     pub position: u64,
     pub what: String,
@@ -47,7 +47,7 @@ pub struct Finding {
     pub is_harmless: bool,
 }
 
-/// A file or folder that could not be checked, and why.
+/// A file or folder that could not be checked, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotChecked {
     pub path: PathBuf,
@@ -56,22 +56,22 @@ pub struct NotChecked {
 
 /// The result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct CheckReport {
     /// Files that were read.
     pub files: usize,
-    pub findings: Vec<Finding>,
+    pub findings: Vec<DamageFinding>,
     /// Damaged places beyond those that are listed.
     pub unlisted: usize,
     pub not_checked: Vec<NotChecked>,
 }
 
-impl Report {
+impl CheckReport {
     /// Whether any damaged file is more than a hint.
     pub fn is_damaged(&self) -> bool {
         self.unlisted > 0 || self.findings.iter().any(|finding| !finding.is_harmless)
     }
 
-    pub fn add(&mut self, findings: impl IntoIterator<Item = Finding>) {
+    pub fn add(&mut self, findings: impl IntoIterator<Item = DamageFinding>) {
         for finding in findings {
             if self.findings.len() < FINDINGS_MAX {
                 self.findings.push(finding);
@@ -82,14 +82,14 @@ impl Report {
     }
 }
 
-/// Something to check.
+/// A part of a data folder to check.
 #[derive(Debug, Clone)]
-pub enum Target {
+pub enum CheckTarget {
     Format,
     Checkpoint,
     Journal,
     Segment(SegmentTarget),
-    /// Offsets of a partition that the checkpoint has and no segment does.
+    /// Offsets of a partition that are in the checkpoint and in no segment.
     Missing(MissingOffsets),
 }
 
@@ -112,26 +112,26 @@ pub struct Verifier {
     data: PathBuf,
     /// `None` before [`Verifier::plan`], or if `FORMAT` cannot be read: the check then cannot distinguish batches from other bytes.
     secret: Option<FolderSecret>,
-    report: Report,
+    report: CheckReport,
 }
 
 impl Verifier {
-    /// A check of the folder `data`. It calls the meter for every read; see [`Meter`].
-    pub fn new(disk: Arc<dyn Disk>, data: &Path, meter: Meter) -> Self {
+    /// A check of the folder `data`. It calls the meter for each read; see [`ReadMeter`].
+    pub fn new(disk: Arc<dyn Disk>, data: &Path, meter: ReadMeter) -> Self {
         let disk: Arc<dyn Disk> = Arc::new(ReadOnlyDisk::new(disk, meter));
-        Self { disk, data: data.to_owned(), secret: None, report: Report::default() }
+        Self { disk, data: data.to_owned(), secret: None, report: CheckReport::default() }
     }
 
-    /// Everything that there is to check now, and about how many bytes that is.
-    pub fn plan(&mut self) -> io::Result<(Vec<Target>, u64)> {
+    /// Everything to check now, and its approximate bytes.
+    pub fn plan(&mut self) -> io::Result<(Vec<CheckTarget>, u64)> {
         self.secret = match self.read_secret() {
             // No server has started on this folder yet.
             Ok(None) => return Ok((Vec::new(), 0)),
             Ok(secret) => secret,
-            // The check of FORMAT reports why.
+            // The check of FORMAT reports the error.
             Err(_) => None,
         };
-        let mut targets = vec![Target::Format];
+        let mut targets = vec![CheckTarget::Format];
         let log = self.log();
         if !self.disk.exists(&log)? {
             return Ok((targets, 0));
@@ -140,16 +140,16 @@ impl Verifier {
         if is_new {
             return Ok((targets, 0));
         }
-        targets.push(Target::Checkpoint);
+        targets.push(CheckTarget::Checkpoint);
         if self.secret.is_none() {
             self.skip(log, "FORMAT cannot be read, and without it no batch can be checked");
             return Ok((targets, 0));
         }
         let Some(checkpoint) = self.checkpoint() else {
-            self.skip(log, "the checkpoint cannot be read, and without it nothing says what must be in the log");
+            self.skip(log, "the checkpoint cannot be read, and without it the log cannot be checked");
             return Ok((targets, 0));
         };
-        targets.push(Target::Journal);
+        targets.push(CheckTarget::Journal);
         let mut bytes = self.bytes_in(&self.journal_folder(), ".journal")?;
         for mark in &checkpoint.partitions {
             bytes += self.plan_partition(mark, &mut targets)?;
@@ -158,27 +158,27 @@ impl Verifier {
     }
 
     /// Checks one target. Fails only if the meter ends the check.
-    pub fn check(&mut self, target: &Target) -> io::Result<()> {
+    pub fn check(&mut self, target: &CheckTarget) -> io::Result<()> {
         match target {
-            Target::Format => self.check_format(),
-            Target::Checkpoint => self.check_checkpoint(),
-            Target::Journal => return self.check_journal(),
-            Target::Segment(target) => return self.check_segment(&target.extent),
-            Target::Missing(missing) => self.check_missing(missing),
+            CheckTarget::Format => self.check_format(),
+            CheckTarget::Checkpoint => self.check_checkpoint(),
+            CheckTarget::Journal => return self.check_journal(),
+            CheckTarget::Segment(target) => return self.check_segment(&target.extent),
+            CheckTarget::Missing(missing) => self.check_missing(missing),
         }
         Ok(())
     }
 
     /// Ends the check.
-    pub fn finish(self) -> Report {
+    pub fn finish(self) -> CheckReport {
         self.report
     }
 
-    /// Reads the secret from `FORMAT` or its copy. `None` if a server has yet to make the folder.
+    /// Reads the secret from `FORMAT` or its copy. `None` if no server has created the folder yet.
     fn read_secret(&self) -> Result<Option<FolderSecret>, OpenError> {
         let read = || read_format(&*self.disk, &self.data).map(|found| found.map(|(secret, _)| secret));
         match read() {
-            // A server may make the folder after the first read found no FORMAT, and before it listed the other files.
+            // A server may create the folder after the first read found no FORMAT, and before it listed the other files.
             Err(OpenError::NotOurs(_)) => read(),
             other => other,
         }
@@ -218,8 +218,8 @@ impl Verifier {
         Ok(names.filter_map(|name| self.disk.open(&folder.join(name)).and_then(|file| file.len()).ok()).sum())
     }
 
-    /// Adds the segments of one partition, as the checkpoint has them. Segments that were begun after it, or dropped before it, are left out.
-    fn plan_partition(&self, mark: &PartitionMark, targets: &mut Vec<Target>) -> io::Result<u64> {
+    /// Adds the segments of one partition as of the checkpoint. Segments that were begun later, or dropped earlier, are left out.
+    fn plan_partition(&self, mark: &PartitionMark, targets: &mut Vec<CheckTarget>) -> io::Result<u64> {
         let Some(secret) = self.secret else { return Ok(0) };
         let key = key_of(mark);
         let folder = self.partition_folder(key);
@@ -236,7 +236,8 @@ impl Verifier {
                 continue;
             }
             if base > expected && expected == first {
-                targets.push(Target::Missing(MissingOffsets { key, folder: folder.clone(), from: first, to: base }));
+                let missing = MissingOffsets { key, folder: folder.clone(), from: first, to: base };
+                targets.push(CheckTarget::Missing(missing));
             }
             expected = end;
             let is_active = mark.active_len.get() > 0 && mark.active_base.get() == base;
@@ -246,11 +247,11 @@ impl Verifier {
                 Some(len) => len,
                 None => self.disk.open(&path).and_then(|file| file.len()).unwrap_or(0),
             };
-            let of = BatchesOf { secret, key };
-            targets.push(Target::Segment(SegmentTarget { extent: Extent { of, path, base, len, end } }));
+            let of = BatchScope { secret, key };
+            targets.push(CheckTarget::Segment(SegmentTarget { extent: Extent { of, path, base, len, end } }));
         }
         if expected == first && first < next {
-            targets.push(Target::Missing(MissingOffsets { key, folder, from: first, to: next }));
+            targets.push(CheckTarget::Missing(MissingOffsets { key, folder, from: first, to: next }));
         }
         Ok(bytes)
     }
@@ -261,7 +262,7 @@ impl Verifier {
         self.check_pair(
             &self.data.join(FORMAT_FILE),
             &decode,
-            "restore FORMAT from a backup: it never changes after the folder was made",
+            "restore FORMAT from a backup: it never changes after the folder is created",
         );
     }
 
@@ -270,16 +271,16 @@ impl Verifier {
         self.check_pair(&self.checkpoint_path(), &decode, "restore the whole data folder from a backup");
     }
 
-    /// Checks a small file and its copy, which are replaced whole. A folder of an earlier version has no copy yet. A server may write the first
-    /// copy during the check, so one read decides both whether the copy exists and whether it is sound.
-    fn check_pair(&mut self, file: &Path, decode: &dyn Fn(&[u8]) -> Result<(), Unusable>, without_both: &str) {
+    /// Checks a small file and its copy, which are replaced as a whole. A folder of an earlier version has no copy yet. A server may write
+    /// the first copy during the check, so one read decides both whether the copy exists and whether it is sound.
+    fn check_pair(&mut self, file: &Path, decode: &dyn Fn(&[u8]) -> Result<(), ContentsError>, without_both: &str) {
         let copy = copy_of(file);
         let read = |path: &Path| read_whole(&*self.disk, path).transpose();
         let problem_of = |contents: Option<io::Result<Vec<u8>>>| match contents {
             Some(Ok(bytes)) => match decode(&bytes) {
                 Ok(()) => None,
-                Err(Unusable::Damaged(why)) => Some(why),
-                Err(Unusable::Refused(error)) => Some(error.to_string()),
+                Err(ContentsError::Damaged(why)) => Some(why),
+                Err(ContentsError::Refused(error)) => Some(error.to_string()),
             },
             Some(Err(error)) => Some(error.to_string()),
             None => Some("it is missing".to_owned()),
@@ -289,7 +290,7 @@ impl Verifier {
         let has_copy = contents_of_copy.is_some();
         let of_copy = problem_of(contents_of_copy);
         let is_lost = of_file.is_some() && of_copy.is_some();
-        let finding = |path: &Path, what: String| Finding {
+        let finding = |path: &Path, what: String| DamageFinding {
             file: path.to_owned(),
             position: 0,
             what,
@@ -316,8 +317,8 @@ impl Verifier {
         let (Some(secret), folder) = (self.secret, self.journal_folder()) else { return Ok(()) };
         self.report.files += self.disk.list(&folder).map_or(0, |names| names.len());
         let damage = match check_journal(&*self.disk, &folder, secret, &|| self.checkpoint()) {
-            Ok(JournalCheck::Checked(damage)) => damage,
-            Ok(JournalCheck::Unsettled) => {
+            Ok(FrameCheck::Checked(damage)) => damage,
+            Ok(FrameCheck::Unsettled) => {
                 self.skip(folder, "the server was restarted several times during the check");
                 return Ok(());
             }
@@ -328,11 +329,11 @@ impl Verifier {
             }
             Err(error) => {
                 let file = folder.display().to_string();
-                vec![Damage { what: format!("reading failed: {error}"), file, position: 0, resume_at: None }]
+                vec![LogDamage { what: format!("reading failed: {error}"), file, position: 0, resume_at: None }]
             }
         };
-        for Damage { what, file, position, .. } in damage {
-            self.report.add([Finding {
+        for LogDamage { what, file, position, .. } in damage {
+            self.report.add([DamageFinding {
                 file: folder.join(file),
                 position,
                 what,
@@ -370,12 +371,12 @@ impl Verifier {
         let Some(index) = index else { return Ok(()) };
         let (unusable, stored) = index.outcome();
         if unusable > 0 {
-            self.report.add([Finding {
+            self.report.add([DamageFinding {
                 file: index.path,
                 position: 0,
                 what: format!("{unusable} of {stored} entries of the index cannot be used"),
                 meaning: "no message is affected: reads by offset and by time take longer".to_owned(),
-                advice: "nothing is needed; the file goes when its segment does".to_owned(),
+                advice: "nothing is needed; the file is removed with its segment".to_owned(),
                 is_harmless: true,
             }]);
         }
@@ -388,12 +389,12 @@ impl Verifier {
         }
         let what = format!("records {} to {} are missing", missing.from, missing.to - 1);
         let file = missing.folder.display().to_string();
-        let damage = Damage { what, file, position: 0, resume_at: Some(missing.to) };
+        let damage = LogDamage { what, file, position: 0, resume_at: Some(missing.to) };
         self.report.add([segment_finding(missing.key, damage)]);
     }
 
-    /// Has retention, or a deletion of the topic, dropped everything below `end` since the check began? A deletion renames the folder of the
-    /// whole topic, and the number of a topic is never given twice: a folder of that name is still the topic's.
+    /// Whether retention or a deletion of the topic dropped everything below `end` since the check began. A deletion renames the folder of
+    /// the topic, and topic numbers are never reused: an existing folder therefore still belongs to this topic.
     fn is_dropped(&self, key: PartitionKey, end: u64) -> bool {
         let is_there = self.disk.exists(&self.topic_folder(key)).unwrap_or(true);
         let Some(checkpoint) = self.checkpoint() else { return !is_there };
@@ -406,9 +407,9 @@ fn key_of(mark: &PartitionMark) -> PartitionKey {
     PartitionKey { topic: mark.topic.get(), partition: mark.partition.get() }
 }
 
-fn segment_finding(key: PartitionKey, damage: Damage) -> Finding {
+fn segment_finding(key: PartitionKey, damage: LogDamage) -> DamageFinding {
     let until = damage.resume_at.map_or(String::new(), |offset| format!(" before offset {offset}"));
-    Finding {
+    DamageFinding {
         meaning: format!(
             "messages of topic number {}, partition {},{until} cannot be read; readers get 410 `damaged` and go on behind them",
             key.topic, key.partition

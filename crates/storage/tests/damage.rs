@@ -1,4 +1,4 @@
-//! Flipped bits on a real disk: told with file and place, never read as data, and the rest stays readable.
+//! Flipped bits on a real disk: the log reports their file and position, never returns wrong data, and reads the rest.
 
 mod support;
 
@@ -9,7 +9,9 @@ use std::sync::Arc;
 use support::{Events, Folder, UnsyncedDisk, key, part, small};
 use whimbrel_storage::fallback::aside;
 use whimbrel_storage::format::{BATCH_HEADER_LEN, BatchHeader, FRAME_HEADER_LEN};
-use whimbrel_storage::{Core, DataFolder, Event, OpenError, Outcome, PartitionKey, ReadError, Settings, Work};
+use whimbrel_storage::{
+    Core, DataFolder, LogEvent, LogReply, LogSettings, LogWrite, OpenError, PartitionKey, ReadError,
+};
 
 const FRAMES: u64 = 40;
 const RECORDS_PER_FRAME: u64 = 5;
@@ -17,8 +19,8 @@ const RECORDS: u64 = FRAMES * RECORDS_PER_FRAME;
 /// The number of the error "Input/output error".
 const EIO: i32 = 5;
 
-fn settings() -> Settings {
-    Settings { segment_bytes: 8 << 10, index_interval_bytes: 2048, tail_bytes: 0, ..small() }
+fn settings() -> LogSettings {
+    LogSettings { segment_bytes: 8 << 10, index_interval_bytes: 2048, tail_bytes: 0, ..small() }
 }
 
 fn text(offset: u64) -> String {
@@ -28,8 +30,8 @@ fn text(offset: u64) -> String {
 fn append(core: &Core, partition: PartitionKey, from: u64, count: u64) {
     let texts: Vec<String> = (from..from + count).map(text).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let outcome = core.commit(&[Work::Append(vec![part(partition, from, &texts)])]).remove(0);
-    assert_eq!(outcome, Outcome::Appended(vec![Ok(from)]));
+    let outcome = core.commit(&[LogWrite::Append(vec![part(partition, from, &texts)])]).remove(0);
+    assert_eq!(outcome, LogReply::Appended(vec![Ok(from)]));
 }
 
 /// A log with two partitions, written frame by frame.
@@ -64,8 +66,8 @@ fn flip(path: &Path, position: usize) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// Reads a whole partition, going on behind damage; the offsets that were read, and the damage that was met.
-fn read_around(core: &Core, partition: PartitionKey) -> (Vec<u64>, Vec<whimbrel_storage::Damage>) {
+/// Reads a whole partition and continues behind damage. Returns the offsets of the records and the damage.
+fn read_around(core: &Core, partition: PartitionKey) -> (Vec<u64>, Vec<whimbrel_storage::LogDamage>) {
     let (mut from, next) = core.bounds(partition).unwrap();
     let (mut offsets, mut damage) = (Vec::new(), Vec::new());
     while from < next {
@@ -92,7 +94,7 @@ fn all() -> Vec<u64> {
 }
 
 #[test]
-fn a_flipped_bit_in_a_segment_is_told_with_its_place_and_the_rest_is_read() {
+fn a_flipped_bit_in_a_segment_is_reported_with_its_place_and_the_rest_is_read() {
     let folder = checkpointed();
     let segments = files(&folder.path().join("log/topics/1/0"), ".segment");
     assert!(segments.len() > 2);
@@ -110,7 +112,7 @@ fn a_flipped_bit_in_a_segment_is_told_with_its_place_and_the_rest_is_read() {
         (RECORDS_PER_FRAME..=lost_at_most).contains(&lost),
         "{lost} records lost, up to the next place of the index"
     );
-    assert_eq!(*events.lock().unwrap(), [Event::Damaged(damage[0].clone(), Some(key(1, 0)))]);
+    assert_eq!(*events.lock().unwrap(), [LogEvent::Damaged(damage[0].clone(), Some(key(1, 0)))]);
     assert_eq!(read_around(&core, key(1, 1)), (all(), Vec::new()), "the other partition is whole");
 }
 
@@ -147,7 +149,7 @@ fn damage_before_an_offset_is_not_in_its_way() {
 }
 
 #[test]
-fn an_index_that_is_damaged_swapped_or_gone_costs_nothing_but_time() {
+fn an_index_that_is_damaged_swapped_or_missing_costs_only_time() {
     let folder = checkpointed();
     let partition = folder.path().join("log/topics/1/0");
     let indexes = files(&partition, ".index");
@@ -181,18 +183,18 @@ fn an_index_that_is_damaged_swapped_or_gone_costs_nothing_but_time() {
 }
 
 #[test]
-fn a_damaged_journal_frame_that_was_synced_is_told_and_costs_its_own_records_only() {
+fn a_damaged_journal_frame_that_was_synced_is_reported_and_costs_its_own_records_only() {
     let (folder, _core) = written();
     let crashed = folder.copy();
     let journal = files(&crashed.path().join("log/journal"), ".journal").remove(0);
-    // The first block is the file's header, and each frame here fits into one block: the tenth frame is partition 1's fifth.
+    // The first block is the header of the file, and each frame fits into one block: the tenth frame is the fifth of partition 1.
     flip(&journal, 10 * 4096 + 300);
     let (core, recovered, events) = crashed.core(settings());
     assert_eq!(recovered.damage.len(), 1, "{:?}", recovered.damage);
     let damage = &recovered.damage[0];
     assert_eq!(damage.file, "0000.journal");
     assert!(damage.position > 9 * 4096 && damage.position <= 11 * 4096, "{damage:?}");
-    assert!(events.lock().unwrap().contains(&Event::Damaged(damage.clone(), None)));
+    assert!(events.lock().unwrap().contains(&LogEvent::Damaged(damage.clone(), None)));
     assert_eq!(read_around(&core, key(1, 0)), (all(), Vec::new()));
     let (offsets, damage) = read_around(&core, key(1, 1));
     let lost: Vec<u64> = all().into_iter().filter(|offset| !offsets.contains(offset)).collect();
@@ -202,7 +204,7 @@ fn a_damaged_journal_frame_that_was_synced_is_told_and_costs_its_own_records_onl
 }
 
 #[test]
-fn the_offsets_of_a_damaged_frame_are_not_given_again_where_it_was_the_last_of_its_partition() {
+fn the_offsets_of_a_damaged_last_frame_of_a_partition_are_not_reused() {
     let folder = Folder::new();
     let core = folder.core(settings()).0;
     core.create_partitions(1, 2).unwrap();
@@ -227,7 +229,7 @@ fn the_offsets_of_a_damaged_frame_are_not_given_again_where_it_was_the_last_of_i
 }
 
 #[test]
-fn a_damaged_count_of_records_did_not_cost_what_came_after_it() {
+fn a_damaged_count_of_records_does_not_cost_later_records() {
     let folder = Folder::new();
     let core = folder.core(settings()).0;
     core.create_partitions(1, 1).unwrap();
@@ -237,7 +239,7 @@ fn a_damaged_count_of_records_did_not_cost_what_came_after_it() {
     append(&core, key(1, 0), 6, 1);
     let crashed = folder.copy();
     let journal = files(&crashed.path().join("log/journal"), ".journal").remove(0);
-    // The second frame's only batch says that it has twenty records instead of four.
+    // The only batch of the second frame now has a count of twenty records instead of four.
     flip(&journal, 2 * 4096 + FRAME_HEADER_LEN + offset_of!(BatchHeader, count));
     let core = crashed.core(settings()).0;
     assert_eq!(core.bounds(key(1, 0)), Ok((0, 7)));
@@ -245,16 +247,16 @@ fn a_damaged_count_of_records_did_not_cost_what_came_after_it() {
 }
 
 /// Opens the log of a folder whose small files may be damaged.
-fn open(folder: &Folder) -> Result<(Core, Vec<Event>), OpenError> {
+fn open(folder: &Folder) -> Result<(Core, Vec<LogEvent>), OpenError> {
     open_on(UnsyncedDisk::default(), folder)
 }
 
-fn open_on(disk: UnsyncedDisk, folder: &Folder) -> Result<(Core, Vec<Event>), OpenError> {
+fn open_on(disk: UnsyncedDisk, folder: &Folder) -> Result<(Core, Vec<LogEvent>), OpenError> {
     let data = DataFolder::open(Arc::new(disk), folder.path())?;
     let events = Events::default();
-    events.lock().unwrap().extend(data.finding.clone().map(Event::FileReplaced));
-    let told = events.clone();
-    let core = Core::open(data.into(), settings(), 0, Box::new(move |event| told.lock().unwrap().push(event)))?.0;
+    events.lock().unwrap().extend(data.finding.clone().map(LogEvent::FileReplaced));
+    let reported = events.clone();
+    let core = Core::open(data.into(), settings(), 0, Box::new(move |event| reported.lock().unwrap().push(event)))?.0;
     let events = events.lock().unwrap().clone();
     Ok((core, events))
 }
@@ -265,8 +267,8 @@ fn assert_whole(core: &Core) {
     assert_eq!(read_around(core, key(1, 1)), (all(), Vec::new()));
 }
 
-/// Each byte of the file, damaged one after the other: the log opens from the other copy, and only damage to the file itself is told.
-fn damage_each_byte(name: &str, is_told: bool) {
+/// Damages each byte of the file in turn: the log opens from the other copy, and reports only damage to the file itself.
+fn damage_each_byte(name: &str, is_reported: bool) {
     let folder = checkpointed();
     let path = folder.path().join(name);
     let len = std::fs::read(&path).unwrap().len();
@@ -274,21 +276,21 @@ fn damage_each_byte(name: &str, is_told: bool) {
         flip(&path, position);
         let (core, events) = open(&folder).unwrap_or_else(|error| panic!("byte {position}: {error}"));
         assert_whole(&core);
-        let told: Vec<PathBuf> = events
+        let reported: Vec<PathBuf> = events
             .iter()
             .map(|event| match event {
-                Event::FileReplaced(replaced) => replaced.file.clone(),
+                LogEvent::FileReplaced(replaced) => replaced.file.clone(),
                 other => panic!("byte {position}: {other:?}"),
             })
             .collect();
-        let expected = if is_told { vec![path.clone()] } else { Vec::new() };
-        // A byte of FORMAT may be changed without a change of its meaning, such as the case of a digit.
-        if !told.is_empty() || name != "FORMAT" {
-            assert_eq!(told, expected, "byte {position}");
-            assert_eq!(aside(&path).exists(), is_told);
+        let expected = if is_reported { vec![path.clone()] } else { Vec::new() };
+        // Some changes of FORMAT do not change its meaning, such as the case of a digit.
+        if !reported.is_empty() || name != "FORMAT" {
+            assert_eq!(reported, expected, "byte {position}");
+            assert_eq!(aside(&path).exists(), is_reported);
         }
         drop(core);
-        assert_eq!(open(&folder).unwrap().1, [], "byte {position}: it is whole again after one start");
+        assert_eq!(open(&folder).unwrap().1, [], "byte {position}: one start repairs it");
     }
 }
 
@@ -313,20 +315,20 @@ fn a_copy_of_the_format_with_any_byte_changed_is_written_again() {
 }
 
 #[test]
-fn a_small_file_that_is_lost_is_read_from_its_copy_and_told() {
+fn a_missing_small_file_is_read_from_its_copy_and_reported() {
     for name in ["FORMAT", "log/checkpoint"] {
         let folder = checkpointed();
         std::fs::remove_file(folder.path().join(name)).unwrap();
         let (core, events) = open(&folder).unwrap();
         assert_whole(&core);
-        let [Event::FileReplaced(replaced)] = &events[..] else { panic!("{events:?}") };
+        let [LogEvent::FileReplaced(replaced)] = &events[..] else { panic!("{events:?}") };
         assert_eq!((&replaced.file, &*replaced.why), (&folder.path().join(name), "it is missing"));
         assert!(folder.path().join(name).exists());
     }
 }
 
 #[test]
-fn a_small_file_that_the_disk_cannot_read_is_read_from_its_copy_and_told() {
+fn a_small_file_that_the_disk_cannot_read_is_read_from_its_copy_and_reported() {
     for name in ["FORMAT", "log/checkpoint"] {
         let folder = checkpointed();
         let path = folder.path().join(name);
@@ -337,7 +339,7 @@ fn a_small_file_that_the_disk_cannot_read_is_read_from_its_copy_and_told() {
         });
         let (core, events) = open_on(disk, &folder).unwrap();
         assert_whole(&core);
-        let [Event::FileReplaced(replaced)] = &events[..] else { panic!("{events:?}") };
+        let [LogEvent::FileReplaced(replaced)] = &events[..] else { panic!("{events:?}") };
         assert_eq!(replaced.file, path);
         assert!(replaced.why.contains("os error 5"), "{}", replaced.why);
         assert!(path.exists() && aside(&path).exists(), "the file is written again, and the unreadable one kept");
@@ -376,7 +378,7 @@ fn a_folder_without_the_copies_gets_them_with_the_next_start() {
 }
 
 #[test]
-fn a_small_file_that_is_damaged_with_its_copy_is_refused_by_name_and_nothing_is_changed() {
+fn a_small_file_that_is_damaged_with_its_copy_is_rejected_by_name_and_nothing_is_changed() {
     for name in ["FORMAT", "log/checkpoint"] {
         let folder = checkpointed();
         let (path, copy) = (folder.path().join(name), folder.path().join(format!("{name}.copy")));
@@ -403,7 +405,7 @@ fn a_small_file_that_is_damaged_with_its_copy_is_refused_by_name_and_nothing_is_
 }
 
 #[test]
-fn a_first_checkpoint_that_was_cut_off_before_its_file_is_no_damage() {
+fn a_first_checkpoint_interrupted_before_its_file_is_no_damage() {
     let folder = Folder::new();
     drop(folder.core(settings()));
     std::fs::remove_file(folder.path().join("log/checkpoint")).unwrap();

@@ -1,4 +1,5 @@
-//! A publisher chooses its payload's bytes, and journal and segments keep them: they must never pass for the log's own.
+//! Publishers choose the bytes of their payloads, which the journal and the segments store. They must never pass for frames or batches of
+//! the log.
 
 mod support;
 
@@ -7,24 +8,24 @@ use std::path::Path;
 
 use support::{Folder, key, part, small, values};
 use whimbrel_storage::format::{
-    BATCH_HEADER_LEN, BATCH_MAGIC, BatchHeader, FRAME_ALIGNMENT, FRAME_HEADER_LEN, FRAME_MAGIC, FrameHeader, Record,
+    BATCH_HEADER_LEN, BATCH_MAGIC, BatchHeader, FRAME_ALIGNMENT, FRAME_HEADER_LEN, FRAME_MAGIC, FrameHeader, LogRecord,
     seal,
 };
-use whimbrel_storage::{Part, PartitionKey, ReadError, Work};
+use whimbrel_storage::{LogWrite, PartitionKey, ReadError, WritePart};
 use zerocopy::IntoBytes;
 
-/// Generations that somebody might guess.
+/// Generations that a publisher might guess.
 const GUESSED_GENERATIONS: u64 = 40;
 const RECORD_FIXED_BYTES: usize = 20;
 const STARTS: u64 = 5;
 
-/// Secrets that somebody might guess.
+/// Secrets that a publisher might guess.
 const GUESSED_SECRETS: [u64; 4] = [0, 1, u64::MAX, 0x0123_4567_89ab_cdef];
 
 /// A whole batch with one record.
 fn forged_batch(secret: u64, partition: PartitionKey, base_offset: u64) -> Vec<u8> {
     let mut records = Vec::new();
-    Record::encode(&mut records, 1, None, &[], b"forged");
+    LogRecord::encode(&mut records, 1, None, &[], b"forged");
     let batch = BatchHeader {
         magic: BATCH_MAGIC,
         crc: 0.into(),
@@ -43,10 +44,10 @@ fn forged_batch(secret: u64, partition: PartitionKey, base_offset: u64) -> Vec<u
     batch
 }
 
-fn with_payload(partition: PartitionKey, payload: &[u8]) -> Work {
+fn with_payload(partition: PartitionKey, payload: &[u8]) -> LogWrite {
     let mut records = Vec::new();
-    Record::encode(&mut records, 1, None, &[], payload);
-    Work::Append(vec![Part { partition, count: 1, max_timestamp: 1, records }])
+    LogRecord::encode(&mut records, 1, None, &[], payload);
+    LogWrite::Append(vec![WritePart { partition, count: 1, max_timestamp: 1, records }])
 }
 
 fn flip(path: &Path, position: usize) {
@@ -73,7 +74,7 @@ fn forged_frame(generation: u64, sequence: u64) -> Vec<u8> {
     frame
 }
 
-/// A payload that has a forged frame at each of the journal's blocks, for one generation each.
+/// A payload with a forged frame at each block of the journal, each for another generation.
 fn payload() -> Vec<u8> {
     let before = FRAME_HEADER_LEN + BATCH_HEADER_LEN + RECORD_FIXED_BYTES;
     let mut payload = vec![b'x'; FRAME_ALIGNMENT - before];
@@ -86,39 +87,39 @@ fn payload() -> Vec<u8> {
 }
 
 #[test]
-fn a_payload_that_looks_like_a_frame_is_never_taken_for_one() {
+fn a_payload_that_looks_like_a_frame_is_never_read_as_one() {
     let folder = Folder::new();
     let store = folder.store(small());
     store.create_partitions(1, 1).unwrap();
     store.create_partitions(2, 1).unwrap();
     drop(store);
-    // Whatever file of the journal a start takes, an earlier one has left the payload in it.
+    // Fills each journal file that a start can take with the payload.
     for _ in 0..STARTS {
         let store = folder.store(small());
         store.submit(with_payload(key(1, 0), &payload())).unwrap().wait();
     }
-    // Behind the first small frame of each further start lies the payload, block by block.
+    // Behind the first small frame of each further start, the payload follows block by block.
     for start in 0..STARTS {
         let store = folder.store(small());
-        store.submit(Work::Append(vec![part(key(1, 0), 1, &["small"])])).unwrap().wait();
+        store.submit(LogWrite::Append(vec![part(key(1, 0), 1, &["small"])])).unwrap().wait();
         let crashed = folder.copy();
         drop(store);
         let store = crashed.store(small());
-        assert_eq!(store.bounds(key(2, 0)), Ok((0, 0)), "somebody else's topic got a message");
+        assert_eq!(store.bounds(key(2, 0)), Ok((0, 0)), "another topic got a message");
         assert_eq!(values(&store, key(1, 0), STARTS).len() as u64, start + 1);
     }
 }
 
-/// A segment with a small record, one whose payload has forged batches for the offset after it, and a small one at that offset.
+/// A segment with a small record, one with forged batches for the next offset in its payload, and a small one at that offset.
 fn segment_with_forged_batches() -> Folder {
     let folder = Folder::new();
     let core = folder.core(small()).0;
     core.create_partitions(1, 1).unwrap();
     let payload: Vec<u8> =
         GUESSED_SECRETS.iter().flat_map(|secret| forged_batch(*secret, key(1, 0), FORGED_OFFSET)).collect();
-    core.commit(&[Work::Append(vec![part(key(1, 0), 0, &["before"])])]);
+    core.commit(&[LogWrite::Append(vec![part(key(1, 0), 0, &["before"])])]);
     core.commit(&[with_payload(key(1, 0), &payload)]);
-    core.commit(&[Work::Append(vec![part(key(1, 0), FORGED_OFFSET, &["after"])])]);
+    core.commit(&[LogWrite::Append(vec![part(key(1, 0), FORGED_OFFSET, &["after"])])]);
     core.checkpoint(0, &mut || {}).unwrap();
     folder
 }
@@ -126,7 +127,7 @@ fn segment_with_forged_batches() -> Folder {
 const FORGED_OFFSET: u64 = 2;
 
 #[test]
-fn a_batch_in_a_payload_was_read_as_one_when_damage_stood_before_it() {
+fn a_batch_in_a_payload_behind_damage_is_not_read_as_one() {
     let second_batch = BATCH_HEADER_LEN + RECORD_FIXED_BYTES + "before".len();
     let last_of_header = second_batch + BATCH_HEADER_LEN - 1;
     for damaged in second_batch..=last_of_header {
@@ -142,7 +143,7 @@ fn a_batch_in_a_payload_was_read_as_one_when_damage_stood_before_it() {
 }
 
 #[test]
-fn a_batch_in_a_payload_took_offsets_from_another_topic_when_the_length_before_it_was_damaged() {
+fn a_batch_in_a_payload_behind_a_damaged_length_takes_no_offsets_of_another_topic() {
     const LEN_LOST: usize = 0x1000;
     const FORGED_AT: usize = 0x0200;
     for secret in GUESSED_SECRETS {
@@ -150,12 +151,12 @@ fn a_batch_in_a_payload_took_offsets_from_another_topic_when_the_length_before_i
         let core = folder.core(small()).0;
         core.create_partitions(1, 1).unwrap();
         core.create_partitions(2, 1).unwrap();
-        // Without the lost bit of its length, the batch ends where the forged one begins.
+        // With the flipped bit in its length, the batch ends where the forged one begins.
         let mut payload = vec![b'x'; FORGED_AT + LEN_LOST - RECORD_FIXED_BYTES];
         let forged = forged_batch(secret, key(2, 0), 0);
         payload[FORGED_AT - RECORD_FIXED_BYTES..][..forged.len()].copy_from_slice(&forged);
         core.commit(&[with_payload(key(1, 0), &payload)]);
-        core.commit(&[Work::Append(vec![part(key(1, 0), 1, &["after"])])]);
+        core.commit(&[LogWrite::Append(vec![part(key(1, 0), 1, &["after"])])]);
         let crashed = folder.copy();
         let body_len = FRAME_ALIGNMENT + FRAME_HEADER_LEN + offset_of!(BatchHeader, body_len);
         flip(&crashed.path().join("log/journal/0000.journal"), body_len + 1);

@@ -1,4 +1,4 @@
-//! The log on a real disk: what was appended is read, also after a restart; what is wrong is said.
+//! The log on a real disk: appended records are read, also after a restart, and errors are reported.
 
 mod support;
 
@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use support::{Folder, UnsyncedDisk, append, key, small, values};
 use whimbrel_storage::disk::RealDisk;
-use whimbrel_storage::{AppendError, Core, DataFolder, Event, Outcome, ReadError, Settings, TopicRetention, Work};
+use whimbrel_storage::{
+    AppendError, Core, DataFolder, LogEvent, LogReply, LogSettings, LogWrite, ReadError, TopicRetention,
+};
 
 #[test]
-fn what_was_appended_is_read_in_order() {
+fn appended_records_are_read_in_order() {
     let folder = Folder::new();
     let store = folder.store(small());
     store.create_partitions(1, 2).unwrap();
@@ -24,7 +26,7 @@ fn what_was_appended_is_read_in_order() {
 }
 
 #[test]
-fn a_clean_restart_and_one_without_goodbye_keep_everything() {
+fn a_clean_restart_and_a_kill_keep_everything() {
     let folder = Folder::new();
     let store = folder.store(small());
     store.create_partitions(1, 1).unwrap();
@@ -42,9 +44,9 @@ fn a_clean_restart_and_one_without_goodbye_keep_everything() {
 }
 
 #[test]
-fn segments_serve_what_memory_let_go_of() {
+fn segments_serve_records_that_were_evicted_from_memory() {
     let folder = Folder::new();
-    let store = folder.store(Settings { tail_bytes: 0, ..small() });
+    let store = folder.store(LogSettings { tail_bytes: 0, ..small() });
     store.create_partitions(1, 1).unwrap();
     let texts: Vec<String> = (0..3000).map(|n| format!("message {n} {}", "x".repeat(50))).collect();
     for chunk in texts.chunks(100) {
@@ -62,7 +64,7 @@ fn segments_serve_what_memory_let_go_of() {
 #[test]
 fn a_time_leads_to_the_first_record_at_or_after_it() {
     let folder = Folder::new();
-    let store = folder.store(Settings { tail_bytes: 0, ..small() });
+    let store = folder.store(LogSettings { tail_bytes: 0, ..small() });
     store.create_partitions(1, 1).unwrap();
     // `append` gives each record its offset times ten as its time.
     let filler = "x".repeat(200);
@@ -83,19 +85,19 @@ fn a_fence_voids_the_earlier_one() {
     let folder = Folder::new();
     let store = folder.store(small());
     store.create_partitions(1, 2).unwrap();
-    let open = || match store.submit(Work::OpenFence("holds/1".into())).unwrap().wait() {
-        Outcome::FenceOpened(token) => token,
+    let open = || match store.submit(LogWrite::OpenFence("holds/1".into())).unwrap().wait() {
+        LogReply::FenceOpened(token) => token,
         other => panic!("{other:?}"),
     };
     let commit = |token, text: &str| {
         let parts = vec![support::part(key(1, 0), 0, &[text]), support::part(key(1, 1), 0, &[text])];
-        store.submit(Work::Commit { fence: "holds/1".into(), token, parts }).unwrap().wait()
+        store.submit(LogWrite::Commit { fence: "holds/1".into(), token, parts }).unwrap().wait()
     };
     let old = open();
-    assert_eq!(commit(old, "a"), Outcome::Committed(vec![0, 0]));
+    assert_eq!(commit(old, "a"), LogReply::Committed(vec![0, 0]));
     let new = open();
-    assert_eq!(commit(old, "zombie"), Outcome::Fenced);
-    assert_eq!(commit(new, "b"), Outcome::Committed(vec![1, 1]));
+    assert_eq!(commit(old, "zombie"), LogReply::Fenced);
+    assert_eq!(commit(new, "b"), LogReply::Committed(vec![1, 1]));
     assert_eq!(values(&store, key(1, 1), 0), ["a", "b"]);
 }
 
@@ -104,15 +106,15 @@ fn a_commit_with_a_part_that_can_never_be_written_writes_nothing() {
     let folder = Folder::new();
     let store = folder.store(small());
     store.create_partitions(1, 1).unwrap();
-    let Outcome::FenceOpened(token) = store.submit(Work::OpenFence("f".into())).unwrap().wait() else { panic!() };
+    let LogReply::FenceOpened(token) = store.submit(LogWrite::OpenFence("f".into())).unwrap().wait() else { panic!() };
     let parts = vec![support::part(key(1, 0), 0, &["a"]), support::part(key(9, 9), 0, &["b"])];
-    let outcome = store.submit(Work::Commit { fence: "f".into(), token, parts }).unwrap().wait();
-    assert_eq!(outcome, Outcome::Refused { part: 1, error: AppendError::UnknownPartition(key(9, 9)) });
+    let outcome = store.submit(LogWrite::Commit { fence: "f".into(), token, parts }).unwrap().wait();
+    assert_eq!(outcome, LogReply::Refused { part: 1, error: AppendError::UnknownPartition(key(9, 9)) });
     assert_eq!(store.bounds(key(1, 0)), Ok((0, 0)));
 }
 
 #[test]
-fn offsets_outside_are_told_with_the_bounds() {
+fn errors_for_offsets_outside_have_the_bounds() {
     let folder = Folder::new();
     let store = folder.store(small());
     store.create_partitions(1, 1).unwrap();
@@ -126,7 +128,7 @@ fn offsets_outside_are_told_with_the_bounds() {
 #[test]
 fn retention_drops_whole_old_segments_and_the_next_offset_stays() {
     let folder = Folder::new();
-    let store = folder.store(Settings { segment_bytes: 4096, ..small() });
+    let store = folder.store(LogSettings { segment_bytes: 4096, ..small() });
     store.create_partitions(1, 1).unwrap();
     let filler = "x".repeat(1000);
     for _ in 0..10 {
@@ -148,28 +150,28 @@ fn retention_drops_whole_old_segments_and_the_next_offset_stays() {
 }
 
 #[test]
-fn a_segment_that_cannot_be_read_holds_up_no_other_topic_and_is_told_of_once() {
+fn a_segment_that_cannot_be_read_blocks_no_other_topic_and_is_reported_once() {
     let folder = Folder::new();
-    let (core, _, events) = folder.core(Settings { segment_bytes: 4096, ..small() });
+    let (core, _, events) = folder.core(LogSettings { segment_bytes: 4096, ..small() });
     let filler = "x".repeat(1000);
     for topic in 1..=3 {
         core.create_partitions(topic, 1).unwrap();
         core.set_retention(topic, TopicRetention { time: Some(Duration::from_millis(1)), bytes: None });
         for _ in 0..4 {
-            core.commit(&[Work::Append(vec![support::part(key(topic, 0), 0, &[filler.as_str(); 3])])]);
+            core.commit(&[LogWrite::Append(vec![support::part(key(topic, 0), 0, &[filler.as_str(); 3])])]);
             core.relieve_memory(0).unwrap();
         }
     }
-    // A folder in its place opens as no file, for anyone.
+    // A folder in place of the segment cannot be opened as a file, even by root.
     let segment = segments_of(&folder, 1).remove(1);
     let away = segment.with_extension("away");
     std::fs::rename(&segment, &away).unwrap();
     std::fs::create_dir(&segment).unwrap();
     std::fs::remove_file(segment.with_extension("index")).ok();
-    let told = |events: &support::Events| {
+    let reported = |events: &support::Events| {
         let events = events.lock().unwrap();
         let files = events.iter().filter_map(|event| match event {
-            Event::SegmentUnreadable { file, .. } => Some(file.clone()),
+            LogEvent::SegmentUnreadable { file, .. } => Some(file.clone()),
             _ => None,
         });
         files.collect::<Vec<_>>()
@@ -179,7 +181,7 @@ fn a_segment_that_cannot_be_read_holds_up_no_other_topic_and_is_told_of_once() {
     }
     assert_eq!(core.bounds(key(2, 0)), Ok((12, 12)), "later topics are retained");
     assert_eq!(core.bounds(key(3, 0)), Ok((12, 12)));
-    assert_eq!(told(&events), std::slice::from_ref(&segment), "it is named once");
+    assert_eq!(reported(&events), std::slice::from_ref(&segment), "it is named once");
     std::fs::remove_dir(&segment).unwrap();
     std::fs::rename(&away, &segment).unwrap();
     core.retain(1_000_000).unwrap();
@@ -204,7 +206,7 @@ fn a_log_that_is_synced_file_by_file_opens_as_it_was() {
     let core = open();
     core.create_partitions(1, 2).unwrap();
     for partition in [0, 1] {
-        core.commit(&[Work::Append(vec![support::part(key(1, partition), 0, &["a", "b"])])]);
+        core.commit(&[LogWrite::Append(vec![support::part(key(1, partition), 0, &["a", "b"])])]);
     }
     core.checkpoint(0, &mut || {}).unwrap();
     drop(core);
@@ -230,18 +232,18 @@ fn a_deleted_topic_is_gone_also_after_a_restart() {
 }
 
 #[test]
-fn too_large_is_refused_and_neighbours_are_unharmed() {
+fn an_append_that_is_too_large_is_rejected_and_others_are_not() {
     let folder = Folder::new();
     let store = folder.store(small());
     store.create_partitions(1, 1).unwrap();
     let huge = "x".repeat(small().frame_bytes_max);
-    let refused = store.submit(Work::Append(vec![support::part(key(1, 0), 0, &[&huge])]));
+    let refused = store.submit(LogWrite::Append(vec![support::part(key(1, 0), 0, &[&huge])]));
     assert!(matches!(refused, Err(AppendError::TooLarge { .. })));
     assert_eq!(append(&store, key(1, 0), &["a"]), 0);
 }
 
 #[test]
-fn a_folder_in_use_of_another_format_or_not_ours_is_refused() {
+fn a_folder_that_is_in_use_of_another_format_or_foreign_is_rejected() {
     use whimbrel_storage::OpenError;
     let folder = Folder::new();
     let store = folder.store(small());
@@ -255,7 +257,7 @@ fn a_folder_in_use_of_another_format_or_not_ours_is_refused() {
 }
 
 #[test]
-fn a_first_start_between_another_ones_look_and_its_lock_keeps_what_it_wrote() {
+fn a_first_start_between_the_read_and_the_lock_of_another_start_keeps_its_records() {
     let folder = Arc::new(Folder::new());
     let first = folder.clone();
     let disk = UnsyncedDisk::with_before_lock(move || {

@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
 use support::{Events, Folder, UnsyncedDisk, key, part, small};
-use whimbrel_storage::verify::Meter;
-use whimbrel_storage::{ColdSegment, Core, DataFolder, Event, Scrubbed, Settings, Work};
+use whimbrel_storage::verify::ReadMeter;
+use whimbrel_storage::{ColdSegment, Core, DataFolder, LogEvent, LogSettings, LogWrite, ScrubResult};
 
 /// How long a deletion waits for a scrub. A scrub of a missing file that does not wait for the deletion ends much earlier.
 const SCRUB_WAIT: Duration = Duration::from_millis(500);
 
-fn settings() -> Settings {
-    Settings { segment_bytes: 600 << 10, tail_bytes: 0, ..small() }
+fn settings() -> LogSettings {
+    LogSettings { segment_bytes: 600 << 10, tail_bytes: 0, ..small() }
 }
 
 /// A log with several segments of more than one read each, the last of which is being written.
@@ -30,12 +30,12 @@ fn fill(core: &Core) {
     core.create_partitions(1, 1).unwrap();
     let text = "x".repeat(1000);
     for batch in 0..160 {
-        core.commit(&[Work::Append(vec![part(key(1, 0), batch * 8, &[&*text; 8])])]);
+        core.commit(&[LogWrite::Append(vec![part(key(1, 0), batch * 8, &[&*text; 8])])]);
     }
     core.checkpoint(0, &mut || {}).unwrap();
 }
 
-fn free_meter() -> Meter {
+fn free_meter() -> ReadMeter {
     Arc::new(|_| Ok(()))
 }
 
@@ -53,11 +53,11 @@ fn a_sound_segment_is_read_whole_and_the_one_being_written_is_left_out() {
     for segment in cold {
         let read = Arc::new(AtomicU64::new(0));
         let counted = read.clone();
-        let meter: Meter = Arc::new(move |bytes| {
+        let meter: ReadMeter = Arc::new(move |bytes| {
             counted.fetch_add(bytes, Ordering::Relaxed);
             Ok(())
         });
-        assert_eq!(core.scrub(segment, &meter).unwrap(), Scrubbed::Read { damaged: 0 });
+        assert_eq!(core.scrub(segment, &meter).unwrap(), ScrubResult::Read { damaged: 0 });
         let len = std::fs::metadata(file_of(&folder, segment)).unwrap().len();
         assert!(read.load(Ordering::Relaxed) >= len);
     }
@@ -65,7 +65,7 @@ fn a_sound_segment_is_read_whole_and_the_one_being_written_is_left_out() {
 }
 
 #[test]
-fn a_damaged_place_is_told_once_however_often_it_is_met() {
+fn a_damaged_place_is_reported_once() {
     let (folder, core, events) = written();
     let segment = core.cold_segments()[1];
     let path = file_of(&folder, segment);
@@ -73,30 +73,30 @@ fn a_damaged_place_is_told_once_however_often_it_is_met() {
     bytes[100] ^= 1;
     std::fs::write(&path, bytes).unwrap();
     for _ in 0..3 {
-        assert_eq!(core.scrub(segment, &free_meter()).unwrap(), Scrubbed::Read { damaged: 1 });
+        assert_eq!(core.scrub(segment, &free_meter()).unwrap(), ScrubResult::Read { damaged: 1 });
     }
     assert!(core.read(key(1, 0), segment.base, 1).is_err(), "a reader meets it too");
     let events = events.lock().unwrap();
-    let [Event::Damaged(damage, Some(partition))] = &events[..] else { panic!("{events:?}") };
+    let [LogEvent::Damaged(damage, Some(partition))] = &events[..] else { panic!("{events:?}") };
     assert_eq!((&*damage.file, damage.position, *partition), (path.to_str().unwrap(), 0, key(1, 0)));
 }
 
 #[test]
-fn a_segment_that_is_dropped_meanwhile_is_let_go_of() {
+fn a_segment_that_is_dropped_during_the_scrub_is_released() {
     let (_folder, core, events) = written();
     let core = Arc::new(core);
     let segment = core.cold_segments()[0];
     let (dropping, reads) = (core.clone(), Arc::new(AtomicU64::new(0)));
     let counted = reads.clone();
-    let meter: Meter = Arc::new(move |_| {
+    let meter: ReadMeter = Arc::new(move |_| {
         counted.fetch_add(1, Ordering::Relaxed);
         dropping.trim(key(1, 0), u64::MAX).unwrap();
         dropping.checkpoint(0, &mut || {}).unwrap();
         Ok(())
     });
-    assert_eq!(core.scrub(segment, &meter).unwrap(), Scrubbed::Dropped);
+    assert_eq!(core.scrub(segment, &meter).unwrap(), ScrubResult::Dropped);
     assert_eq!(reads.load(Ordering::Relaxed), 1, "at the next read");
-    assert_eq!(core.scrub(segment, &free_meter()).unwrap(), Scrubbed::Dropped);
+    assert_eq!(core.scrub(segment, &free_meter()).unwrap(), ScrubResult::Dropped);
     assert_eq!(*events.lock().unwrap(), []);
 }
 
@@ -117,9 +117,9 @@ fn a_segment_whose_topic_is_being_deleted_is_not_damaged() {
         *noted.lock().unwrap() = Some(result.lock().unwrap().recv_timeout(SCRUB_WAIT));
     });
     let events = Events::default();
-    let told = events.clone();
+    let reported = events.clone();
     let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
-    let on_event = Box::new(move |event| told.lock().unwrap().push(event));
+    let on_event = Box::new(move |event| reported.lock().unwrap().push(event));
     core.get_or_init(|| Arc::new(Core::open(data, settings(), 0, on_event).unwrap().0));
     let core = core.get().unwrap();
     fill(core);
@@ -134,14 +134,14 @@ fn a_segment_whose_file_is_gone_is_damaged() {
     let (folder, core, events) = written();
     let segment = core.cold_segments()[1];
     std::fs::remove_file(file_of(&folder, segment)).unwrap();
-    assert_eq!(core.scrub(segment, &free_meter()).unwrap(), Scrubbed::Read { damaged: 1 });
-    assert!(matches!(events.lock().unwrap()[..], [Event::Damaged(_, Some(_))]));
+    assert_eq!(core.scrub(segment, &free_meter()).unwrap(), ScrubResult::Read { damaged: 1 });
+    assert!(matches!(events.lock().unwrap()[..], [LogEvent::Damaged(_, Some(_))]));
 }
 
 #[test]
-fn a_scrub_ends_where_its_meter_says_so() {
+fn a_scrub_ends_when_its_meter_fails() {
     let (_folder, core, events) = written();
-    let meter: Meter = Arc::new(|_| Err(std::io::ErrorKind::Interrupted.into()));
+    let meter: ReadMeter = Arc::new(|_| Err(std::io::ErrorKind::Interrupted.into()));
     assert!(core.scrub(core.cold_segments()[0], &meter).is_err());
     assert_eq!(*events.lock().unwrap(), []);
 }

@@ -1,18 +1,18 @@
-//! A commit over several partitions whose frame was torn is all or nothing after recovery, wherever it was torn.
+//! A commit over several partitions with a torn frame is all or nothing after recovery, wherever the frame was torn.
 
 mod support;
 
 use std::path::{Path, PathBuf};
 
 use support::{Folder, key, part};
-use whimbrel_storage::{Core, Outcome, PartitionKey, Settings, Work};
+use whimbrel_storage::{Core, LogReply, LogSettings, LogWrite, PartitionKey};
 
 const PARTITIONS: u32 = 3;
 const SECTOR_BYTES: usize = 512;
 
-/// Small files: each torn frame is a folder of its own.
-fn tiny() -> Settings {
-    Settings {
+/// Small files: each torn frame needs a folder of its own.
+fn tiny() -> LogSettings {
+    LogSettings {
         frame_bytes_max: 8 << 10,
         frame_bytes_target: 8 << 10,
         journal_file_bytes: 32 << 10,
@@ -20,7 +20,7 @@ fn tiny() -> Settings {
         checkpoint_bytes: 64 << 10,
         unsaved_bytes_max: 64 << 10,
         disk_reserve_bytes: 0,
-        ..Settings::default()
+        ..LogSettings::default()
     }
 }
 
@@ -28,15 +28,15 @@ fn keys() -> Vec<PartitionKey> {
     (0..PARTITIONS).map(|partition| key(1, partition)).collect()
 }
 
-fn commit(core: &Core, from: u64, text: &str) -> Outcome {
-    let Outcome::FenceOpened(token) = core.commit(&[Work::OpenFence("f".into())]).remove(0) else {
+fn commit(core: &Core, from: u64, text: &str) -> LogReply {
+    let LogReply::FenceOpened(token) = core.commit(&[LogWrite::OpenFence("f".into())]).remove(0) else {
         panic!("a fence opens");
     };
     let parts = keys().into_iter().map(|key| part(key, from, &[text])).collect();
-    core.commit(&[Work::Commit { fence: "f".into(), token, parts }]).remove(0)
+    core.commit(&[LogWrite::Commit { fence: "f".into(), token, parts }]).remove(0)
 }
 
-/// A folder in which a commit was acknowledged, and the frame that the next commit would write.
+/// A folder with an acknowledged commit, and the frame that the next commit would write.
 struct Torn {
     folder: Folder,
     journal: PathBuf,
@@ -50,11 +50,11 @@ impl Torn {
         let folder = Folder::new();
         let core = folder.core(tiny()).0;
         core.create_partitions(1, PARTITIONS).unwrap();
-        assert_eq!(commit(&core, 0, "acknowledged"), Outcome::Committed(vec![0; PARTITIONS as usize]));
+        assert_eq!(commit(&core, 0, "acknowledged"), LogReply::Committed(vec![0; PARTITIONS as usize]));
         let journal = only_journal(folder.path());
         let before = std::fs::read(&journal).unwrap();
         let crashed = folder.copy();
-        assert_eq!(commit(&core, 1, text), Outcome::Committed(vec![1; PARTITIONS as usize]));
+        assert_eq!(commit(&core, 1, text), LogReply::Committed(vec![1; PARTITIONS as usize]));
         let after = std::fs::read(&journal).unwrap();
         let position = before.iter().zip(&after).position(|(old, new)| old != new).unwrap();
         let end = after.len() - before.iter().rev().zip(after.iter().rev()).position(|(old, new)| old != new).unwrap();
@@ -68,7 +68,7 @@ impl Torn {
         }
     }
 
-    /// Recovers with `frame` where the commit's frame would be; how many partitions have the commit's record?
+    /// Recovers with `frame` in place of the commit's frame. Returns the number of partitions with the commit's record.
     fn partitions_with(&self, frame: &[u8]) -> usize {
         let folder = self.folder.copy();
         let mut journal = self.before.clone();
@@ -84,14 +84,14 @@ impl Torn {
             next == 2
         });
         let with = with.count();
-        // Whatever it was, the log goes on from there.
+        // In either case, the log continues from there.
         let next = if with > 0 { 2 } else { 1 };
-        assert_eq!(commit(&core, next, "on"), Outcome::Committed(vec![next; PARTITIONS as usize]));
+        assert_eq!(commit(&core, next, "on"), LogReply::Committed(vec![next; PARTITIONS as usize]));
         with
     }
 }
 
-/// The journal file that has frames, relative to the folder where that is empty.
+/// The journal file with the frames.
 fn only_journal(folder: &Path) -> PathBuf {
     folder.join("log/journal/0000.journal")
 }
@@ -106,7 +106,7 @@ fn a_commit_torn_at_any_byte_is_all_or_nothing() {
 }
 
 #[test]
-fn a_commit_of_which_any_set_of_sectors_was_written_is_all_or_nothing() {
+fn a_commit_with_any_set_of_sectors_written_is_all_or_nothing() {
     let torn = Torn::new(&"torn ".repeat(150));
     let sectors = torn.frame.len().div_ceil(SECTOR_BYTES);
     assert!((4..=8).contains(&sectors), "{sectors} sectors");
@@ -123,11 +123,11 @@ fn a_commit_of_which_any_set_of_sectors_was_written_is_all_or_nothing() {
 }
 
 #[test]
-fn a_commit_torn_over_what_an_earlier_frame_left_is_all_or_nothing() {
+fn a_commit_torn_over_an_earlier_frame_is_all_or_nothing() {
     let torn = Torn::new(&"torn ".repeat(50));
     let earlier = Torn::new(&"older".repeat(50)).frame;
     assert_eq!(earlier.len(), torn.frame.len());
-    // The older frame has a wrong checksum: whole, it would be the commit itself under another text.
+    // The older frame has a wrong checksum. Otherwise it would be the same commit with another text.
     let mut stale = earlier;
     stale[4] ^= 1;
     for len in 0..torn.frame.len() {

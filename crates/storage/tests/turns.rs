@@ -1,22 +1,22 @@
-//! Publishes and commits take turns in the journal's frames: neither waits behind all that the other has.
+//! Publishes and commits take turns in the journal's frames: neither waits behind all requests of the other lane.
 
 mod support;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use support::{Folder, UnsyncedDisk, key, part, small};
-use whimbrel_storage::{DataFolder, Outcome, Settings, Store, SystemClock, Ticket, Work};
+use whimbrel_storage::{DataFolder, LogReply, LogSettings, LogStore, LogTicket, LogWrite, WallClock};
 
-/// Far more than a few frames hold.
+/// Far more requests than a few frames hold.
 const CROWD: u64 = 60;
 const VALUE_BYTES: usize = 20 << 10;
-/// One that is late to a crowd goes with the frame that is filled next. Before it go the frame that is being written and, of its
-/// own frame, what the crowd has in it: three values fit into each.
+/// A late request goes with the frame that is filled next. Before it go the frame that is being written and the other lane's share of its
+/// own frame: three values fit into each.
 const BEFORE_IT_MAX: u64 = 2 * 3 + 1;
 
-/// A log whose next frame is not synced before the gate is open.
+/// A log that syncs its next frame only when the gate is open.
 struct Gated {
-    store: Store,
+    store: LogStore,
     gate: Arc<Mutex<()>>,
     token: u64,
     _folder: Folder,
@@ -28,40 +28,40 @@ impl Gated {
         let closed = gate.clone();
         let disk = UnsyncedDisk::with_before_sync(move || drop(closed.lock().unwrap_or_else(PoisonError::into_inner)));
         let data = DataFolder::open(Arc::new(disk), folder.path()).unwrap();
-        let settings = Settings { queue_bytes_max: 16 << 20, ..small() };
+        let settings = LogSettings { queue_bytes_max: 16 << 20, ..small() };
         assert!(CROWD as usize * VALUE_BYTES > 10 * settings.frame_bytes_target);
-        let (store, _) = Store::open(data.into(), settings, Arc::new(SystemClock), Box::new(|_| {})).unwrap();
+        let (store, _) = LogStore::open(data.into(), settings, Arc::new(WallClock), Box::new(|_| {})).unwrap();
         store.create_partitions(1, 1).unwrap();
-        let Outcome::FenceOpened(token) = store.submit(Work::OpenFence("f".into())).unwrap().wait() else {
+        let LogReply::FenceOpened(token) = store.submit(LogWrite::OpenFence("f".into())).unwrap().wait() else {
             panic!("a fence opens");
         };
         Self { store, gate, token, _folder: folder }
     }
 
-    fn append(&self) -> Work {
-        Work::Append(vec![part(key(1, 0), 0, &[&"x".repeat(VALUE_BYTES)])])
+    fn append(&self) -> LogWrite {
+        LogWrite::Append(vec![part(key(1, 0), 0, &[&"x".repeat(VALUE_BYTES)])])
     }
 
-    fn commit(&self) -> Work {
+    fn commit(&self) -> LogWrite {
         let parts = vec![part(key(1, 0), 0, &[&"x".repeat(VALUE_BYTES)])];
-        Work::Commit { fence: "f".into(), token: self.token, parts }
+        LogWrite::Commit { fence: "f".into(), token: self.token, parts }
     }
 
-    /// Submits a crowd and then one more while nothing is synced, and lets them go. The offsets that the crowd got, and the last
-    /// one's.
-    fn late_to_a_crowd(&self, crowd: impl Fn() -> Work, late: Work) -> (Vec<u64>, u64) {
+    /// Submits many requests and then one more while nothing is synced, and opens the gate. Returns the offsets of the many and of the
+    /// last.
+    fn late_to_a_crowd(&self, crowd: impl Fn() -> LogWrite, late: LogWrite) -> (Vec<u64>, u64) {
         let closed = self.gate.lock().unwrap();
-        let crowd: Vec<Ticket> = (0..CROWD).map(|_| self.store.submit(crowd()).unwrap()).collect();
+        let crowd: Vec<LogTicket> = (0..CROWD).map(|_| self.store.submit(crowd()).unwrap()).collect();
         let late = self.store.submit(late).unwrap();
         drop(closed);
         (crowd.into_iter().map(offset).collect(), offset(late))
     }
 }
 
-fn offset(ticket: Ticket) -> u64 {
+fn offset(ticket: LogTicket) -> u64 {
     match ticket.wait() {
-        Outcome::Appended(offsets) => *offsets[0].as_ref().unwrap(),
-        Outcome::Committed(offsets) => offsets[0],
+        LogReply::Appended(offsets) => *offsets[0].as_ref().unwrap(),
+        LogReply::Committed(offsets) => offsets[0],
         other => panic!("{other:?}"),
     }
 }

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use support::{Events, Folder, UnsyncedDisk, key, part, small};
-use whimbrel_storage::verify::Meter;
-use whimbrel_storage::{Core, Damage, DataFolder, Event, ReadError, Scrubbed, Settings, Work};
+use whimbrel_storage::verify::ReadMeter;
+use whimbrel_storage::{Core, DataFolder, LogDamage, LogEvent, LogSettings, LogWrite, ReadError, ScrubResult};
 
 const FRAMES: u64 = 300;
 const SECTOR: u64 = 4096;
@@ -21,8 +21,8 @@ const FAILURES_BEFORE: usize = 2;
 /// Bytes of one file that cannot be read.
 type Bad = Arc<Mutex<Option<(PathBuf, Range<u64>)>>>;
 
-fn settings() -> Settings {
-    Settings { segment_bytes: 64 << 10, tail_bytes: 0, unreadable_for: Duration::ZERO, ..small() }
+fn settings() -> LogSettings {
+    LogSettings { segment_bytes: 64 << 10, tail_bytes: 0, unreadable_for: Duration::ZERO, ..small() }
 }
 
 fn text(offset: u64) -> String {
@@ -34,19 +34,19 @@ fn written() -> (Folder, Core, Events, Bad) {
 }
 
 /// A log with several segments, on a disk with bad sectors.
-fn written_with(settings: Settings) -> (Folder, Core, Events, Bad) {
+fn written_with(settings: LogSettings) -> (Folder, Core, Events, Bad) {
     let (folder, events, bad) = (Folder::new(), Events::default(), Bad::default());
-    let (told, sectors) = (Arc::clone(&events), Arc::clone(&bad));
+    let (reported, sectors) = (Arc::clone(&events), Arc::clone(&bad));
     let disk = UnsyncedDisk::with_bad_sectors(move |path: &Path, read: Range<u64>| {
         let bad = sectors.lock().unwrap();
         bad.as_ref().is_some_and(|(file, bytes)| file == path && read.start < bytes.end && bytes.start < read.end)
     });
     let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
-    let on_event = Box::new(move |event| told.lock().unwrap().push(event));
+    let on_event = Box::new(move |event| reported.lock().unwrap().push(event));
     let core = Core::open(data, settings, 0, on_event).unwrap().0;
     core.create_partitions(1, 1).unwrap();
     for frame in 0..FRAMES {
-        core.commit(&[Work::Append(vec![part(key(1, 0), frame, &[&text(frame)])])]);
+        core.commit(&[LogWrite::Append(vec![part(key(1, 0), frame, &[&text(frame)])])]);
     }
     core.checkpoint(0, &mut || {}).unwrap();
     (folder, core, events, bad)
@@ -56,12 +56,12 @@ fn segment(folder: &Folder, base: u64) -> PathBuf {
     folder.path().join(format!("log/topics/1/0/{base:020}.segment"))
 }
 
-fn free_meter() -> Meter {
+fn free_meter() -> ReadMeter {
     Arc::new(|_| Ok(()))
 }
 
-/// Reads on as every reader does: it repeats what failed, and goes on behind damage. Returns the offsets, the damage and the failures.
-fn read_around(core: &Core) -> (Vec<u64>, Vec<Damage>, usize) {
+/// Reads as every reader does: retries after errors, and continues behind damage. Returns offsets, damage and the number of errors.
+fn read_around(core: &Core) -> (Vec<u64>, Vec<LogDamage>, usize) {
     let (mut from, mut offsets, mut damage, mut failures) = (0, Vec::new(), Vec::new(), 0);
     while from < FRAMES {
         match core.read(key(1, 0), from, 10_000) {
@@ -96,19 +96,19 @@ fn an_unreadable_sector_is_damage_after_a_few_failures_and_costs_its_own_records
     let (offsets, damage, failures) = read_around(&core);
     assert_eq!((damage.len(), failures), (1, FAILURES_BEFORE), "{damage:?}");
     let missing: Vec<u64> = (0..FRAMES).filter(|offset| !offsets.contains(offset)).collect();
-    // Records of 1 kB: those that touch the sector.
+    // Records of 1 kB: only those in the sector are missing.
     assert!((4..=6).contains(&missing.len()), "{missing:?}");
     assert!(missing.windows(2).all(|pair| pair[0] + 1 == pair[1]));
     assert_eq!(damage[0].file, file.display().to_string());
     assert!((4 * SECTOR..6 * SECTOR).contains(&damage[0].position), "{:?}", damage[0]);
-    assert_eq!(*events.lock().unwrap(), [Event::Damaged(damage[0].clone(), Some(key(1, 0)))]);
-    // Nobody waits for the same place again.
+    assert_eq!(*events.lock().unwrap(), [LogEvent::Damaged(damage[0].clone(), Some(key(1, 0)))]);
+    // A further read of the same place does not fail first.
     assert_eq!(read_around(&core), (offsets, damage, 0));
-    assert_eq!(events.lock().unwrap().len(), 1, "it is told once");
+    assert_eq!(events.lock().unwrap().len(), 1, "it is reported once");
 }
 
 #[test]
-fn a_segment_that_cannot_be_read_at_all_is_passed_by() {
+fn a_segment_that_cannot_be_read_at_all_is_skipped() {
     let (folder, core, _, bad) = written();
     let cold = core.cold_segments();
     *bad.lock().unwrap() = Some((segment(&folder, cold[1].base), 0..u64::MAX));
@@ -118,7 +118,7 @@ fn a_segment_that_cannot_be_read_at_all_is_passed_by() {
 }
 
 #[test]
-fn a_segment_whose_file_is_gone_is_passed_by() {
+fn a_segment_whose_file_is_missing_is_skipped() {
     let (folder, core, _, _) = written();
     let cold = core.cold_segments();
     std::fs::remove_file(segment(&folder, cold[1].base)).unwrap();
@@ -128,7 +128,7 @@ fn a_segment_whose_file_is_gone_is_passed_by() {
 }
 
 #[test]
-fn the_segment_that_is_written_to_is_read_on_behind_an_unreadable_sector() {
+fn the_segment_that_is_written_to_is_read_behind_an_unreadable_sector() {
     let (folder, core, _, bad) = written();
     let active = FRAMES - 1;
     let cold = core.cold_segments();
@@ -139,13 +139,13 @@ fn the_segment_that_is_written_to_is_read_on_behind_an_unreadable_sector() {
     let (offsets, damage, _) = read_around(&core);
     assert_eq!(damage.len(), 1);
     assert_eq!(offsets.last(), Some(&active));
-    core.commit(&[Work::Append(vec![part(key(1, 0), FRAMES, &[&text(FRAMES)])])]);
+    core.commit(&[LogWrite::Append(vec![part(key(1, 0), FRAMES, &[&text(FRAMES)])])]);
     core.checkpoint(0, &mut || {}).unwrap();
     assert_eq!(core.read(key(1, 0), FRAMES, 1).unwrap().next, FRAMES + 1);
 }
 
 #[test]
-fn a_failure_that_passes_is_no_damage() {
+fn a_temporary_failure_is_no_damage() {
     let (folder, core, events, bad) = written();
     let base = core.cold_segments()[1].base;
     for _ in 0..10 {
@@ -160,9 +160,9 @@ fn a_failure_that_passes_is_no_damage() {
 }
 
 #[test]
-fn a_place_that_is_unreadable_for_a_moment_is_no_damage_however_often_it_is_read() {
+fn a_place_that_is_unreadable_for_a_moment_is_no_damage_after_any_number_of_reads() {
     let pause = Duration::from_millis(300);
-    let (folder, core, events, bad) = written_with(Settings { unreadable_for: pause, ..settings() });
+    let (folder, core, events, bad) = written_with(LogSettings { unreadable_for: pause, ..settings() });
     let base = core.cold_segments()[1].base;
     *bad.lock().unwrap() = Some((segment(&folder, base), 0..SECTOR));
     let began = Instant::now();
@@ -180,7 +180,7 @@ fn a_search_by_time_passes_an_unreadable_sector() {
     let (folder, core, _, bad) = written();
     let cold = core.cold_segments();
     *bad.lock().unwrap() = Some((segment(&folder, cold[1].base), 0..u64::MAX));
-    // A record's time is its offset times ten.
+    // The time of a record is its offset times ten.
     let (time, mut found) = (cold[1].base as i64 * 10, None);
     for _ in 0..=FAILURES_BEFORE {
         found = core.offset_at(key(1, 0), time).ok();
@@ -189,21 +189,21 @@ fn a_search_by_time_passes_an_unreadable_sector() {
 }
 
 #[test]
-fn the_scrub_reads_on_behind_an_unreadable_sector() {
+fn the_scrub_continues_behind_an_unreadable_sector() {
     let (folder, core, events, bad) = written();
     let cold = core.cold_segments()[1];
     let file = segment(&folder, cold.base);
     *bad.lock().unwrap() = Some((file.clone(), 2 * SECTOR..3 * SECTOR));
-    // A second damaged place, which is behind the first.
+    // A second damaged place, behind the first.
     let mut bytes = std::fs::read(&file).unwrap();
     bytes[10 * SECTOR as usize] ^= 1;
     std::fs::write(&file, bytes).unwrap();
-    assert_eq!(core.scrub(cold, &free_meter()).unwrap(), Scrubbed::Read { damaged: 2 });
+    assert_eq!(core.scrub(cold, &free_meter()).unwrap(), ScrubResult::Read { damaged: 2 });
     assert_eq!(events.lock().unwrap().len(), 2);
 }
 
 #[test]
-fn a_disk_that_is_away_costs_no_record() {
+fn an_offline_disk_costs_no_record() {
     let is_away = Arc::new(AtomicBool::new(false));
     let (folder, away) = (Folder::new(), Arc::clone(&is_away));
     let disk = UnsyncedDisk::with_open(move |_| match away.load(Ordering::SeqCst) {
@@ -214,7 +214,7 @@ fn a_disk_that_is_away_costs_no_record() {
     let core = Core::open(data, settings(), 0, Box::new(|_| {})).unwrap().0;
     core.create_partitions(1, 1).unwrap();
     for frame in 0..FRAMES {
-        core.commit(&[Work::Append(vec![part(key(1, 0), frame, &[&text(frame)])])]);
+        core.commit(&[LogWrite::Append(vec![part(key(1, 0), frame, &[&text(frame)])])]);
     }
     core.checkpoint(0, &mut || {}).unwrap();
     is_away.store(true, Ordering::SeqCst);

@@ -11,28 +11,28 @@ use std::time::Duration;
 
 use support::{Folder, append, key, part, small};
 use whimbrel_storage::disk::RealDisk;
-use whimbrel_storage::verify::{Report, Verifier};
-use whimbrel_storage::{Core, Outcome, PartitionKey, Settings, TopicRetention, Work};
+use whimbrel_storage::verify::{CheckReport, Verifier};
+use whimbrel_storage::{Core, LogReply, LogSettings, LogWrite, PartitionKey, TopicRetention};
 
 const BATCHES: u64 = 30;
 const RECORDS_PER_BATCH: u64 = 5;
-/// Bound on the reads of a check between which the test writes to the log: the check ends because the log stops growing.
+/// Limit of the reads of a check between which the test writes to the log. The check ends because the log stops growing.
 const READS_MAX: u64 = 300;
 /// Rounds of a check beside a log that is written to.
 const ROUNDS: usize = 30;
-/// Bytes that these rounds read together, at least.
+/// The bytes that these rounds read together, at least.
 const READ_BYTES_MIN: u64 = 1 << 20;
 
-fn settings() -> Settings {
-    Settings { segment_bytes: 8 << 10, index_interval_bytes: 2048, tail_bytes: 0, ..small() }
+fn settings() -> LogSettings {
+    LogSettings { segment_bytes: 8 << 10, index_interval_bytes: 2048, tail_bytes: 0, ..small() }
 }
 
 fn commit(core: &Core, partition: PartitionKey, from: u64) {
     let texts: Vec<String> =
         (0..RECORDS_PER_BATCH).map(|n| format!("record {} {}", from + n, "x".repeat(100))).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let outcome = core.commit(&[Work::Append(vec![part(partition, from, &texts)])]).remove(0);
-    assert_eq!(outcome, Outcome::Appended(vec![Ok(from)]));
+    let outcome = core.commit(&[LogWrite::Append(vec![part(partition, from, &texts)])]).remove(0);
+    assert_eq!(outcome, LogReply::Appended(vec![Ok(from)]));
 }
 
 fn write(core: &Core, batches: std::ops::Range<u64>) {
@@ -42,7 +42,7 @@ fn write(core: &Core, batches: std::ops::Range<u64>) {
     }
 }
 
-/// A log with segments, an active one among them, and frames that no checkpoint covers; as a kill leaves it.
+/// A log after a kill: with segments, one of them active, and with frames that no checkpoint covers.
 fn killed() -> Folder {
     let folder = Folder::new();
     let core = folder.core(settings()).0;
@@ -53,11 +53,11 @@ fn killed() -> Folder {
     folder.copy()
 }
 
-fn check(folder: &Path) -> Report {
+fn check(folder: &Path) -> CheckReport {
     check_counting(folder, Arc::default())
 }
 
-fn check_counting(folder: &Path, read: Arc<AtomicU64>) -> Report {
+fn check_counting(folder: &Path, read: Arc<AtomicU64>) -> CheckReport {
     let meter = Arc::new(move |bytes| {
         read.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
@@ -87,7 +87,7 @@ fn flip(path: &Path, position: usize) {
     fs::write(path, bytes).unwrap();
 }
 
-/// The contents of every file below.
+/// The contents of all files below the folder.
 fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
@@ -101,7 +101,7 @@ fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 #[test]
-fn a_sound_log_is_read_whole_and_left_as_it_was() {
+fn a_sound_log_is_read_whole_and_not_changed() {
     let folder = killed();
     let before = contents(folder.path());
     let read = Arc::new(AtomicU64::new(0));
@@ -145,7 +145,7 @@ fn two_damaged_places_of_a_segment_are_both_found() {
 }
 
 #[test]
-fn a_segment_that_is_gone_or_cut_off_is_found() {
+fn a_segment_that_is_missing_or_cut_off_is_found() {
     for (index, is_cut) in [(0, false), (1, false), (1, true)] {
         let folder = killed();
         let segment = segments(&folder).remove(index);
@@ -163,7 +163,7 @@ fn a_segment_that_is_gone_or_cut_off_is_found() {
 
 /// A deletion renames the folder of the whole topic, so a partition that is missing alone was not deleted.
 #[test]
-fn a_partition_whose_folder_is_gone_is_found() {
+fn a_partition_whose_folder_is_missing_is_found() {
     let folder = killed();
     let partition = folder.path().join("log/topics/1/0");
     fs::remove_dir_all(&partition).unwrap();
@@ -181,7 +181,7 @@ fn a_topic_that_was_deleted_after_the_checkpoint_is_not_missing() {
 }
 
 #[test]
-fn bytes_of_a_segment_that_no_checkpoint_covers_are_not_judged() {
+fn bytes_of_a_segment_that_no_checkpoint_covers_are_not_checked() {
     let folder = killed();
     let active = segments(&folder).pop().unwrap();
     let mut bytes = fs::read(&active).unwrap();
@@ -207,7 +207,7 @@ fn an_index_that_points_elsewhere_is_harmless() {
 fn a_damaged_frame_is_found_unless_it_is_the_torn_tail() {
     let folder = killed();
     let journal = files(&folder.path().join("log/journal"), ".journal").remove(0);
-    // The first block is the file's header, and each frame fits into one block. Those of the first half are covered by the checkpoint.
+    // The first block is the header of the file, and each frame fits into one block. The checkpoint covers the frames of the first half.
     let last = 4 * BATCHES as usize * 4096;
     for (position, is_damage) in [(10 * 4096 + 300, false), (last - 10 * 4096 + 300, true), (last + 300, false)] {
         let bytes = fs::read(&journal).unwrap();
@@ -250,11 +250,11 @@ fn without_the_format_or_the_checkpoint_the_log_is_reported_as_not_checked() {
 }
 
 #[test]
-fn a_check_ends_where_its_meter_says_so() {
+fn a_check_ends_when_its_meter_fails() {
     let folder = killed();
     let ends = Arc::new(AtomicBool::new(false));
-    let told = ends.clone();
-    let meter = Arc::new(move |_| match told.load(Ordering::Relaxed) {
+    let stopped = ends.clone();
+    let meter = Arc::new(move |_| match stopped.load(Ordering::Relaxed) {
         true => Err(std::io::ErrorKind::Interrupted.into()),
         false => Ok(()),
     });
@@ -265,11 +265,11 @@ fn a_check_ends_where_its_meter_says_so() {
     assert_eq!(verifier.finish().findings, []);
 }
 
-/// The same without threads: between any two reads of the check there are appends, and sometimes a checkpoint that releases journal files
-/// and segments. So each of them happens at each point of the check.
+/// The same without threads: the test appends between any two reads of the check, and sometimes makes a checkpoint that releases journal
+/// files and segments. So each of these happens at each point of the check.
 #[test]
-fn nothing_is_reported_where_the_log_is_written_to_between_any_two_reads() {
-    let settings = Settings {
+fn writes_between_any_two_reads_are_not_reported_as_damage() {
+    let settings = LogSettings {
         frame_bytes_max: 8 << 10,
         frame_bytes_target: 4 << 10,
         journal_file_bytes: 32 << 10,
@@ -308,11 +308,11 @@ fn nothing_is_reported_where_the_log_is_written_to_between_any_two_reads() {
     }
 }
 
-/// Appends, checkpoints and retention go on as fast as they can: files appear, grow, are reused and vanish while they are checked.
+/// Appends, checkpoints and retention run at full speed: files appear, grow, are reused and disappear during the check.
 #[test]
-fn nothing_is_reported_beside_a_log_that_is_written_to() {
+fn a_log_that_is_written_to_is_not_reported_as_damaged() {
     let folder = Folder::new();
-    let settings = Settings {
+    let settings = LogSettings {
         checkpoint_bytes: 64 << 10,
         checkpoint_interval: Duration::from_millis(5),
         journal_bytes_max: 4 << 20,
@@ -333,7 +333,7 @@ fn nothing_is_reported_beside_a_log_that_is_written_to() {
             });
         }
         scope.spawn(|| {
-            // The number of a topic is never given twice.
+            // Topic numbers are never reused.
             for topic in (2..).take_while(|_| !ends.load(Ordering::Relaxed)) {
                 store.retain(0).unwrap();
                 store.create_partitions(topic, 1).unwrap();

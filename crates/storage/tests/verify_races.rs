@@ -1,5 +1,5 @@
-//! The check beside a log that changes: one change happens between two calls that the check makes to the disk, for each pair of calls.
-//! The check must report no damage, and must check every file.
+//! The check of a log that changes: one change happens between two disk calls of the check, for each pair of calls. The check must report
+//! no damage, and must check every file.
 
 mod support;
 
@@ -9,16 +9,16 @@ use std::sync::{Arc, Mutex};
 
 use support::{Folder, UnsyncedDisk, key, part, small};
 use whimbrel_storage::verify::Verifier;
-use whimbrel_storage::{Core, PartitionKey, Settings, TopicRetention, Work};
+use whimbrel_storage::{Core, LogSettings, LogWrite, PartitionKey, TopicRetention};
 
-/// Bound on the calls of one check. A check of these logs makes fewer.
+/// Limit of the calls of one check. A check of these logs makes fewer.
 const CALLS_MAX: u64 = 2000;
 const RECORDS_PER_BATCH: usize = 5;
 
 type Change = Box<dyn FnOnce() + Send>;
 
-fn settings() -> Settings {
-    Settings {
+fn settings() -> LogSettings {
+    LogSettings {
         frame_bytes_max: 8 << 10,
         frame_bytes_target: 4 << 10,
         journal_file_bytes: 32 << 10,
@@ -33,7 +33,7 @@ fn write(core: &Core, partition: PartitionKey, batches: usize) {
     let text = "x".repeat(100);
     for _ in 0..batches {
         let (_, next) = core.bounds(partition).unwrap();
-        core.commit(&[Work::Append(vec![part(partition, next, &[&*text; RECORDS_PER_BATCH])])]);
+        core.commit(&[LogWrite::Append(vec![part(partition, next, &[&*text; RECORDS_PER_BATCH])])]);
     }
 }
 
@@ -161,7 +161,7 @@ fn a_restart_is_not_damage() {
             drop(core);
             let path = folder.path().to_owned();
             let change = move || {
-                let core = support::core_at(&path, Settings { journal_file_bytes, ..settings() });
+                let core = support::core_at(&path, LogSettings { journal_file_bytes, ..settings() });
                 write(&core, key(1, 0), 30);
                 checkpoint(&core);
                 write(&core, key(1, 0), 30);

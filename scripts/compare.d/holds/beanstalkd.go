@@ -11,18 +11,18 @@ import (
 )
 
 const (
-	// Connections that wait for a job, each for one at a time: the protocol knows no more. beanstalkd serves its connections in turn, so
-	// these are as many as those that ask: where it is busy, fewer would get a smaller share of it.
+	// Connections that wait for a job, each for one at a time: the protocol permits no more. beanstalkd serves its connections in turn, so
+	// there are as many as those that put jobs: with fewer, consumers of a busy server would get a smaller share of it.
 	reservers = 64
-	// So long may a job be reserved: longer than a round, so that none comes twice.
+	// Time for which a job may be reserved: longer than a round, so that none is delivered twice.
 	timeToRunS = 3600
 )
 
-// beanstalkd holds with the delay of `put`, in the default tube. The round before must have left nothing: deleting what it left would
-// cost a sync each.
+// beanstalkd holds with the delay of `put`, in the default tube. The previous round must have left no jobs: deleting them would cost a
+// sync each.
 type beanstalkd struct {
 	address string
-	// A consumer deletes each job that it got, as it should; otherwise it keeps it reserved, which costs the server no sync.
+	// A consumer deletes each of its jobs, the correct way; otherwise it keeps it reserved, which costs the server no sync.
 	deletes bool
 }
 
@@ -50,7 +50,7 @@ func (*beanstalkd) answer(answer []byte) (int, error) {
 		return 0, nil
 	}
 	if !bytes.HasPrefix(answer, []byte("INSERTED ")) {
-		return 0, fmt.Errorf("beanstalkd refused: %s", bytes.TrimSpace(answer))
+		return 0, fmt.Errorf("beanstalkd rejected the job: %s", bytes.TrimSpace(answer))
 	}
 	return end + 1, nil
 }

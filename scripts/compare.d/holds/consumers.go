@@ -8,7 +8,7 @@ import (
 
 const connectWait = 5 * time.Second
 
-// consumers are connections with a goroutine each, until they are ended or one fails.
+// consumers are connections with a goroutine each, until they are stopped or one fails.
 type consumers struct {
 	lock  sync.Mutex
 	done  sync.WaitGroup
@@ -17,7 +17,7 @@ type consumers struct {
 	first error
 }
 
-// add connects and lets `work` have the connection until it returns.
+// add connects and passes the connection to `work` until it returns.
 func (consumers *consumers) add(address string, work func(connection net.Conn) error) error {
 	connection, err := net.DialTimeout("tcp", address, connectWait)
 	if err != nil {
@@ -32,7 +32,7 @@ func (consumers *consumers) add(address string, work func(connection net.Conn) e
 		err := work(connection)
 		consumers.lock.Lock()
 		defer consumers.lock.Unlock()
-		// A connection that was closed under its work is no failure.
+		// A connection that was closed during its work is no failure.
 		if err != nil && !consumers.ended && consumers.first == nil {
 			consumers.first = err
 		}
@@ -52,7 +52,7 @@ func (consumers *consumers) isEnded() bool {
 	return consumers.ended
 }
 
-// end closes all connections, waits for their work, and tells the first failure from before.
+// end closes all connections, waits for their work, and returns the first failure from before.
 func (consumers *consumers) end() error {
 	consumers.lock.Lock()
 	consumers.ended = true

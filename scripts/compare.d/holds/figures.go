@@ -11,34 +11,34 @@ import (
 	"time"
 )
 
-// figures is what one round prints.
+// figures are the output of one round.
 type figures struct {
 	// Holds accepted per second of the measured time.
 	PerSecond float64 `json:"per_second"`
-	// Of an answer (accept), or from the due time until a consumer has the message (late).
+	// Latency of an answer (accept), or from the due time until a consumer has the message (late).
 	P50us float64 `json:"p50_us"`
 	P99us float64 `json:"p99_us"`
 	MaxUs float64 `json:"max_us"`
-	// Messages that the quantiles are of.
+	// Number of messages of the quantiles.
 	Messages int `json:"messages"`
-	// Holds that were asked for altogether, also before and after the measured time.
+	// Number of holds requested, also before and after the measured time.
 	Asked int `json:"asked"`
-	// Messages that a consumer got per second of the measured time (late).
+	// Messages per second that a consumer received in the measured time (late).
 	FiredPerSecond float64 `json:"fired_per_second"`
-	// Accepted, due, and not come when the driver gave up (late).
+	// Accepted and due, but not received when the driver gave up (late).
 	Missing int `json:"missing"`
-	// Came before they were due, where the system was told a time (late).
+	// Received before the due time, if the system was given a time (late).
 	Early int `json:"early"`
 }
 
-// tally is used by the one thread of the load.
+// tally is used by the single thread of the load.
 type tally struct{ took []time.Duration }
 
 func (tally *tally) add(took time.Duration) { tally.took = append(tally.took, took) }
 
 func (tally *tally) figures(measured time.Duration, asked int) (figures, error) {
 	if len(tally.took) == 0 {
-		return figures{}, errors.New("nothing was accepted in the time that is measured")
+		return figures{}, errors.New("nothing was accepted in the measured time")
 	}
 	found := quantiles(tally.took)
 	found.PerSecond, found.Asked = float64(len(tally.took))/measured.Seconds(), asked
@@ -53,14 +53,14 @@ func quantiles(times []time.Duration) figures {
 	return figures{P50us: at(0.5), P99us: at(0.99), MaxUs: at(1), Messages: len(times)}
 }
 
-// ledger knows when each message was due and when it came. The load writes when it was due and accepted, consumers write when it came.
+// ledger records when each message was due and when it arrived. The load writes due and accepted times, consumers write arrivals.
 type ledger struct {
 	from, until int64
 	knowsDue    bool
-	// In nanoseconds of the wall clock; 0 where there is none yet.
+	// In nanoseconds of the wall clock; 0 if not known yet.
 	due, arrived []int64
 	isAccepted   []bool
-	// Up to this number all that matter have come: looking starts there.
+	// All relevant messages up to this number have arrived: the search starts here.
 	settled       int
 	acceptedMeant int
 }
@@ -87,7 +87,7 @@ func (ledger *ledger) accepted(number int, now time.Time) {
 	}
 }
 
-// came keeps the first time only: a message may be seen twice.
+// came keeps only the first time: a message may be seen twice.
 func (ledger *ledger) came(number int, now time.Time) {
 	if number < len(ledger.arrived) {
 		atomic.CompareAndSwapInt64(&ledger.arrived[number], 0, now.UnixNano())
@@ -99,7 +99,7 @@ func (ledger *ledger) isMeant(number int) bool {
 	return ledger.isAccepted[number] && due >= ledger.from && due < ledger.until
 }
 
-// awaits says whether something that was due in the measured time has not come. For the thread of the load, when that has ended.
+// awaits reports whether a message due in the measured time has not arrived. Called by the thread of the load, after the load has ended.
 func (ledger *ledger) awaits() bool {
 	for ; ledger.settled < len(ledger.due); ledger.settled++ {
 		if ledger.isMeant(ledger.settled) && atomic.LoadInt64(&ledger.arrived[ledger.settled]) == 0 {
@@ -109,7 +109,7 @@ func (ledger *ledger) awaits() bool {
 	return false
 }
 
-// figures counts what has not come as late until `givenUp`.
+// figures counts missing messages as late until `givenUp`.
 func (ledger *ledger) figures(givenUp time.Time, asked int) (figures, error) {
 	var lateness []time.Duration
 	var missing, early, fired int
@@ -127,7 +127,7 @@ func (ledger *ledger) figures(givenUp time.Time, asked int) (figures, error) {
 			missing++
 			late = time.Duration(givenUp.UnixNano() - ledger.due[number])
 		case late < 0:
-			// Only where the due time is known: a delay was counted from the answer, somewhat later than the system counts.
+			// Only if the due time is known: a delay was counted from the answer, somewhat later than the system counts.
 			if ledger.knowsDue {
 				early++
 			}
@@ -136,7 +136,7 @@ func (ledger *ledger) figures(givenUp time.Time, asked int) (figures, error) {
 		lateness = append(lateness, late)
 	}
 	if len(lateness) == 0 {
-		return figures{}, errors.New("nothing was due in the time that is measured")
+		return figures{}, errors.New("nothing was due in the measured time")
 	}
 	measured := time.Duration(ledger.until - ledger.from).Seconds()
 	found := quantiles(lateness)
@@ -145,7 +145,7 @@ func (ledger *ledger) figures(givenUp time.Time, asked int) (figures, error) {
 	return found, nil
 }
 
-// names gives each message of a round a number that is found again wherever its payload is.
+// names gives each message of a round a number that can be found wherever its payload is.
 type names struct {
 	mark    string
 	payload []byte
@@ -154,7 +154,7 @@ type names struct {
 const numberDigits = 10
 
 func newNames() *names {
-	// What an earlier round left behind must not pass for this one's.
+	// Messages of an earlier round must not be mistaken for those of this one.
 	mark := fmt.Sprintf("#%x-%x-", os.Getpid(), time.Now().UnixNano())
 	payload := make([]byte, payloadBytes)
 	for index := copy(payload, mark); index < len(payload); index++ {
@@ -163,7 +163,7 @@ func newNames() *names {
 	return &names{mark, payload}
 }
 
-// message is valid until the next call; one thread may call it.
+// message is valid until the next call; only one thread may call it.
 func (names *names) message(number int) []byte {
 	digits := names.payload[len(names.mark) : len(names.mark)+numberDigits]
 	for index := len(digits) - 1; index >= 0; index-- {

@@ -1,5 +1,5 @@
--- Moves what is due from the sorted set to the stream, with its payload, and forgets it: all or nothing, as scripts are.
--- KEYS: the sorted set of ids by due time, the hash of payloads, the stream. ARGV: now in milliseconds, how many at most, the stream's length.
+-- Moves due ids from the sorted set to the stream, with their payloads, and deletes them: atomically, like every script.
+-- KEYS: the sorted set of ids by due time, the hash of payloads, the stream. ARGV: now in milliseconds, maximum number, stream length.
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
 if #due == 0 then return 0 end
 local payloads = redis.call('HMGET', KEYS[2], unpack(due))

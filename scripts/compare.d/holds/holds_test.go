@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// wholeOnlyAtItsEnd holds where an answer is complete with its last byte and not before.
+// wholeOnlyAtItsEnd checks that an answer is complete with its last byte and not before.
 func wholeOnlyAtItsEnd(t *testing.T, under system, answer string) {
 	t.Helper()
 	for length := 0; length <= len(answer); length++ {
@@ -37,7 +37,7 @@ func TestARefusalIsNoAnswer(t *testing.T) {
 	}
 	for under, refusal := range refusals {
 		if _, err := under.answer([]byte(refusal)); err == nil {
-			t.Errorf("%q was taken for an acceptance", refusal)
+			t.Errorf("%q was accepted", refusal)
 		}
 	}
 }
@@ -65,7 +65,7 @@ func TestEveryMessageIsAsLongAsTheOthers(t *testing.T) {
 	}
 }
 
-// One message that was due 2 s into a measured time of 4 s, and came so much later; 0 means that it never came.
+// One message that was due 2 s into a measured time of 4 s, and arrived this much later; 0 means that it never arrived.
 func ledgerOfOne(knowsDue bool, late time.Duration) (*ledger, time.Time) {
 	from := time.Unix(1_000_000, 0)
 	due := from.Add(2 * time.Second)

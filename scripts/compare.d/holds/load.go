@@ -12,23 +12,23 @@ import (
 
 const (
 	readBytes = 16 << 10
-	// How long the loop sleeps at most, to see that time is up.
+	// Longest sleep of the loop, so that it notices the end of its time.
 	sleepMaxMs = 20
-	// How long answers may still take after the last request.
+	// Timeout for answers after the last request.
 	drainWait = 10 * time.Second
-	// The timer's place among the events; connections have their index.
+	// The timer's index among the events; connections have their own.
 	timerPlace = -1
 	// Linux' number of the monotonic clock.
 	clockMonotonic = 1
 )
 
-// load is one thread with one epoll loop over plain sockets, each with one request under way at most: it shares the machine with the
-// server that it measures, and must be lean. A steady rate is kept by a timer of the kernel, which is finer than a millisecond.
+// load is one thread with one epoll loop over plain sockets, each with at most one request in progress: it shares the machine with the
+// measured server, and must be lean. A kernel timer, finer than a millisecond, keeps a steady rate.
 type load struct {
 	address     string
 	connections int
 	until       time.Time
-	// 0: every connection sends its next request when it has its answer.
+	// 0: every connection sends its next request after its answer.
 	perSecond int
 	render    func(request []byte, number int, now time.Time) []byte
 	answer    func(bytes []byte) (int, error)
@@ -143,8 +143,8 @@ func (load *load) send(now time.Time) error {
 		return fmt.Errorf("sending to %s: %w", load.address, err)
 	}
 	if written < len(load.request) {
-		// The answer to everything before it has been read: a socket without room for one small request is broken.
-		return fmt.Errorf("%s takes no more requests", load.address)
+		// The answer to everything before it was read: a socket without space for one small request is broken.
+		return fmt.Errorf("%s accepts no more requests", load.address)
 	}
 	return nil
 }

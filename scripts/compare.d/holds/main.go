@@ -1,11 +1,11 @@
-// Command holds asks one system to hold messages until later and prints one line of JSON. It is a load generator and nothing else: it
-// judges nothing and compares nothing. The same loop drives every system, so that none is measured by a better client than another.
+// Command holds sends holds to one system and prints one line of JSON. It is only a load generator: it judges nothing and compares
+// nothing. The same loop drives every system, so that no system has a better client than another.
 //
-// Two things are measured, by -measure:
+// It measures one of two things, by -measure:
 //
-//	accept   every connection asks for a hold far in the future, waits for the answer and asks for the next, as fast as it goes
-//	late     holds are asked for at a steady rate and come due after 1 to 5 s; a consumer of the system in this same process
-//	         notes how long after its due time it has each message
+//	accept   every connection requests a hold far in the future, waits for the answer and requests the next, at the highest rate
+//	late     holds are requested at a steady rate and come due after 1 to 5 s; a consumer of the system in this same process
+//	         records the lateness of each message
 package main
 
 import (
@@ -20,28 +20,28 @@ const (
 	payloadBytes = 200
 	// Ends long after the round.
 	farDelay = 24 * time.Hour
-	// Whole seconds, since beanstalkd knows no others.
+	// Whole seconds, because beanstalkd supports no others.
 	delayMin, delayMax = 1 * time.Second, 5 * time.Second
 	warmupShare        = 0.1
-	// How long after the last due time what is missing is still waited for.
+	// Time after the last due time in which missing messages may still arrive.
 	giveUpAfter = 10 * time.Second
 	lookEvery   = 5 * time.Millisecond
 )
 
-// system is one contender: how it is asked to hold, how its answers are told apart, and how what has fired is consumed.
+// system is one contender: how to request a hold, how to parse its answers, and how to consume fired messages.
 type system interface {
-	// prepare makes what a round needs.
+	// prepare creates the state that a round needs.
 	prepare() error
-	// ask appends the request to hold this message. The delay and the due time say the same; each system takes the one it knows.
+	// ask appends the request to hold this message. The delay and the due time are equivalent; each system uses the one it supports.
 	ask(request []byte, message []byte, delay time.Duration, due time.Time) []byte
-	// answer tells how long the answer is that these bytes begin with: 0 while it is not complete, an error where it is a refusal.
+	// answer returns the length of the answer at the start of these bytes: 0 while it is not complete, an error for a rejection.
 	answer(bytes []byte) (int, error)
-	// delays says that the system was told a delay and not a time: it counts from when it came to the request, which only it knows.
+	// delays reports that the system received a delay and not a time: it counts from when it read the request, a time only it has.
 	delays() bool
-	// consume starts to consume what fires. `seen` takes any bytes that hold whole messages. It may be called from several
-	// goroutines, and once more after the end.
+	// consume starts to consume fired messages. `seen` accepts any bytes that contain whole messages. Several goroutines may call it, and
+	// it may be called once more after the end.
 	consume(seen func(bytes []byte)) (*consumers, error)
-	// remove takes away what the round left, as far as the system can.
+	// remove deletes the data of the round, as far as the system permits.
 	remove() error
 }
 
@@ -96,7 +96,7 @@ func run(chosen settings) (found figures, err error) {
 	case "late":
 		return late(under, chosen)
 	}
-	return figures{}, fmt.Errorf("there is nothing to measure named %q", chosen.measure)
+	return figures{}, fmt.Errorf("unknown measurement %q", chosen.measure)
 }
 
 func systemOf(chosen settings) (system, error) {
@@ -108,7 +108,7 @@ func systemOf(chosen settings) (system, error) {
 	case "redis":
 		return &redis{address: chosen.address, byScript: chosen.way == "script"}, nil
 	}
-	return nil, fmt.Errorf("there is no system named %q", chosen.system)
+	return nil, fmt.Errorf("unknown system %q", chosen.system)
 }
 
 func accept(under system, chosen settings) (figures, error) {
@@ -135,7 +135,7 @@ func accept(under system, chosen settings) (figures, error) {
 	return answers.figures(chosen.duration, load.asked)
 }
 
-// late fires and accepts at the same rate for the whole of the measured time: it begins when the longest delay is over.
+// late fires and accepts at the same rate for the whole of the measured time, which starts after the longest delay.
 func late(under system, chosen settings) (figures, error) {
 	from := time.Now().Add(delayMax)
 	until := from.Add(chosen.duration)
@@ -153,7 +153,7 @@ func late(under system, chosen settings) (figures, error) {
 		address: chosen.address, connections: chosen.connections, until: until, perSecond: chosen.perSecond,
 		render: func(request []byte, number int, now time.Time) []byte {
 			delay := delayOf(number)
-			// Whole milliseconds: the finest that all who take a time understand.
+			// Whole milliseconds: the finest resolution that all systems with due times support.
 			due := now.Add(delay).Truncate(time.Millisecond)
 			ledger.asked(number, due)
 			return under.ask(request, names.message(number), delay, due)
@@ -161,7 +161,7 @@ func late(under system, chosen settings) (figures, error) {
 		answer: under.answer,
 		answered: func(number int, _, now time.Time) {
 			if under.delays() {
-				// The latest moment that can have been meant, which favours the system.
+				// The latest possible due time, which favours the system.
 				ledger.asked(number, now.Add(delayOf(number)))
 			}
 			ledger.accepted(number, now)

@@ -17,14 +17,14 @@ import (
 
 const (
 	pollEvery = time.Millisecond
-	// Messages that one poll moves at most.
+	// Maximum number of messages that one poll moves.
 	pollLimit = 1000
-	// Messages of one read, and how long it waits for the first.
+	// Messages of one read, and its wait time for the first.
 	streamReadLimit  = 1000
 	streamReadWaitMs = 1000
-	// So many messages stay in the stream, about.
+	// Approximate number of messages that stay in the stream.
 	streamLength = 100_000
-	// Characters of an id: as many as a UUID has.
+	// Characters of an id: the length of a UUID.
 	idCharacters = 36
 )
 
@@ -35,11 +35,11 @@ var (
 	holdScript string
 )
 
-// redis holds in a sorted set by due time with the payloads in a hash, which is what lets a hold be moved and taken back by its id.
-// A poller moves what is due to a stream every millisecond, and a consumer waits there.
+// redis holds in a sorted set by due time with the payloads in a hash, so that a hold can be extended and withdrawn by its id. A poller
+// moves due messages to a stream every millisecond, where a consumer waits.
 type redis struct {
 	address string
-	// Held by a script; otherwise by MULTI, two commands and EXEC in one write.
+	// Uses a script for a hold; otherwise MULTI, two commands and EXEC in one write.
 	byScript bool
 
 	set, hash, stream  string
@@ -89,7 +89,7 @@ func (redis *redis) answer(answer []byte) (int, error) {
 		expected = heldByTransaction[len(heldByTransaction)-len(":1\r\n"):]
 	}
 	if !bytes.HasPrefix(expected, answer) {
-		return 0, fmt.Errorf("redis refused: %s", bytes.TrimSpace(answer))
+		return 0, fmt.Errorf("redis rejected the hold: %s", bytes.TrimSpace(answer))
 	}
 	if len(answer) < len(expected) {
 		return 0, nil
@@ -131,7 +131,7 @@ func (redis *redis) readStream(connection *respConnection, seen func(bytes []byt
 	}
 }
 
-// poll sleeps by the system's own call: the runtime's timers are no finer than the poller's interval.
+// poll sleeps with a system call: the runtime's timers are no finer than the poller's interval.
 func (redis *redis) poll(connection *respConnection, until *consumers) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -140,7 +140,7 @@ func (redis *redis) poll(connection *respConnection, until *consumers) error {
 		now := time.Now()
 		if wait := next.Sub(now); wait > 0 {
 			pause := syscall.NsecToTimespec(int64(wait))
-			// Woken early by a signal it polls early, which does no harm.
+			// After an early wake-up by a signal it polls early, which is harmless.
 			_ = syscall.Nanosleep(&pause, nil)
 			now = time.Now()
 		}
@@ -151,7 +151,7 @@ func (redis *redis) poll(connection *respConnection, until *consumers) error {
 			return err
 		}
 		if count, isCount := moved.(int64); !isCount || count == pollLimit {
-			// There is more that is due.
+			// More messages are due.
 			next = now
 		}
 	}
@@ -169,11 +169,11 @@ func (redis *redis) talk(work func(connection *respConnection) error) error {
 
 type entry struct{ id, payload string }
 
-// entriesOf takes apart what XREAD answers for one stream: [[stream, [[id, [field, value]], …]]].
+// entriesOf parses XREAD's answer for one stream: [[stream, [[id, [field, value]], …]]].
 func entriesOf(answer any) (found []entry, err error) {
 	defer func() {
 		if recover() != nil {
-			err = fmt.Errorf("redis: XREAD's answer was not understood")
+			err = fmt.Errorf("redis: cannot parse XREAD's answer")
 		}
 	}()
 	for _, each := range answer.([]any)[0].([]any)[1].([]any) {
@@ -203,7 +203,7 @@ func newResp(connection net.Conn) *respConnection {
 	return &respConnection{connection: connection, answers: bufio.NewReader(connection)}
 }
 
-// call answers with a string, an int64, a list of such, or nil.
+// call returns a string, an int64, a list of these, or nil.
 func (resp *respConnection) call(words ...string) (any, error) {
 	resp.request = appendCommand(resp.request[:0], words...)
 	if _, err := resp.connection.Write(resp.request); err != nil {
@@ -216,7 +216,7 @@ func (resp *respConnection) text(words ...string) (string, error) {
 	answer, err := resp.call(words...)
 	text, isText := answer.(string)
 	if err == nil && !isText {
-		err = fmt.Errorf("redis: %s was not answered with a text", words[0])
+		err = fmt.Errorf("redis: the answer to %s is not a string", words[0])
 	}
 	return text, err
 }

@@ -15,7 +15,7 @@ import (
 
 const (
 	topic = "compare-holds"
-	// As many as a topic has where nobody says otherwise: each is read by a connection of its own.
+	// The default number of partitions of a topic: a connection of its own reads each.
 	partitions  = 4
 	readLimit   = 1000
 	readWait    = "2s"
@@ -23,7 +23,7 @@ const (
 	closingHead = "connection: close\r\n"
 )
 
-// whimbrel holds by an ordinary publish with a due time, and is consumed by reads that wait at the end of each partition.
+// whimbrel holds with an ordinary publish that has a due time. Its consumers are reads that wait at the end of each partition.
 type whimbrel struct{ address string }
 
 func (whimbrel *whimbrel) prepare() error {
@@ -69,7 +69,7 @@ func (*whimbrel) answer(answer []byte) (int, error) {
 		return 0, nil
 	}
 	if !bytes.HasPrefix(answer, accepted) {
-		return 0, fmt.Errorf("whimbrel refused: %s", answer)
+		return 0, fmt.Errorf("whimbrel rejected the hold: %s", answer)
 	}
 	at := bytes.Index(answer[:end], contentLength)
 	if at < 0 {
@@ -147,7 +147,7 @@ func readAnswer(from *bufio.Reader, body []byte) ([]byte, error) {
 		return nil, err
 	}
 	if fields := strings.Fields(status); len(fields) < 2 || !strings.HasPrefix(fields[1], "2") {
-		return nil, fmt.Errorf("whimbrel refused: %s %s", status, body)
+		return nil, fmt.Errorf("whimbrel rejected the read: %s %s", status, body)
 	}
 	return body, nil
 }

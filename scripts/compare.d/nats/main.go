@@ -1,11 +1,11 @@
 // Command nats publishes to a JetStream stream for some seconds and prints one line of JSON: the rate of acknowledged messages and the
-// latency of their acknowledgements. It is a load generator and nothing else: it judges nothing and compares nothing.
+// latency of their acknowledgements. It is only a load generator: it judges nothing and compares nothing.
 //
-// Three ways to publish, by -mode:
+// Three modes, by -mode:
 //
 //	single   each client sends one message and waits for its acknowledgement
-//	async    each client keeps -batch messages unacknowledged, each acknowledged by itself
-//	atomic   each client sends a batch of -batch messages that is acknowledged once, whole or not at all
+//	async    each client keeps -batch messages unacknowledged; each has its own acknowledgement
+//	atomic   each client sends a batch of -batch messages with one acknowledgement, all or none
 package main
 
 import (
@@ -29,7 +29,7 @@ const (
 	streamName = "COMPARE"
 	subject    = "compare"
 	answerWait = 10 * time.Second
-	// Batches of one stream that the server keeps open at once are 50 by default.
+	// By default the server keeps 50 batches of one stream open at once.
 	atomicClientsMax = 32
 )
 
@@ -43,7 +43,7 @@ type settings struct {
 	measure time.Duration
 }
 
-// What one client saw: when each acknowledgement came that counts, how long it took, and for how many messages it stood.
+// The results of one client: the time of each counted acknowledgement, its latency, and its number of messages.
 type tally struct {
 	messages  int
 	latencies []time.Duration
@@ -82,10 +82,10 @@ func main() {
 func run(chosen settings) (figures, error) {
 	publish, known := map[string]publisher{"single": single, "async": async, "atomic": atomic}[chosen.mode]
 	if !known {
-		return figures{}, fmt.Errorf("there is no mode named %q", chosen.mode)
+		return figures{}, fmt.Errorf("unknown mode %q", chosen.mode)
 	}
 	if chosen.mode == "atomic" && chosen.clients > atomicClientsMax {
-		return figures{}, fmt.Errorf("the server keeps too few batches open for %d clients", chosen.clients)
+		return figures{}, fmt.Errorf("the server permits too few open batches for %d clients", chosen.clients)
 	}
 	remove, err := makeStream(chosen.server)
 	if err != nil {
@@ -150,7 +150,7 @@ func sum(tallies []tally, measured time.Duration) (figures, error) {
 		latencies = append(latencies, each.latencies...)
 	}
 	if len(latencies) == 0 {
-		return figures{}, errors.New("nothing was acknowledged in the time that is measured")
+		return figures{}, errors.New("nothing was acknowledged in the measured time")
 	}
 	slices.Sort(latencies)
 	quantile := func(share float64) float64 {
@@ -159,7 +159,7 @@ func sum(tallies []tally, measured time.Duration) (figures, error) {
 	return figures{float64(messages) / measured.Seconds(), quantile(0.5), quantile(0.99), messages}, nil
 }
 
-// Publishes until the time is over, and counts what was acknowledged between `from` and `until`.
+// Publishes until the end of its time, and counts the acknowledgements between `from` and `until`.
 type publisher func(connection *nats.Conn, chosen settings, from, until time.Time, into *tally) error
 
 func (into *tally) count(messages int, sent, from, until time.Time) {
@@ -250,7 +250,7 @@ func entry(batch string, number int, payload []byte) *nats.Msg {
 	return message
 }
 
-// A request is answered also where the message was not taken.
+// The server answers a request also if it rejects the message.
 func refusal(answer []byte) error {
 	var said struct {
 		Error *struct {
@@ -262,7 +262,7 @@ func refusal(answer []byte) error {
 		return err
 	}
 	if said.Error != nil {
-		return fmt.Errorf("refused: %s", said.Error.Description)
+		return fmt.Errorf("rejected: %s", said.Error.Description)
 	}
 	if said.Sequence == 0 {
 		return fmt.Errorf("not an acknowledgement: %s", answer)

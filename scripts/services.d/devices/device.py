@@ -1,4 +1,4 @@
-"""A device on Python's `websockets`: see devices.js for what it takes and prints."""
+"""A device on Python's `websockets`: see devices.js for its arguments and output."""
 
 import asyncio
 import json

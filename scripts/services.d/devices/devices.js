@@ -1,5 +1,5 @@
 // GET /ws or /websockets with ?url=ws://…&connect={…}&limit=N: connects as a device with that library, acknowledges every stored message, ends
-// after so many messages or with the connection, and answers {"frames":[…],"closed":{"code","reason"},"subprotocol"}.
+// after this many messages or with the connection, and answers {"frames":[…],"closed":{"code","reason"},"subprotocol"}.
 "use strict";
 const http = require("http");
 const path = require("path");

@@ -1,5 +1,5 @@
-// A subscriber that verifies what it gets with the library of Standard Webhooks. POST /<secret>: 204 where the callback verifies under
-// that secret (percent-encoded), 400 with the library's reason where it does not. GET /: "ready".
+// A subscriber that verifies callbacks with the library of Standard Webhooks. POST /<secret>: 204 if the callback is valid for that
+// secret (percent-encoded), 400 with the library's reason if not. GET /: "ready".
 const http = require("http");
 const { Webhook } = require("standardwebhooks");
 

@@ -1,26 +1,24 @@
-//! Where callbacks may go: a pure judgement over names and addresses.
+//! Allow and deny rules for the destinations of callbacks, as pure checks of host names and addresses.
 //!
-//! What is allowed by name goes before what is denied, and what neither list has is allowed. Link-local addresses, those of cloud metadata
-//! services, and addresses that are nobody's in particular are denied from the start; an entry of `allow` lifts that. To allow only a few,
-//! deny `0.0.0.0/0` and `::/0`.
+//! An `allow` entry overrides `deny`. A destination that matches neither list is allowed. Link-local, metadata-service, multicast and
+//! reserved addresses are denied by default; an `allow` entry lifts that. To allow only a few destinations, deny `0.0.0.0/0` and `::/0`.
 //!
-//! URLs that devices brought are a stranger's: for those the machine itself and every network that is not the public one are denied as
-//! well ([`AddressGuard::for_devices`]).
+//! URLs that devices register are untrusted. For them, loopback and all non-public networks are denied too ([`AddressGuard::for_devices`]).
 //!
-//! A name says little: what counts is the address that is dialled, and that is judged here on every attempt.
+//! A host name can resolve to any address. Therefore each attempt checks the address that it dials.
 
 use std::net::{IpAddr, Ipv4Addr};
 
-/// What no callback may reach unless it is allowed by name.
+/// Destinations that every callback is denied, unless an `allow` entry names them.
 const DENIED_BY_DEFAULT: &[&str] = &[
-    // "This network", and the unspecified address, which reaches the machine itself.
+    // "This network", and the unspecified address, which reaches this machine.
     "0.0.0.0/8",
     "::/128",
-    // Link-local; the metadata services of most clouds are there.
+    // Link-local addresses, including the metadata services of most clouds.
     "169.254.0.0/16",
     "fe80::/10",
-    // Metadata services elsewhere: of AWS over IPv6, of Alibaba Cloud, of Oracle Cloud's older one, what Azure tells its machines, of
-    // Google by name.
+    // Other metadata services: AWS over IPv6, Alibaba Cloud, the older one of Oracle Cloud, the Azure host service, and the name that
+    // Google uses.
     "fd00:ec2::254/128",
     "100.100.100.200/32",
     "192.0.0.192/32",
@@ -32,35 +30,35 @@ const DENIED_BY_DEFAULT: &[&str] = &[
     "ff00::/8",
 ];
 
-/// What nothing may reach that a device named, beside the above: the machine itself, and what is behind the same router.
+/// Further destinations that URLs of devices are denied: this machine and private networks.
 const DENIED_TO_DEVICES: &[&str] = &[
     // Loopback.
     "127.0.0.0/8",
     "::1/128",
-    // Private networks, and the unique local ones of IPv6 with the site-local ones that were before them.
+    // Private networks, IPv6 unique local addresses, and the deprecated site-local ones.
     "10.0.0.0/8",
     "172.16.0.0/12",
     "192.168.0.0/16",
     "fc00::/7",
     "fec0::/10",
-    // Networks of carriers behind NAT; clouds and overlays use them as their own.
+    // Carrier-grade NAT. Clouds and overlay networks use these addresses as private ones.
     "100.64.0.0/10",
-    // Protocol assignments, networks of test beds, and what nobody was given.
+    // IETF protocol assignments, benchmark networks, and reserved addresses.
     "192.0.0.0/24",
     "198.18.0.0/15",
     "240.0.0.0/4",
-    // IPv4 addresses that are translated or tunnelled in ways which are not unwrapped here.
+    // Translated or tunnelled IPv4 addresses that this module does not unwrap.
     "::ffff:0:0:0/96",
     "2001::/32",
 ];
 
-/// Prefixes whose addresses end with an IPv4 address that a translator reaches: the well-known one, and that for one's own network.
+/// NAT64 prefixes: the well-known one and the local-use one. Their addresses end with the IPv4 address that the translator reaches.
 const NAT64_PREFIX: [u16; 6] = [0x64, 0xff9b, 0, 0, 0, 0];
 const NAT64_OWN_PREFIX: [u16; 3] = [0x64, 0xff9b, 1];
-/// The prefix of 6to4; the IPv4 address follows it.
+/// The 6to4 prefix. The IPv4 address follows it.
 const SIX_TO_FOUR_PREFIX: u16 = 0x2002;
 
-/// Judges names and addresses. Made once from the configuration.
+/// Checks host names and addresses. Built once from the configuration.
 #[derive(Debug, Clone)]
 pub struct AddressGuard {
     allow: Vec<Rule>,
@@ -68,24 +66,25 @@ pub struct AddressGuard {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{entry}` is neither an address, a range such as 10.0.0.0/8, nor a name such as *.example.com")]
+#[error("`{entry}` is not a valid rule: write an address, a range such as 10.0.0.0/8, or a name such as *.example.com")]
 pub struct BadRule {
     pub entry: String,
 }
 
-/// A callback may not go there.
+/// The destination is denied to callbacks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("callbacks may not go to {0}")]
+#[error("the destination is not allowed: {0}")]
 pub struct Forbidden(pub String);
 
 impl Default for AddressGuard {
     fn default() -> Self {
-        Self::new(&[], &[]).expect("the rules that stand in the source are well formed")
+        Self::new(&[], &[]).expect("the built-in rules are well formed")
     }
 }
 
 impl AddressGuard {
-    /// From the entries of `[callbacks] allow` and `deny`: addresses, ranges, names, `*.` before a name for all below it.
+    /// Builds the guard from the entries of `[callbacks] allow` and `deny`: addresses, ranges, or names. A leading `*.` matches all
+    /// subdomains.
     pub fn new(allow: &[String], deny: &[String]) -> Result<Self, BadRule> {
         let by_default = DENIED_BY_DEFAULT.iter().copied();
         let deny = by_default.chain(deny.iter().map(String::as_str)).map(Rule::parse).collect::<Result<_, _>>()?;
@@ -93,8 +92,8 @@ impl AddressGuard {
         Ok(Self { allow, deny })
     }
 
-    /// For URLs that came with a device's registration: from the entries of `[horn] allow`, and of `[callbacks] deny`. What is allowed to
-    /// callbacks is not allowed to devices by that.
+    /// Builds the guard for URLs of registered devices, from the entries of `[horn] allow` and `[callbacks] deny`. `[callbacks] allow` has
+    /// no effect on devices.
     pub fn for_devices(allow: &[String], deny: &[String]) -> Result<Self, BadRule> {
         let mut guard = Self::new(allow, deny)?;
         let private = DENIED_TO_DEVICES.iter().copied().map(Rule::parse).collect::<Result<Vec<_>, _>>()?;
@@ -102,12 +101,12 @@ impl AddressGuard {
         Ok(guard)
     }
 
-    /// For URLs of devices where nobody configured anything.
+    /// The guard for URLs of devices without any configuration.
     pub fn default_for_devices() -> Self {
-        Self::for_devices(&[], &[]).expect("the rules that stand in the source are well formed")
+        Self::for_devices(&[], &[]).expect("the built-in rules are well formed")
     }
 
-    /// Judges the host of a URL before anybody looks its address up: an address as such, a name by its name only.
+    /// Checks the host of a URL before it is resolved: an IP literal as an address, anything else by name only.
     pub fn check_host(&self, host: &str) -> Result<(), Forbidden> {
         let name = normal_name(host);
         match name.parse::<IpAddr>() {
@@ -116,7 +115,7 @@ impl AddressGuard {
         }
     }
 
-    /// Judges an address that is about to be dialled for a host.
+    /// Checks the address that is about to be dialled for a host.
     pub fn check_dialled(&self, host: &str, address: IpAddr) -> Result<(), Forbidden> {
         self.judge(Some(&normal_name(host)), Some(address))
     }
@@ -149,7 +148,7 @@ enum Rule {
         mask: u128,
     },
     Name(String),
-    /// Everything below a name, and not the name itself.
+    /// All subdomains of a name, without the name itself.
     Below(String),
 }
 
@@ -159,7 +158,7 @@ impl Rule {
         let text = entry.trim();
         let (address, bits) = match text.split_once('/') {
             Some((address, bits)) => {
-                // `parse` would take a plus sign.
+                // `u32::parse` would accept a plus sign.
                 let bits = Some(bits).filter(|bits| bits.bytes().all(|b| b.is_ascii_digit()));
                 (address, Some(bits.and_then(|bits| bits.parse::<u32>().ok()).ok_or_else(bad)?))
             }
@@ -190,7 +189,7 @@ impl Rule {
         let is_label = |label: &str| {
             (1..=63).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b))
         };
-        // A name of digits and dots is an address that was mistyped.
+        // A name of digits and dots is a mistyped address.
         let is_name = name.split('.').all(is_label) && !name.bytes().all(|b| b.is_ascii_digit() || b == b'.');
         is_name.then_some(if below { Self::Below(name) } else { Self::Name(name) })
     }
@@ -212,19 +211,19 @@ impl Rule {
     }
 }
 
-/// In lower case, without the brackets of an address or the dot at the end of a full name.
+/// The host in lower case, without the brackets of an IPv6 address and without the dot at the end of a fully qualified name.
 fn normal_name(host: &str) -> String {
     let host = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
 }
 
-/// The IPv4 address within an IPv6 one that leads to it.
+/// The IPv4 address that an IPv6 address embeds, or the address itself.
 fn unwrapped(address: IpAddr) -> IpAddr {
     let IpAddr::V6(six) = address else { return address };
     let (bits, segments) = (u128::from(six), six.segments());
     let last_four = Ipv4Addr::from(bits as u32);
     let is_translated = segments[..6] == NAT64_PREFIX || segments[..3] == NAT64_OWN_PREFIX;
-    // Compatible addresses have nothing in front; the smallest of them are IPv6's own, such as ::1.
+    // IPv4-compatible addresses begin with 96 zero bits. The smallest values, such as ::1, belong to IPv6 itself.
     let is_compatible = bits >> 32 == 0 && bits > u128::from(u16::MAX);
     if six.to_ipv4_mapped().is_some() || is_translated || is_compatible {
         IpAddr::V4(last_four)
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn by_default_everything_is_allowed_but_what_no_subscriber_is_at() {
+    fn by_default_only_link_local_metadata_and_reserved_addresses_are_denied() {
         let guard = AddressGuard::default();
         for address in ["127.0.0.1", "10.1.2.3", "192.168.1.1", "8.8.8.8", "::1", "2001:db8::1", "fd00::1"] {
             assert!(guard.check_host(address).is_ok(), "{address}");
@@ -277,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv4_address_in_an_ipv6_dress_is_still_that_address() {
+    fn an_ipv4_address_embedded_in_an_ipv6_address_is_checked_as_ipv4() {
         let guard = AddressGuard::default();
         for address in [
             "::ffff:169.254.169.254",
@@ -296,16 +295,19 @@ mod tests {
     }
 
     #[test]
-    fn a_harmless_name_that_leads_to_a_denied_address_is_refused_when_it_is_dialled() {
+    fn an_allowed_name_that_resolves_to_a_denied_address_is_refused_at_dial_time() {
         let guard = AddressGuard::default();
         assert!(guard.check_host("hooks.example.com").is_ok());
         let refusal = guard.check_dialled("hooks.example.com", "169.254.169.254".parse().unwrap()).unwrap_err();
-        assert_eq!(refusal.to_string(), "callbacks may not go to 169.254.169.254, the address of hooks.example.com");
+        assert_eq!(
+            refusal.to_string(),
+            "the destination is not allowed: 169.254.169.254, the address of hooks.example.com"
+        );
         assert!(dialled(&guard, "hooks.example.com", "203.0.113.9"));
     }
 
     #[test]
-    fn what_a_device_named_reaches_the_public_network_only() {
+    fn urls_of_devices_reach_the_public_network_only() {
         let guard = AddressGuard::default_for_devices();
         for address in [
             "127.0.0.1",
@@ -348,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_allowed_to_devices_by_name_lifts_what_is_denied_to_them() {
+    fn only_an_allow_entry_for_devices_lifts_a_denial_for_devices() {
         let own = |entries: &[&str]| entries.iter().map(|entry| (*entry).to_owned()).collect::<Vec<_>>();
         let guard = AddressGuard::for_devices(&own(&["10.1.0.0/16", "*.lan"]), &own(&["203.0.113.0/24"])).unwrap();
         assert!(guard.check_host("10.1.2.3").is_ok());
@@ -360,20 +362,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_goes_before_what_is_denied() {
+    fn allow_entries_override_deny_entries() {
         let guard = guard(&["10.1.0.0/16", "*.corp.example", "169.254.7.7"], &["0.0.0.0/0", "::/0"]);
         assert!(dialled(&guard, "a", "10.1.255.1"));
         assert!(!dialled(&guard, "a", "10.2.0.1"));
         assert!(!dialled(&guard, "a", "2001:db8::1"));
         assert!(dialled(&guard, "hook.corp.example", "192.168.0.1"));
         assert!(dialled(&guard, "deep.hook.CORP.example", "192.168.0.1"));
-        assert!(!dialled(&guard, "corp.example", "192.168.0.1"), "the name itself is not below itself");
+        assert!(!dialled(&guard, "corp.example", "192.168.0.1"), "`*.` does not match the name itself");
         assert!(!dialled(&guard, "evilcorp.example", "192.168.0.1"));
-        assert!(dialled(&guard, "a", "169.254.7.7"), "it is allowed by name");
+        assert!(dialled(&guard, "a", "169.254.7.7"), "an allow entry names it");
     }
 
     #[test]
-    fn names_are_denied_whatever_they_lead_to() {
+    fn a_denied_name_is_denied_at_any_address() {
         let guard = guard(&[], &["internal", "*.internal"]);
         assert!(guard.check_host("internal").is_err());
         assert!(guard.check_host("db.internal").is_err());
@@ -382,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rule_is_told() {
+    fn a_malformed_entry_is_reported() {
         for entry in
             ["", "10.0.0.0/33", "::/129", "10.0.0/8", "10.0.0.0/+8", "a b", "*", "*.", "-/3", "10.0.0.256", "x/8"]
         {
@@ -393,14 +395,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_range_holds_exactly_the_addresses_with_its_first_bits(network: u32, bits in 0u32..=32, address: u32) {
+        fn a_range_matches_exactly_the_addresses_with_its_prefix(network: u32, bits in 0u32..=32, address: u32) {
             let rule = Rule::parse(&format!("{}/{bits}", Ipv4Addr::from(network))).unwrap();
             let same = (0..bits).all(|bit| (network ^ address) >> (31 - bit) & 1 == 0);
             prop_assert_eq!(rule.matches_address(IpAddr::V4(address.into())), same);
         }
 
         #[test]
-        fn no_text_makes_it_panic(text in ".*") {
+        fn arbitrary_text_never_panics(text in ".*") {
             let _ = Rule::parse(&text);
             let _ = AddressGuard::default().check_host(&text);
         }

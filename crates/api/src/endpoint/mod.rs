@@ -1,6 +1,6 @@
-//! Rules for endpoints: which URLs can be called, which addresses may be reached, which secrets can sign.
+//! Rules for endpoints: which URLs are valid, which addresses are allowed, which secrets can sign.
 //!
-//! `receive` checks a request with them, and the worker and the horn check each call again before it is made.
+//! `receive` checks requests with them. The worker and the horn check each call again before they make it.
 
 mod address_guard;
 mod signing_secret;

@@ -3,13 +3,12 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-/// The prefix of a secret.
 const SECRET_PREFIX: &str = "whsec_";
 /// Bytes of a secret, by the specification.
 const SECRET_BYTES_MIN: usize = 24;
 const SECRET_BYTES_MAX: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a secret is `whsec_` and the base64 of {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes")]
+#[error("malformed secret: it must be `whsec_` and the base64 of {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes")]
 pub struct BadSecret;
 
 /// Whether a secret can sign.

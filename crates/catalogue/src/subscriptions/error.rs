@@ -1,4 +1,4 @@
-//! What can stand in the way of a change.
+//! Errors of changes of subscriptions.
 
 use whimbrel_model::ports::{CatalogueError, LogError};
 
@@ -10,23 +10,23 @@ use crate::topics::TopicError;
 pub enum SubscriptionError {
     #[error("there is no subscription `{0}`")]
     Unknown(String),
-    #[error("subscription `{0}` is being deleted; make it again in a moment, or repeat the deletion")]
+    #[error("subscription `{0}` is being deleted; create it again in a moment, or repeat the deletion")]
     Deleting(String),
-    #[error("there are {SUBSCRIPTIONS_MAX} subscriptions already, as many as there can be")]
+    #[error("there are {SUBSCRIPTIONS_MAX} subscriptions already, which is the limit")]
     TooMany,
-    #[error("`{name}` has {REPLAYS_MAX} replays under way; wait for one to end")]
+    #[error("`{name}` has {REPLAYS_MAX} replays in progress, which is the limit; wait for one to end")]
     TooManyReplays { name: String },
     #[error("`{topic}` cannot be subscribed to: {why}")]
     Unreadable { topic: String, why: &'static str },
-    #[error("`{place}` is no partition of this subscription: write `<topic>/<partition>` of one of its topics")]
+    #[error("`{place}` is not a partition of this subscription: use `<topic>/<partition>` with one of its topics")]
     NoPartition { place: String },
     #[error("offset {asked} of `{place}` is beyond the end: the next message will have {next}")]
     BeyondEnd { place: String, asked: u64, next: u64 },
-    #[error("{0} lies in the future: to wait for what comes, seek to `latest`")]
+    #[error("{0} is in the future: to receive only new messages, seek to `latest`")]
     InFuture(String),
-    #[error("nothing lies between `from` and `to`")]
+    #[error("there are no messages between `from` and `to`")]
     EmptyStretch,
-    /// Only the subscription's owner knows where the partitions are that were not named.
+    /// Only the owner of the subscription has the progress of the partitions that the request does not name.
     #[error("the subscription's owner does not answer: name every partition, or seek by `to`")]
     OwnerNeeded,
     #[error("the catalogue's entry `{key}` cannot be read: {why}")]

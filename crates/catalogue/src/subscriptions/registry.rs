@@ -1,4 +1,4 @@
-//! The registry itself: looks up, follows the catalogue, and writes one entry at a time.
+//! The registry: look-ups, the watch of the catalogue, and writes of single entries.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,15 +14,13 @@ use whimbrel_model::{Clock, Event, EventSink, SubscriptionNumber};
 use super::error::SubscriptionError;
 use crate::topics::Registry;
 
-/// Subscriptions that may exist at one time.
 pub const SUBSCRIPTIONS_MAX: usize = 3_000;
-/// Tries at a write that somebody else was faster at.
+/// The most attempts at a write that conflicts with other writers.
 pub(super) const CONFLICT_TRIES: usize = 16;
-/// Between two looks at a catalogue that keeps changing or cannot be reached.
+/// The pause between two reads of a catalogue that keeps changing.
 const RELOAD_PAUSE: Duration = Duration::from_millis(50);
 const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What the registry works with.
 pub struct SubscriptionPorts {
     pub catalogue: Arc<dyn Catalogue>,
     pub log: Arc<dyn Log>,
@@ -31,12 +29,11 @@ pub struct SubscriptionPorts {
     pub events: EventSink,
 }
 
-/// A subscription: an immutable picture of the catalogue's entry.
+/// A subscription: an immutable copy of the catalogue's entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subscription {
     pub name: Arc<str>,
     pub stored: StoredSubscription,
-    /// The version of the catalogue's entry.
     pub version: u64,
 }
 
@@ -46,27 +43,27 @@ impl Subscription {
     }
 }
 
-pub struct Subscriptions {
+pub struct SubscriptionRegistry {
     pub(super) ports: SubscriptionPorts,
-    map: ArcSwap<Map>,
-    /// Whoever changes subscriptions in this process holds this, over catalogue and map.
+    map: ArcSwap<SubscriptionMap>,
+    /// Held by the task that changes subscriptions in this process, over catalogue and map.
     changing: Mutex<()>,
     changes: watch::Sender<u64>,
 }
 
 #[derive(Default, Clone)]
-struct Map {
+struct SubscriptionMap {
     by_name: HashMap<Arc<str>, Arc<Subscription>>,
     by_number: HashMap<SubscriptionNumber, Arc<Subscription>>,
 }
 
-/// Held by whoever changes subscriptions.
-pub(super) type Changing<'a> = MutexGuard<'a, ()>;
+/// The guard of a task that changes subscriptions.
+pub(super) type ChangeGuard<'a> = MutexGuard<'a, ()>;
 
-impl Subscriptions {
-    /// Reads the catalogue. An entry that cannot be read is left out and reported.
+impl SubscriptionRegistry {
+    /// Reads the catalogue. An entry that cannot be decoded is skipped and reported.
     ///
-    /// Whoever opens it also runs [`Subscriptions::watch`].
+    /// The caller must also run [`SubscriptionRegistry::watch`].
     pub async fn open(ports: SubscriptionPorts) -> Result<Self, SubscriptionError> {
         let subscriptions =
             Self { ports, map: ArcSwap::default(), changing: Mutex::new(()), changes: watch::Sender::new(0) };
@@ -84,26 +81,24 @@ impl Subscriptions {
         self.map.load().by_number.get(&number).cloned()
     }
 
-    /// All subscriptions, by name; those that are being deleted too.
+    /// All subscriptions, by name, including those that are being deleted.
     pub fn all(&self) -> Vec<Arc<Subscription>> {
         let mut all: Vec<_> = self.map.load().by_name.values().cloned().collect();
         all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         all
     }
 
-    /// Those that read a topic, by name.
     pub fn reading(&self, topic: &str) -> Vec<Arc<Subscription>> {
         let mut all = self.all();
         all.retain(|each| !each.stored.deleting && each.stored.spec.topics.iter().any(|each| each == topic));
         all
     }
 
-    /// A number that grows whenever any subscription changed, came or went.
+    /// A number that grows when any subscription is created, changed or removed.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Follows the catalogue until the shutdown.
     pub async fn watch(&self, shutdown: CancellationToken) {
         let mut seen = 0;
         loop {
@@ -121,7 +116,7 @@ impl Subscriptions {
             let pause = match outcome {
                 Ok(()) => RELOAD_PAUSE,
                 Err(error) => {
-                    tracing::warn!(%error, "subscriptions changed and could not be followed; trying again");
+                    tracing::warn!(%error, "cannot read changed subscriptions from the catalogue; retrying");
                     WATCH_RETRY_AFTER
                 }
             };
@@ -132,14 +127,14 @@ impl Subscriptions {
         }
     }
 
-    pub(super) async fn changing(&self) -> Changing<'_> {
+    pub(super) async fn changing(&self) -> ChangeGuard<'_> {
         self.changing.lock().await
     }
 
-    async fn reload(&self, _changing: &Changing<'_>) -> Result<(), SubscriptionError> {
+    async fn reload(&self, _changing: &ChangeGuard<'_>) -> Result<(), SubscriptionError> {
         let entries = self.ports.catalogue.list(SUBSCRIPTION_PREFIX).await?;
         let before = self.map.load_full();
-        let mut map = Map::default();
+        let mut map = SubscriptionMap::default();
         for (key, found) in &entries {
             let name = key.strip_prefix(SUBSCRIPTION_PREFIX).unwrap_or(key);
             if let Some(known) = before.by_name.get(name).filter(|known| known.version == found.version) {
@@ -149,7 +144,7 @@ impl Subscriptions {
             match decode(key, found) {
                 Ok(stored) => map.put(Arc::new(Subscription { name: name.into(), stored, version: found.version })),
                 Err(error) => {
-                    tracing::error!(%error, "the subscription `{name}` is as it was before until this is mended");
+                    tracing::error!(%error, "cannot decode the entry of subscription `{name}`; its previous settings stay in force");
                     before.by_name.get(name).into_iter().for_each(|known| map.put(Arc::clone(known)));
                 }
             }
@@ -161,12 +156,12 @@ impl Subscriptions {
         Ok(())
     }
 
-    /// A subscription as the catalogue has it now, and not as it was last seen: for whoever begins to work by it.
-    pub async fn look_again(&self, number: SubscriptionNumber) -> Result<Option<Arc<Subscription>>, SubscriptionError> {
+    /// A subscription with the present entry of the catalogue, for an owner that starts to run it.
+    pub async fn refresh(&self, number: SubscriptionNumber) -> Result<Option<Arc<Subscription>>, SubscriptionError> {
         let Some(known) = self.by_number(number) else { return Ok(None) };
         match self.entry(&known.name).await {
             Ok(Some((_, version))) if version == known.version => return Ok(Some(known)),
-            // It is as it was before until that is mended.
+            // The previous settings stay in force while the entry cannot be decoded.
             Err(SubscriptionError::Malformed { .. }) => return Ok(Some(known)),
             found => found?,
         };
@@ -175,20 +170,20 @@ impl Subscriptions {
         Ok(self.by_number(number))
     }
 
-    /// The entry as the catalogue has it now.
+    /// The present entry in the catalogue.
     pub(super) async fn entry(&self, name: &str) -> Result<Option<(StoredSubscription, u64)>, SubscriptionError> {
         let key = subscription_key(name);
         let Some(found) = self.ports.catalogue.get(&key).await? else { return Ok(None) };
         Ok(Some((decode(&key, &found)?, found.version)))
     }
 
-    /// Writes the entry over that version (`None`: where there is none) and shows it. `None` where somebody else was faster.
+    /// Writes the entry if it has the expected version (`None`: no entry), and updates the map. `None` if another writer was faster.
     pub(super) async fn write(
         &self,
         name: &str,
         stored: StoredSubscription,
         expected: Option<u64>,
-        _changing: &Changing<'_>,
+        _changing: &ChangeGuard<'_>,
     ) -> Result<Option<Arc<Subscription>>, SubscriptionError> {
         let value = serde_json::to_vec(&stored).expect("a subscription's entry is plain data");
         let version = match self.ports.catalogue.put(&subscription_key(name), value, expected).await {
@@ -197,29 +192,28 @@ impl Subscriptions {
             Err(error) => return Err(error.into()),
         };
         let subscription = Arc::new(Subscription { name: name.into(), stored, version });
-        let mut map = Map::clone(&self.map.load());
+        let mut map = SubscriptionMap::clone(&self.map.load());
         map.put(Arc::clone(&subscription));
         self.map.store(Arc::new(map));
         self.changes.send_modify(|count| *count += 1);
         Ok(Some(subscription))
     }
 
-    /// Removes an entry whose deletion is done.
+    /// Removes the entry of a subscription whose deletion is complete.
     pub(super) async fn erase(
         &self,
         name: &str,
         version: u64,
-        _changing: &Changing<'_>,
+        _changing: &ChangeGuard<'_>,
     ) -> Result<(), SubscriptionError> {
         self.ports.catalogue.remove(&subscription_key(name), version).await?;
-        let mut map = Map::clone(&self.map.load());
+        let mut map = SubscriptionMap::clone(&self.map.load());
         map.remove(name);
         self.map.store(Arc::new(map));
         self.changes.send_modify(|count| *count += 1);
         Ok(())
     }
 
-    /// The next number that no subscription ever had.
     pub(super) async fn next_number(&self) -> Result<SubscriptionNumber, SubscriptionError> {
         let malformed =
             || SubscriptionError::Malformed { key: LAST_SUBSCRIPTION_KEY.to_owned(), why: "no number".to_owned() };
@@ -257,7 +251,7 @@ impl Subscriptions {
     }
 }
 
-impl Map {
+impl SubscriptionMap {
     fn put(&mut self, subscription: Arc<Subscription>) {
         self.remove(&Arc::clone(&subscription.name));
         self.by_number.insert(subscription.number(), Arc::clone(&subscription));

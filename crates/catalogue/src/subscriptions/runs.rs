@@ -1,4 +1,4 @@
-//! Runs: seeking, replaying, redriving. Each is a new run, so that what an earlier one still does counts no more.
+//! Runs: seeks, replays and redrives. Each starts a new run, so that late work of an earlier run is ignored.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,60 +6,57 @@ use std::sync::Arc;
 use whimbrel_model::subscription::{Replay, StoredSubscription, TopicStart, retry_topic};
 use whimbrel_model::{Event, PartitionId, SubscriptionNumber, Timestamp};
 
-use super::changing::{TruncatedBy, conflict};
+use super::change::{TruncatedBy, conflict};
 use super::error::SubscriptionError;
-use super::registry::{CONFLICT_TRIES, Subscription, Subscriptions};
-use super::starts::{Position, Truncation, start_at};
+use super::registry::{CONFLICT_TRIES, Subscription, SubscriptionRegistry};
+use super::starts::{StartPosition, Truncation, start_at};
 use crate::topics::Topic;
 
-/// Replays of one subscription at one time.
+/// The most concurrent replays of one subscription.
 pub const REPLAYS_MAX: usize = 8;
 
-/// Where the cursor shall be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SeekAsk {
-    To(Position),
-    /// By topic and partition. Partitions that are not named go on from their watermarks.
+pub enum SeekRequest {
+    To(StartPosition),
+    /// By topic and partition. Partitions that are not named continue from their watermarks.
     Offsets(BTreeMap<(String, u32), u64>),
 }
 
-/// A stretch to be delivered once more.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReplayAsk {
-    pub from: Position,
-    pub to: Position,
+pub struct ReplayRequest {
+    pub from: StartPosition,
+    pub to: StartPosition,
     pub key: Option<String>,
 }
 
-/// What a seek or a replay came to.
 #[derive(Debug)]
-pub struct Sought {
+pub struct RunOutcome {
     pub subscription: Arc<Subscription>,
     pub run: u32,
-    /// Partitions in which what was asked for is not kept any more.
+    /// Partitions in which the log no longer has the requested messages.
     pub truncated: Vec<Truncation>,
 }
 
-impl Subscriptions {
-    /// Puts the cursor elsewhere, as a new run. `watermarks` are those that its owner told, where it did: by them partitions that were
-    /// not named go on, and retries that wait in its retry topic are neither lost nor repeated.
+impl SubscriptionRegistry {
+    /// Moves the cursor, as a new run. `watermarks` are those of the owner, if it answered. Partitions that are not named continue from
+    /// them, and retries in the retry topic are neither lost nor repeated.
     pub async fn seek(
         &self,
         name: &str,
-        ask: &SeekAsk,
+        ask: &SeekRequest,
         watermarks: Option<&BTreeMap<(String, u32), u64>>,
-    ) -> Result<Sought, SubscriptionError> {
+    ) -> Result<RunOutcome, SubscriptionError> {
         self.check_not_in_future(match ask {
-            SeekAsk::To(position) => *position,
-            SeekAsk::Offsets(_) => Position::Earliest,
+            SeekRequest::To(position) => *position,
+            SeekRequest::Offsets(_) => StartPosition::Earliest,
         })?;
         let changing = self.changing().await;
         for _ in 0..CONFLICT_TRIES {
             let (mut stored, version) = self.live_entry(name).await?;
             let topics = self.topics_of(&stored);
             let (mut starts, truncated) = match ask {
-                SeekAsk::To(position) => self.starts_to(&topics, *position).await?,
-                SeekAsk::Offsets(offsets) => self.starts_by(&topics, offsets, watermarks).await?,
+                SeekRequest::To(position) => self.starts_to(&topics, *position).await?,
+                SeekRequest::Offsets(offsets) => self.starts_by(&topics, offsets, watermarks).await?,
             };
             starts.extend(self.retry_start(name, &stored, watermarks));
             stored.last_run += 1;
@@ -67,17 +64,17 @@ impl Subscriptions {
             stored.starts = starts;
             let run = stored.run;
             if let Some(subscription) = self.write(name, stored, Some(version), &changing).await? {
-                let detail = format!("the cursor of `{name}` was put elsewhere");
+                let detail = format!("the cursor of `{name}` was moved by a seek");
                 self.report(Event::new("subscription_sought", detail).with("run", run), name);
                 self.report_truncated(TruncatedBy::Seek, name, &truncated);
-                return Ok(Sought { subscription, run, truncated });
+                return Ok(RunOutcome { subscription, run, truncated });
             }
         }
         Err(conflict(name))
     }
 
-    /// Delivers a stretch once more, beside the cursor.
-    pub async fn replay(&self, name: &str, ask: &ReplayAsk) -> Result<Sought, SubscriptionError> {
+    /// Delivers a range of messages again, beside the cursor.
+    pub async fn replay(&self, name: &str, ask: &ReplayRequest) -> Result<RunOutcome, SubscriptionError> {
         self.check_not_in_future(ask.from)?;
         let changing = self.changing().await;
         for _ in 0..CONFLICT_TRIES {
@@ -96,16 +93,16 @@ impl Subscriptions {
             let asked_at_ms = self.ports.clock.now().as_millis();
             stored.replays.push(Replay { run, from, until, key: ask.key.clone(), asked_at_ms });
             if let Some(subscription) = self.write(name, stored, Some(version), &changing).await? {
-                let detail = format!("a stretch is delivered to `{name}` once more, as run {run}");
+                let detail = format!("a range is replayed to `{name}`, as run {run}");
                 self.report(Event::new("replay_begun", detail).with("run", run), name);
                 self.report_truncated(TruncatedBy::Seek, name, &truncated);
-                return Ok(Sought { subscription, run, truncated });
+                return Ok(RunOutcome { subscription, run, truncated });
             }
         }
         Err(conflict(name))
     }
 
-    /// A run for what is redriven: the number that no other run of the subscription has.
+    /// Allocates a run for a redrive: a number that no other run of the subscription has.
     pub async fn raise_run(&self, number: SubscriptionNumber) -> Result<u32, SubscriptionError> {
         let name = self.name_of(number)?;
         let raise = |stored: &mut StoredSubscription| {
@@ -116,7 +113,7 @@ impl Subscriptions {
         Ok(subscription.stored.last_run)
     }
 
-    /// A replay is over. One that is not known is over already.
+    /// Ends a replay. An unknown replay has ended already.
     pub async fn end_replay(&self, number: SubscriptionNumber, run: u32) -> Result<(), SubscriptionError> {
         let name = self.name_of(number)?;
         let end = |stored: &mut StoredSubscription| {
@@ -126,13 +123,13 @@ impl Subscriptions {
         };
         let (_, changed) = self.update(&name, end).await?;
         if changed {
-            let detail = format!("run {run} of `{name}` was delivered once more");
+            let detail = format!("the replay of `{name}` with run {run} is complete");
             self.report(Event::new("replay_ended", detail).with("run", run), &name);
         }
         Ok(())
     }
 
-    /// The topics of an entry that are there: one that was deleted has no place to go to.
+    /// The topics of an entry that exist: a deleted topic has no offsets.
     fn topics_of(&self, stored: &StoredSubscription) -> Vec<Arc<Topic>> {
         stored.spec.topics.iter().filter_map(|topic| self.ports.registry.get(topic)).collect()
     }
@@ -140,7 +137,7 @@ impl Subscriptions {
     async fn starts_to(
         &self,
         topics: &[Arc<Topic>],
-        position: Position,
+        position: StartPosition,
     ) -> Result<(Vec<TopicStart>, Vec<Truncation>), SubscriptionError> {
         let (mut starts, mut truncated) = (Vec::new(), Vec::new());
         for topic in topics {
@@ -181,7 +178,7 @@ impl Subscriptions {
         Ok((starts, truncated))
     }
 
-    /// The offset, or the oldest that is kept where that is later.
+    /// The offset, or the oldest kept one if that is later.
     async fn within(
         &self,
         topic: &str,
@@ -200,8 +197,8 @@ impl Subscriptions {
         Ok(asked.max(bounds.first))
     }
 
-    /// Where the new run begins in the subscription's own retry topic: what was delivered from it is not delivered again. Without an
-    /// owner's word it is where the run before began, since a repeat is better than a loss.
+    /// The start of the new run in the subscription's own retry topic: messages that were delivered from it are not repeated. Without the
+    /// owner's watermark it is the start of the previous run, since a repeat is better than a loss.
     fn retry_start(
         &self,
         name: &str,
@@ -215,9 +212,9 @@ impl Subscriptions {
         Some(TopicStart { topic, number, offsets: vec![offset] })
     }
 
-    fn check_not_in_future(&self, position: Position) -> Result<(), SubscriptionError> {
+    fn check_not_in_future(&self, position: StartPosition) -> Result<(), SubscriptionError> {
         match position {
-            Position::At(time) if time > self.ports.clock.now() => Err(in_future(time)),
+            StartPosition::At(time) if time > self.ports.clock.now() => Err(in_future(time)),
             _ => Ok(()),
         }
     }

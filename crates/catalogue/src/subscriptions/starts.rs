@@ -1,4 +1,4 @@
-//! Where to begin: a position that people name, as an offset of each partition.
+//! Start positions of subscriptions, and their offsets in each partition.
 
 use futures_util::{StreamExt, TryStreamExt};
 use whimbrel_model::ports::{Log, LogError};
@@ -7,19 +7,19 @@ use whimbrel_model::{PartitionId, Timestamp};
 
 use crate::topics::Topic;
 
-/// Partitions whose bounds are asked for at one time.
+/// The most partitions whose bounds are read concurrently.
 const PARTITIONS_AT_ONCE: usize = 16;
 
-/// A place in every partition at once.
+/// A position in all partitions of a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Position {
+pub enum StartPosition {
     Earliest,
     Latest,
-    /// The first message at or after that time.
+    /// The first message at or after this time.
     At(Timestamp),
 }
 
-impl From<Start> for Position {
+impl From<Start> for StartPosition {
     fn from(start: Start) -> Self {
         match start {
             Start::Earliest => Self::Earliest,
@@ -29,20 +29,20 @@ impl From<Start> for Position {
     }
 }
 
-/// A partition in which what was asked for is not kept any more: it begins at the oldest that is.
+/// A partition in which the log no longer has the requested start. Delivery starts at the oldest kept message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Truncation {
     pub topic: String,
     pub partition: u32,
-    /// The oldest that is kept.
+    /// The offset of the oldest kept message.
     pub first: u64,
 }
 
-/// The offset of a position in every partition of a topic, and the partitions in which something older is gone.
+/// The offset of a position in every partition of a topic, and the partitions in which older messages were removed.
 pub(super) async fn start_at(
     log: &dyn Log,
     topic: &Topic,
-    position: Position,
+    position: StartPosition,
 ) -> Result<(TopicStart, Vec<Truncation>), LogError> {
     let asked = topic.all_partitions().map(|partition| offset_at(log, partition, position));
     let found: Vec<(u64, bool)> = futures_util::stream::iter(asked).buffered(PARTITIONS_AT_ONCE).try_collect().await?;
@@ -57,14 +57,14 @@ pub(super) async fn start_at(
     Ok((TopicStart { topic: topic.name.to_string(), number: topic.number(), offsets }, truncated))
 }
 
-async fn offset_at(log: &dyn Log, partition: PartitionId, position: Position) -> Result<(u64, bool), LogError> {
+async fn offset_at(log: &dyn Log, partition: PartitionId, position: StartPosition) -> Result<(u64, bool), LogError> {
     let bounds = log.bounds(partition).await?;
     match position {
-        Position::Earliest => Ok((bounds.first, false)),
-        Position::Latest => Ok((bounds.next, false)),
-        Position::At(time) => {
+        StartPosition::Earliest => Ok((bounds.first, false)),
+        StartPosition::Latest => Ok((bounds.next, false)),
+        StartPosition::At(time) => {
             let offset = log.offset_at(partition, time).await?.clamp(bounds.first, bounds.next);
-            // Where the first kept one is at or after the time, and others were before it, some of those may have been too.
+            // If the first kept message is at or after the time, removed messages may have been too.
             Ok((offset, offset == bounds.first && bounds.first > 0))
         }
     }

@@ -1,37 +1,38 @@
-//! The subscriptions of the system itself: everything about them is as with any other, but only the system makes them.
+//! The system's own subscriptions. They behave as all others, but only the system creates them.
 //!
-//! `_notices` hands notices to the horn. It is made at the start of a process; what an operator did to its run (a pause, a seek) stays.
+//! `_notices` delivers notices to the horn. It is created at the start of a process. An operator's changes to its run (a pause, a seek)
+//! stay.
 
 use whimbrel_model::SubscriptionSpec;
 use whimbrel_model::push::{HORN_URL, NOTICES_SUBSCRIPTION, NOTICES_TOPIC};
-use whimbrel_model::subscription::{Endpoint, Gone, Mode, OnExhausted, Ordering, RetryPolicy, Start};
+use whimbrel_model::subscription::{Endpoint, GonePolicy, Mode, OnExhausted, Ordering, RetryPolicy, Start};
 
-use super::changing::SecretWish;
+use super::change::SecretChange;
 use super::error::SubscriptionError;
-use super::registry::Subscriptions;
+use super::registry::SubscriptionRegistry;
 
-/// Notices that are handed to horns at one time.
+/// The most notices that are delivered to horns concurrently.
 const NOTICES_CONCURRENCY: u32 = 64;
-/// For all devices of one user, who are called at the same time: more than a horn gives one of them.
+/// Timeout for all devices of one user, which are called concurrently. It exceeds the horn's timeout for one device.
 const NOTICE_WITHIN_MS: u64 = 30_000;
-/// After so many retries a notice is a dead letter, an hour and three quarters after the first attempt.
+/// After this number of retries a notice becomes a dead letter, 1 h 45 min after the first attempt.
 const NOTICE_RETRIES: u32 = 6;
 const NOTICE_RETRY_SCHEDULE_MS: [u64; 4] = [5_000, 30_000, 300_000, 1_800_000];
-/// It is never disabled by itself, which is what zero means: nobody would be woken any more, and each notice ends by its own expiry or as
-/// a dead letter.
+/// Zero: the subscription is never disabled automatically, because no notifications would be sent any more. Each notice expires or
+/// becomes a dead letter.
 const NEVER_MS: u64 = 0;
 
-/// Whether a subscription of that name is the system's own: people look at it, pause it, redrive it, and neither make nor delete it.
+/// Whether the system owns a subscription of this name. Operators can view, pause and redrive it, but neither create nor delete it.
 pub fn is_system_subscription(name: &str) -> bool {
     name.starts_with('_')
 }
 
-/// Makes the subscription that reads `_notices`, where it is not there yet or was made by an older version.
+/// Creates the subscription of `_notices`, if it is missing, or updates it after an upgrade.
 ///
-/// Notices have no order among them: one that comes back later waits as a hold, and holds no other of its user up.
-pub async fn ensure_notices_subscription(subscriptions: &Subscriptions) -> Result<(), SubscriptionError> {
-    let made = subscriptions.put(NOTICES_SUBSCRIPTION, notices_spec(), SecretWish::Keep).await?;
-    tracing::debug!(created = made.created, "notices go to the horn");
+/// Notices have no order: a notice that waits for a retry as a hold delays no other notice of its user.
+pub async fn ensure_notices_subscription(subscriptions: &SubscriptionRegistry) -> Result<(), SubscriptionError> {
+    let made = subscriptions.put(NOTICES_SUBSCRIPTION, notices_spec(), SecretChange::Keep).await?;
+    tracing::debug!(created = made.created, "the subscription of notices is ready");
     Ok(())
 }
 
@@ -48,7 +49,7 @@ fn notices_spec() -> SubscriptionSpec {
         retry: RetryPolicy { times: NOTICE_RETRIES, schedule_ms: NOTICE_RETRY_SCHEDULE_MS.to_vec() },
         on_exhausted: OnExhausted::DeadLetter,
         start: Start::Earliest,
-        gone: Gone::Fail,
+        gone: GonePolicy::Fail,
         disable_after_ms: NEVER_MS,
         ..SubscriptionSpec::new(vec![NOTICES_TOPIC.to_owned()], Mode::Push, Some(endpoint))
     }

@@ -7,7 +7,7 @@ use tokio::sync::MutexGuard;
 use whimbrel_model::Event;
 use whimbrel_model::ports::{CatalogueError, ExactTopic};
 
-use super::gate::{Closed, StillInside};
+use super::gate::{ClosedGate, GateTimeout};
 use super::growth::DRAIN_WITHIN;
 use super::registry::{Registry, TopicError, encode, is_unknown};
 use super::stored::{StoredTopic, key_of};
@@ -22,7 +22,7 @@ impl Registry {
         // Publishes in progress end first: an engine that identifies topics by name would write them to a new topic of this name.
         let closed = [topic.mapping_gate.close(), topic.topic_gate.close()];
         for gate in &closed {
-            gate.drained(DRAIN_WITHIN).await.map_err(|StillInside| TopicError::InUse(name.to_owned()))?;
+            gate.drained(DRAIN_WITHIN).await.map_err(|GateTimeout| TopicError::InUse(name.to_owned()))?;
         }
         Ok(Deletion { registry: self, topic, changing, closed })
     }
@@ -71,7 +71,7 @@ pub struct Deletion<'a> {
     registry: &'a Registry,
     topic: Arc<Topic>,
     changing: MutexGuard<'a, i64>,
-    closed: [Closed; 2],
+    closed: [ClosedGate; 2],
 }
 
 impl Deletion<'_> {

@@ -1,12 +1,12 @@
-//! The gates that publishes pass, so that a growing or deleted topic knows when nothing uses it in the old way any more.
+//! The gates for publishes to a topic. They let a growth or deletion wait until the old mapping, or the topic, is not used any more.
 //!
-//! A topic has two gates. Publishes that place messages by their keys enter the gate of the mapping; all others enter the gate of the
-//! topic itself. A publish enters before it computes a partition and leaves when its append has ended. A growth closes the gate of
-//! the mapping and waits until it is drained; a deletion closes both. A gate whose mapping or topic has a successor is retired: it
-//! stays closed for good, so that a publish that had looked up the topic before cannot use it.
+//! A topic has two gates. Publishes that place messages by key enter the mapping gate; all others enter the topic gate. A publish enters
+//! before it computes a partition, and leaves when its append has ended. A growth closes the mapping gate and waits until it is drained;
+//! a deletion closes both. A gate whose mapping or topic was replaced is retired: it stays closed, so that a publish that looked up the
+//! topic earlier cannot use it.
 //!
-//! An append whose caller went away is carried on in the background and stays inside (see `receive::undisturbed`): leaving means
-//! that the log has answered. What the log answered with "unknown" is the engine's to end before it says so.
+//! If the caller of an append disconnects, the append continues in the background and stays inside (see `receive::undisturbed`): leaving
+//! means that the log has answered. Before an engine answers "unknown", it must ensure that the append has ended.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -18,12 +18,11 @@ use tokio::time::{Instant, timeout_at};
 use whimbrel_model::ports::{AppendOutcome, LogError};
 
 use super::Topic;
-use super::mapping_lease::Lease;
+use super::mapping_lease::PublishLease;
 
-/// How a publish places its messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
-    /// At least one message goes to the partition that its key maps to.
+    /// At least one message goes to the partition of its key.
     ByKey,
     /// No message depends on the mapping of keys: it has no key, or it is held and placed when it fires.
     Free,
@@ -32,28 +31,28 @@ pub enum Placement {
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     inside: AtomicUsize,
-    /// Growths and deletions that keep it closed.
+    /// The number of growths and deletions that keep the gate closed.
     closers: AtomicUsize,
     retired: AtomicBool,
     drained: Notify,
     settled: Notify,
 }
 
-/// The right to append to a topic, and by its mapping of keys where it was asked for, until it is dropped.
+/// The right to append to a topic until it is dropped; with [`Placement::ByKey`], by its mapping of keys.
 #[derive(Debug)]
 pub struct Pass {
     topic: Arc<Topic>,
     placement: Placement,
-    lease: Lease,
+    lease: PublishLease,
 }
 
 impl Pass {
-    /// Enters, unless the gate is closed. The lease must have been taken before: the registry retires old mappings before it gives a
-    /// lease under a new session.
+    /// Enters, unless the gate is closed. The caller must have taken the lease before: the registry retires old mappings before it grants
+    /// a lease under a new session.
     ///
-    /// Entering counts first and looks afterwards, closing closes first and counts afterwards: in whatever order the two happen,
-    /// one sees the other. That needs sequential consistency.
-    pub(super) fn enter(topic: Arc<Topic>, placement: Placement, lease: Lease) -> Result<Self, Arc<Topic>> {
+    /// Entering first counts and then checks whether the gate is closed. Closing first closes and then reads the count. In any order of
+    /// the two, one sees the other. That requires sequential consistency.
+    pub(super) fn enter(topic: Arc<Topic>, placement: Placement, lease: PublishLease) -> Result<Self, Arc<Topic>> {
         topic.gate(placement).inside.fetch_add(1, Ordering::SeqCst);
         let pass = Self { topic, placement, lease };
         if pass.topic.gate(placement).is_closed() {
@@ -63,15 +62,15 @@ impl Pass {
         Ok(pass)
     }
 
-    /// What may be acknowledged of an append. When the session under which the mapping was used has ended meanwhile, a growth may
-    /// have read its barriers before this append: its messages may lie behind them, and nothing of it is acknowledged.
+    /// The outcome that may be acknowledged. If the session of the mapping has ended, a growth may have read its barriers before this
+    /// append. Its messages may then be behind the barriers, so none is acknowledged.
     pub fn acknowledged(&self, outcome: AppendOutcome) -> AppendOutcome {
-        if self.lease.stands() {
+        if self.lease.is_valid() {
             return outcome;
         }
         let unknown = || {
-            let why = "the node lost its session with the coordination while it appended: the message may lie in the \
-                       partition of an earlier mapping; publish it again";
+            let why = "the node lost its session with the coordination service during the append: the message may be in \
+                       the partition of an earlier mapping; publish it again";
             LogError::Unknown(why.to_owned())
         };
         outcome.into_iter().map(|each| each.and_then(|_| Err(unknown()))).collect()
@@ -95,9 +94,9 @@ impl Drop for Pass {
     }
 }
 
-/// Keeps a gate closed. When the last one is dropped the gate opens again, unless it was retired.
+/// Keeps a gate closed. The gate opens when the last one is dropped, unless it was retired.
 #[derive(Debug)]
-pub(crate) struct Closed {
+pub(crate) struct ClosedGate {
     gate: Arc<Gate>,
 }
 
@@ -106,44 +105,42 @@ impl Gate {
         self.closers.load(Ordering::SeqCst) > 0 || self.is_retired()
     }
 
-    /// Whether the mapping was replaced, or the topic is gone.
+    /// Whether the mapping was replaced, or the topic was deleted.
     pub(crate) fn is_retired(&self) -> bool {
         self.retired.load(Ordering::SeqCst)
     }
 
-    /// Closes the gate at once; publishes that are inside stay inside.
-    pub(crate) fn close(self: &Arc<Self>) -> Closed {
+    /// Closes the gate at once. Publishes inside stay inside.
+    pub(crate) fn close(self: &Arc<Self>) -> ClosedGate {
         self.closers.fetch_add(1, Ordering::SeqCst);
-        Closed { gate: Arc::clone(self) }
+        ClosedGate { gate: Arc::clone(self) }
     }
 
-    /// The mapping has a successor, or the topic is gone: the gate stays closed for good, and publishes that wait at it look up the
-    /// topic again.
+    /// Closes the gate permanently, because the mapping was replaced or the topic was deleted. Waiting publishes look up the topic again.
     pub(crate) fn retire(&self) {
         self.retired.store(true, Ordering::SeqCst);
         self.settled.notify_waiters();
     }
 
-    /// Waits until a closed gate has opened or was retired, at most so long.
-    pub(crate) async fn settled(&self, within: Duration) -> Result<(), StillInside> {
+    /// Waits until a closed gate opens or is retired, for at most `within`.
+    pub(crate) async fn settled(&self, within: Duration) -> Result<(), GateTimeout> {
         let settled = self.settled.notified();
         tokio::pin!(settled);
         settled.as_mut().enable();
         if !self.is_closed() || self.is_retired() {
             return Ok(());
         }
-        tokio::time::timeout(within, settled).await.map_err(|_| StillInside)
+        tokio::time::timeout(within, settled).await.map_err(|_| GateTimeout)
     }
 }
 
-impl Closed {
-    /// Whether every publish that was inside has left.
+impl ClosedGate {
     pub(crate) fn is_drained(&self) -> bool {
         self.gate.inside.load(Ordering::SeqCst) == 0
     }
 
-    /// Waits until every publish that was inside has left, at most so long.
-    pub(crate) async fn drained(&self, within: Duration) -> Result<(), StillInside> {
+    /// Waits until all publishes have left, for at most `within`.
+    pub(crate) async fn drained(&self, within: Duration) -> Result<(), GateTimeout> {
         let deadline = Instant::now() + within;
         loop {
             let left = self.gate.drained.notified();
@@ -152,12 +149,12 @@ impl Closed {
             if self.is_drained() {
                 return Ok(());
             }
-            timeout_at(deadline, left).await.map_err(|_| StillInside)?;
+            timeout_at(deadline, left).await.map_err(|_| GateTimeout)?;
         }
     }
 }
 
-impl Drop for Closed {
+impl Drop for ClosedGate {
     fn drop(&mut self) {
         if self.gate.closers.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.gate.settled.notify_waiters();
@@ -165,9 +162,9 @@ impl Drop for Closed {
     }
 }
 
-/// The time was over before the gate was where it should be.
+/// The timeout passed before the gate was drained, or open again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct StillInside;
+pub(crate) struct GateTimeout;
 
 #[cfg(test)]
 mod tests {
@@ -176,11 +173,11 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn enter(topic: &Arc<Topic>) -> Result<Pass, Arc<Topic>> {
-        Pass::enter(Arc::clone(topic), Placement::ByKey, Lease::Alone)
+        Pass::enter(Arc::clone(topic), Placement::ByKey, PublishLease::Alone)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn closing_waits_for_publishes_inside_and_keeps_others_out() {
+    async fn a_closed_gate_drains_and_rejects_new_publishes() {
         let topic = Topic::for_tests("orders", 1);
         let inside = enter(&topic).unwrap();
         let closed = topic.mapping_gate.close();
@@ -208,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failed_growth_lets_waiting_publishes_go_on() {
+    async fn a_failed_growth_resumes_waiting_publishes() {
         let topic = Topic::for_tests("orders", 1);
         let closed = topic.mapping_gate.close();
         {
@@ -222,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_that_two_keep_closed_opens_with_the_second() {
+    fn a_gate_with_two_closers_opens_after_the_second() {
         let topic = Topic::for_tests("orders", 1);
         let (growth, deletion) = (topic.mapping_gate.close(), topic.mapping_gate.close());
         drop(deletion);
@@ -236,6 +233,6 @@ mod tests {
         let topic = Topic::for_tests("orders", 1);
         let _closed = topic.mapping_gate.close();
         assert!(enter(&topic).is_err());
-        assert!(Pass::enter(Arc::clone(&topic), Placement::Free, Lease::Alone).is_ok());
+        assert!(Pass::enter(Arc::clone(&topic), Placement::Free, PublishLease::Alone).is_ok());
     }
 }

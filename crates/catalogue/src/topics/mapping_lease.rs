@@ -12,37 +12,35 @@ use arc_swap::ArcSwapOption;
 use tokio::sync::watch;
 use whimbrel_model::ports::Membership;
 
-/// A session under which the catalogue was read.
-pub struct Session(Arc<dyn Membership>);
+/// A session under which the catalogue has been read.
+pub struct MappingSession(Arc<dyn Membership>);
 
-impl fmt::Debug for Session {
+impl fmt::Debug for MappingSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Session(node {})", self.0.node())
+        write!(f, "MappingSession(node {})", self.0.node())
     }
 }
 
-/// The lease of one publish.
 #[derive(Debug, Clone)]
-pub(crate) enum Lease {
+pub(crate) enum PublishLease {
     /// No session is needed: no other node changes the mapping, or the publish does not use it.
     Alone,
-    Session(Arc<Session>),
+    Session(Arc<MappingSession>),
 }
 
-impl Lease {
+impl PublishLease {
     /// Whether the lease is still valid, by this node's own clock. Once false, it stays false.
-    pub(crate) fn stands(&self) -> bool {
+    pub(crate) fn is_valid(&self) -> bool {
         match self {
             Self::Alone => true,
-            Self::Session(session) => session.0.stands(),
+            Self::Session(session) => session.0.is_valid(),
         }
     }
 }
 
-/// The current lease of a registry.
 pub(super) struct MappingLease {
     is_shared: bool,
-    session: ArcSwapOption<Session>,
+    session: ArcSwapOption<MappingSession>,
     granted: watch::Sender<()>,
 }
 
@@ -57,21 +55,21 @@ impl MappingLease {
 
     /// Grants the lease. The caller has read the catalogue under this session.
     pub(super) fn grant(&self, membership: Arc<dyn Membership>) {
-        self.session.store(Some(Arc::new(Session(membership))));
+        self.session.store(Some(Arc::new(MappingSession(membership))));
         self.granted.send_replace(());
     }
 
     /// The current lease; `None` while there is no session.
-    pub(super) fn take(&self) -> Option<Lease> {
+    pub(super) fn take(&self) -> Option<PublishLease> {
         if !self.is_shared {
-            return Some(Lease::Alone);
+            return Some(PublishLease::Alone);
         }
         let session = self.session.load_full()?;
-        Some(Lease::Session(session)).filter(Lease::stands)
+        Some(PublishLease::Session(session)).filter(PublishLease::is_valid)
     }
 
-    /// The current lease; waits for a session, at most for the given time.
-    pub(super) async fn wait(&self, within: Duration) -> Option<Lease> {
+    /// The present lease; waits for a session, for at most `within`.
+    pub(super) async fn wait(&self, within: Duration) -> Option<PublishLease> {
         if let Some(lease) = self.take() {
             return Some(lease);
         }

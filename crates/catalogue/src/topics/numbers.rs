@@ -17,7 +17,7 @@ impl Registry {
                 Err(_) => return Ok(number),
                 Ok(_) => tracing::warn!(
                     number = number.0,
-                    "the log has a topic of this number that the catalogue does not know"
+                    "skipped a topic number that is missing in the catalogue and used in the log"
                 ),
             }
         }

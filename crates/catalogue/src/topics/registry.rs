@@ -1,4 +1,4 @@
-//! The registry itself: looks up, makes and changes topics, catalogue and log together.
+//! The registry: looks up, creates and changes topics, in catalogue and log together.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
@@ -12,37 +12,35 @@ use whimbrel_model::name::check_any_topic_name;
 use whimbrel_model::ports::{Catalogue, CatalogueError, Coordination, Log, LogError, LogTopics};
 use whimbrel_model::{Clock, Event, EventSink, NamedBounds, Retention, TopicNumber};
 
-use super::agreement::Growing;
+use super::agreement::PendingGrowth;
+use super::catalogue_follower::CurrentEntry;
 use super::conflicts::Conflicts;
-use super::following::CurrentEntry;
-use super::gate::{Closed, Pass, Placement, StillInside};
-use super::growing::Growths;
+use super::gate::{ClosedGate, GateTimeout, Pass, Placement};
 use super::growth::{DRAIN_WITHIN, Growth, PUBLISH_WAITS_WITHIN, SESSION_WAITS_WITHIN, ends_of};
-use super::mapping_lease::{Lease, MappingLease};
+use super::growth_driver::Growths;
+use super::mapping_lease::{MappingLease, PublishLease};
 use super::stored::{StoredTopic, key_of};
-use super::system::patiently;
+use super::system::retry_while_log_unavailable;
 use super::topic::{Topic, is_system_name};
-use super::unopened::Unopened;
+use super::unopened_topics::UnopenedTopics;
 use super::workers::WorkersChange;
 
-/// Between two looks for topics that others made in the engine, when an unknown one is asked for.
+/// The shortest time between two searches for topics that other applications created in the engine.
 const FIND_PAUSE_MS: i64 = 1000;
 
-/// Topics that may exist at one time, by default.
 pub const TOPICS_DEFAULT: usize = 10_000;
 
-/// What a topic gets where nobody says otherwise.
+/// The settings of a topic that its request does not name.
 #[derive(Debug, Clone)]
 pub struct TopicDefaults {
-    /// Whether a topic is made by its first publish.
+    /// Whether a first publish creates its topic.
     pub auto_create: bool,
     pub partitions: u32,
-    /// `bytes` is of each partition.
+    /// `bytes` is for each partition.
     pub retention: Retention,
-    /// Copies of a topic that does not say; `None` leaves it to the engine.
+    /// The number of copies; `None`: the engine decides.
     pub replicas: Option<u32>,
     pub min_insync: Option<u32>,
-    /// Topics that may exist at one time.
     pub topics_max: usize,
 }
 
@@ -59,19 +57,18 @@ impl Default for TopicDefaults {
     }
 }
 
-/// What shall be different. `None` leaves a thing as it is, or takes the default for a new topic.
+/// A requested change. `None` keeps a setting; for a new topic it selects the default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TopicChange {
     pub partitions: Option<u32>,
     pub replicas: Option<u32>,
     pub min_insync: Option<u32>,
-    /// `Some(None)`: without that bound.
+    /// `Some(None)` removes the bound.
     pub retention: Option<Option<Duration>>,
     pub retention_bytes: Option<Option<u64>>,
     pub workers: Option<WorkersChange>,
 }
 
-/// What a `put` did.
 #[derive(Debug)]
 pub struct PutOutcome {
     pub topic: Arc<Topic>,
@@ -87,15 +84,15 @@ pub enum TopicError {
     Shrink { name: String, from: u32, to: u32 },
     #[error("a topic has 1 to {PARTITIONS_MAX} partitions, not {0}")]
     Partitions(u32),
-    #[error("`{name}` cannot have {what}: copies are given when a topic is made, and it has {has}")]
+    #[error("`{name}` cannot have {what}: the number of copies is fixed when a topic is created, and it has {has}")]
     Copies { name: String, what: String, has: String },
-    #[error("there are {0} topics already, as many as the settings allow")]
+    #[error("there are {0} topics already, which is the limit of the settings")]
     TooMany(usize),
-    #[error("`{0}` is growing; this passes within moments")]
+    #[error("`{0}` is growing; try again in a moment")]
     Growing(String),
     #[error(
         "`{0}` did not grow: not every node confirmed it in time, or the log did not add the partitions; the event \
-         `topic_growth_rolled_back` names the nodes. Publishes go on by the old partitions"
+         `topic_growth_rolled_back` names the nodes. Publishes continue with the old partitions"
     )]
     NotConfirmed(String),
     #[error(
@@ -107,7 +104,7 @@ pub enum TopicError {
     Workers { topic: String, why: &'static str },
     #[error("`{topic}` does not name the worker `{id}`")]
     UnknownWorker { topic: String, id: String },
-    #[error("publishes to `{0}` are still under way; delete it again in a moment")]
+    #[error("publishes to `{0}` are still in progress; repeat the deletion in a moment")]
     InUse(String),
     #[error("the catalogue's entry `{key}` cannot be read: {why}")]
     Malformed { key: String, why: String },
@@ -119,17 +116,16 @@ pub enum TopicError {
 
 impl TopicError {
     /// Whether the log does not answer now.
-    pub(crate) fn is_log_away(&self) -> bool {
+    pub(crate) fn is_log_unavailable(&self) -> bool {
         matches!(self, Self::Log(LogError::Unavailable(_)))
     }
 }
 
-/// What the registry works with.
 pub struct RegistryPorts {
     pub log: Arc<dyn Log>,
     pub log_topics: Arc<dyn LogTopics>,
     pub catalogue: Arc<dyn Catalogue>,
-    /// Where several nodes share the topics, how they agree on growths; `None` where this process is alone.
+    /// How nodes agree on growths, if several nodes share the topics; `None` in a single process.
     pub coordination: Option<Arc<dyn Coordination>>,
     pub clock: Arc<dyn Clock>,
     pub events: EventSink,
@@ -138,36 +134,37 @@ pub struct RegistryPorts {
 pub struct Registry {
     pub(super) ports: RegistryPorts,
     defaults: TopicDefaults,
-    pub(super) map: ArcSwap<Map>,
-    /// Whoever changes topics holds this, over catalogue, log and map. Its value: when others' topics were last looked for.
+    pub(super) map: ArcSwap<TopicMap>,
+    /// Held by the task that changes topics, over catalogue, log and map. The value is the time of the last search for topics of other
+    /// applications.
     pub(super) changing: Mutex<i64>,
-    /// Grows whenever the map changes, or something waits to be settled.
+    /// Grows when the map changes, or when a write with an unknown outcome must be resolved.
     pub(super) changes: watch::Sender<u64>,
     pub(super) lease: MappingLease,
     pub(super) growths: std::sync::Mutex<Growths>,
     /// Gates of topics whose last write has an unknown outcome. They stay closed until the catalogue was read.
-    pub(super) unsettled: std::sync::Mutex<Vec<Closed>>,
+    pub(super) unsettled: std::sync::Mutex<Vec<ClosedGate>>,
     /// Versions of entries that this node has read and not applied, by the name of the topic. Held while the map changes.
     pub(super) unapplied: std::sync::Mutex<HashMap<String, u64>>,
-    /// Asks the registry's watch to read the catalogue, also if it has not changed.
+    /// Makes the registry's watch read the catalogue, even if it has not changed.
     pub(super) reread: Notify,
     /// Topics that the log could not open.
-    pub(super) unopened: std::sync::Mutex<Unopened>,
+    pub(super) unopened: std::sync::Mutex<UnopenedTopics>,
     pub(super) started: Instant,
 }
 
 #[derive(Default, Clone)]
-pub(super) struct Map {
+pub(super) struct TopicMap {
     pub(super) by_name: HashMap<Arc<str>, Arc<Topic>>,
     by_number: HashMap<TopicNumber, Arc<Topic>>,
 }
 
 /// See [`Registry::unapplied`].
-pub(super) type Unapplied<'a> = std::sync::MutexGuard<'a, HashMap<String, u64>>;
+pub(super) type UnappliedGuard<'a> = std::sync::MutexGuard<'a, HashMap<String, u64>>;
 
 impl Registry {
-    /// Reads the catalogue, finishes what a crash left half done, makes every topic known to the log under its number, and takes in
-    /// topics that others made. A log that cannot be reached is an error; one topic that fails alone is left out and reported.
+    /// Reads the catalogue, finishes operations that a crash interrupted, opens every topic in the log under its number, and adopts
+    /// topics of other applications. A log that cannot be reached is an error; a single topic that fails is skipped and reported.
     pub async fn open(ports: RegistryPorts, defaults: TopicDefaults) -> Result<Self, TopicError> {
         let registry = Self {
             lease: MappingLease::new(ports.coordination.is_some()),
@@ -183,7 +180,7 @@ impl Registry {
             unopened: std::sync::Mutex::default(),
             started: Instant::now(),
         };
-        patiently("topics", TopicError::is_log_away, async || {
+        retry_while_log_unavailable("topics", TopicError::is_log_unavailable, async || {
             let mut changing = registry.changing.lock().await;
             registry.reload(&changing).await?;
             registry.adopt_found(&mut changing).await
@@ -200,8 +197,8 @@ impl Registry {
         self.map.load().by_number.get(&number).cloned()
     }
 
-    /// Whether the topic of that number is gone for good. Where this process does not know it, the catalogue is asked: another process
-    /// may have made it a moment ago, and then it will be known here within moments. Nobody who changes topics is waited for.
+    /// Whether the topic of that number was deleted. If this process does not have it, the catalogue decides: another process may have
+    /// just created it, and then it appears here in a moment. This does not wait for changes of topics in progress.
     pub async fn is_gone(&self, name: &str, number: TopicNumber) -> Result<bool, TopicError> {
         if self.by_number(number).is_some_and(|topic| &*topic.name == name) {
             return Ok(false);
@@ -213,14 +210,13 @@ impl Registry {
         Ok(stored.number != number || stored.deleting)
     }
 
-    /// All topics, by name.
     pub fn all(&self) -> Vec<Arc<Topic>> {
         let mut topics: Vec<_> = self.map.load().by_name.values().cloned().collect();
         topics.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         topics
     }
 
-    /// The topic for a reader: also one that others have just made in the engine.
+    /// The topic for a reader, including one that another application has just created in the engine.
     pub async fn find(&self, name: &str) -> Result<Arc<Topic>, TopicError> {
         if let Some(topic) = self.get(name) {
             return Ok(topic);
@@ -236,20 +232,20 @@ impl Registry {
         self.get(name).ok_or_else(unknown)
     }
 
-    /// Lets a publish in: makes the topic where that is allowed; where it places by key, waits for a session of this node and while
-    /// the topic grows.
+    /// Admits a publish, and creates the topic if that is allowed. A publish by key waits for a session of this node, and while the topic
+    /// grows.
     pub async fn enter(&self, name: &str, placement: Placement) -> Result<Pass, TopicError> {
         let placement = if is_system_name(name) { Placement::Free } else { placement };
-        // Twice is enough: a growth that ended is seen by the second look; a second growth within moments may send us away.
+        // Two attempts suffice: the second look-up sees a growth that has ended. A second growth in a row may fail the publish.
         for _ in 0..2 {
             let lease = match placement {
-                Placement::Free => Some(Lease::Alone),
+                Placement::Free => Some(PublishLease::Alone),
                 Placement::ByKey => self.lease.wait(SESSION_WAITS_WITHIN).await,
             };
             let lease = lease.ok_or_else(|| TopicError::NoSession(name.to_owned()))?;
             let topic = match self.get(name) {
                 Some(topic) => topic,
-                None => self.make_by_publish(name).await?,
+                None => self.create_by_publish(name).await?,
             };
             match Pass::enter(topic, placement, lease) {
                 Ok(pass) => return Ok(pass),
@@ -259,15 +255,15 @@ impl Registry {
                         self.replaced(&topic, placement).await;
                         Ok(())
                     };
-                    let settled = timeout(PUBLISH_WAITS_WITHIN, settled).await.unwrap_or(Err(StillInside));
-                    settled.map_err(|StillInside| TopicError::Growing(name.to_owned()))?;
+                    let settled = timeout(PUBLISH_WAITS_WITHIN, settled).await.unwrap_or(Err(GateTimeout));
+                    settled.map_err(|GateTimeout| TopicError::Growing(name.to_owned()))?;
                 }
             }
         }
         Err(TopicError::Growing(name.to_owned()))
     }
 
-    /// Returns when a topic whose gate was retired has its successor in the map. The log may have to open that one first.
+    /// Returns when the map has the successor of a topic whose gate was retired. The log may have to open it first.
     async fn replaced(&self, topic: &Topic, placement: Placement) {
         let gate = topic.gate(placement);
         let is_current = || self.get(&topic.name).is_some_and(|now| Arc::ptr_eq(now.gate(placement), gate));
@@ -279,21 +275,21 @@ impl Registry {
         }
     }
 
-    /// Lets messages of holds in that fire now, by key; `None` where the topic takes nothing at this moment.
+    /// Admits messages of holds that fire now, by key. `None` if the topic cannot accept messages now.
     pub fn try_enter(&self, topic: Arc<Topic>) -> Option<Pass> {
         let (placement, lease) = match topic.is_system() {
-            true => (Placement::Free, Lease::Alone),
+            true => (Placement::Free, PublishLease::Alone),
             false => (Placement::ByKey, self.lease.take()?),
         };
         Pass::enter(topic, placement, lease).ok()
     }
 
-    async fn make_by_publish(&self, name: &str) -> Result<Arc<Topic>, TopicError> {
+    async fn create_by_publish(&self, name: &str) -> Result<Arc<Topic>, TopicError> {
         if !self.defaults.auto_create {
             return self.find(name).await;
         }
         match self.put(name, TopicChange::default()).await {
-            // Only the creation is in doubt. The caller has not written anything to the topic.
+            // Only the creation is in doubt. The caller has not written any message to the topic.
             Err(TopicError::Catalogue(CatalogueError::OutcomeUnknown(why))) => {
                 let why = format!("topic `{name}` may not have been created, repeat the request: {why}");
                 Err(CatalogueError::Unavailable(why).into())
@@ -302,18 +298,18 @@ impl Registry {
         }
     }
 
-    /// Makes the topic or changes it. Not to be cancelled midway: callers spawn it.
+    /// Creates or changes the topic. Callers must spawn this: it must not be cancelled.
     pub async fn put(&self, name: &str, change: TopicChange) -> Result<PutOutcome, TopicError> {
         if let Some(partitions) = change.partitions.filter(|count| !(1..=PARTITIONS_MAX).contains(count)) {
             return Err(TopicError::Partitions(partitions));
         }
         match self.put_now(name, change).await? {
-            Changed::Now(outcome) => Ok(outcome),
-            Changed::Growing(topic, growing) => self.wait_grown(&topic, growing).await,
+            TopicPut::Now(outcome) => Ok(outcome),
+            TopicPut::Growing(topic, growing) => self.wait_grown(&topic, growing).await,
         }
     }
 
-    async fn put_now(&self, name: &str, change: TopicChange) -> Result<Changed, TopicError> {
+    async fn put_now(&self, name: &str, change: TopicChange) -> Result<TopicPut, TopicError> {
         let changing = self.changing.lock().await;
         let mut conflicts = Conflicts::default();
         loop {
@@ -325,14 +321,14 @@ impl Registry {
         }
     }
 
-    /// Changes the known topic, else the one in the catalogue: it may be half made, or made by another node a moment ago.
+    /// Changes the known topic, or else the one in the catalogue: it may be incomplete, or another node may have just created it.
     async fn put_once(
         &self,
         name: &str,
         known: Option<Arc<Topic>>,
         change: TopicChange,
         changing: &MutexGuard<'_, i64>,
-    ) -> Result<Changed, TopicError> {
+    ) -> Result<TopicPut, TopicError> {
         let known = match known {
             Some(known) => CurrentEntry::Topic(known),
             None => self.read_entry(name, changing).await?,
@@ -341,7 +337,7 @@ impl Registry {
             CurrentEntry::Topic(topic) => self.change(topic, change, changing).await,
             CurrentEntry::Absent | CurrentEntry::Deleted => {
                 let topic = self.create(name, change, false, changing).await?;
-                Ok(Changed::Now(PutOutcome { topic, created: true, grown: None }))
+                Ok(TopicPut::Now(PutOutcome { topic, created: true, grown: None }))
             }
         }
     }
@@ -381,7 +377,7 @@ impl Registry {
         let key = key_of(name);
         let version = self.ports.catalogue.put(&key, encode(&stored), None).await?;
         match self.bring_up(name, stored, version, changing).await {
-            // What the engine will never make must not stay in the catalogue, or every start would try again.
+            // A topic that the engine cannot create must not stay in the catalogue, or every start would retry it.
             Err(error @ TopicError::Log(LogError::Unsupported(_) | LogError::TooLarge { .. })) => {
                 self.ports.catalogue.remove(&key, version).await?;
                 Err(error)
@@ -390,7 +386,7 @@ impl Registry {
         }
     }
 
-    /// Grows a topic that no other node uses. See the module [`super::growth`] for the order of things.
+    /// Grows a topic that no other node uses. See the module [`super::growth`] for the order of the steps.
     pub(super) async fn grow_alone(
         &self,
         topic: Arc<Topic>,
@@ -402,7 +398,7 @@ impl Registry {
         let from = std::mem::replace(&mut stored.partitions, wanted);
         self.ports.log_topics.alter(&stored.spec(&name), NamedBounds::NONE).await?;
         let closed = topic.mapping_gate.close();
-        closed.drained(DRAIN_WITHIN).await.map_err(|StillInside| TopicError::Growing(name.clone()))?;
+        closed.drained(DRAIN_WITHIN).await.map_err(|GateTimeout| TopicError::Growing(name.clone()))?;
         let ends = ends_of(&*self.ports.log, stored.number, from).await?;
         let growth = Growth { at_ms: self.ports.clock.now().as_millis(), from, to: wanted, ends };
         stored.growths.push(growth.clone());
@@ -424,7 +420,7 @@ impl Registry {
         let Growth { from, to, .. } = growth;
         let ends: Vec<String> = growth.ends.iter().map(u64::to_string).collect();
         let detail = format!(
-            "topic `{name}` grew from {from} to {to} partitions; keys moved, what lies before the barriers is older"
+            "topic `{name}` grew from {from} to {to} partitions; keys moved, and messages before the barriers are older"
         );
         let event = Event::new("topic_grown", detail)
             .with("topic", name)
@@ -434,26 +430,26 @@ impl Registry {
         (self.ports.events)(event);
     }
 
-    pub(super) fn unapplied(&self) -> Unapplied<'_> {
+    pub(super) fn unapplied(&self) -> UnappliedGuard<'_> {
         self.unapplied.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a topic visible. If this node has read a later entry of it meanwhile, that is a conflict, and nothing changes: the gates that
-    /// the later entry closed or retired stay so.
+    /// Makes a topic visible. If this node has read a later entry of it meanwhile, this is a conflict and nothing changes: gates that the
+    /// later entry closed or retired stay so.
     pub(super) fn show(&self, topic: Topic) -> Result<Arc<Topic>, TopicError> {
         let unapplied = self.unapplied();
         if let Some(later) = unapplied.get(&*topic.name).filter(|version| **version > topic.version) {
             return Err(CatalogueError::Conflict { key: key_of(&topic.name), found: Some(*later) }.into());
         }
         let topic = Arc::new(topic);
-        let mut map = Map::clone(&self.map.load());
+        let mut map = TopicMap::clone(&self.map.load());
         let earlier = map.by_name.insert(Arc::clone(&topic.name), Arc::clone(&topic));
         if let Some(earlier) = &earlier {
             map.by_number.remove(&earlier.number());
         }
         map.by_number.insert(topic.number(), Arc::clone(&topic));
         self.map.store(Arc::new(map));
-        // An old gate is retired before its growth lets go of it: it must not open in between.
+        // The old gate is retired before its growth releases it: it must not open in between.
         if let Some(earlier) = earlier {
             if !Arc::ptr_eq(&earlier.mapping_gate, &topic.mapping_gate) {
                 earlier.mapping_gate.retire();
@@ -472,8 +468,8 @@ impl Registry {
         self.hide_under(name, &self.unapplied());
     }
 
-    pub(super) fn hide_under(&self, name: &str, _unapplied: &Unapplied<'_>) {
-        let mut map = Map::clone(&self.map.load());
+    pub(super) fn hide_under(&self, name: &str, _unapplied: &UnappliedGuard<'_>) {
+        let mut map = TopicMap::clone(&self.map.load());
         let hidden = map.by_name.remove(name);
         if let Some(topic) = &hidden {
             map.by_number.remove(&topic.number());
@@ -488,14 +484,14 @@ impl Registry {
     }
 }
 
-/// How far a change has come when its first writes are done.
-pub(super) enum Changed {
+/// The state of a change after its first writes.
+pub(super) enum TopicPut {
     Now(PutOutcome),
-    /// All nodes have to confirm the growth.
-    Growing(Arc<Topic>, Growing),
+    /// All nodes must confirm the growth.
+    Growing(Arc<Topic>, PendingGrowth),
 }
 
-/// Whether the catalogue may have been written.
+/// Whether the catalogue may have made the write.
 pub(super) fn is_unknown(error: &CatalogueError) -> bool {
     matches!(error, CatalogueError::Unavailable(_) | CatalogueError::OutcomeUnknown(_))
 }

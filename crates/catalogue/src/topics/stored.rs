@@ -1,6 +1,6 @@
-//! A topic as the catalogue keeps it: JSON under `topics/<name>`. The last number given is under `topic_numbers`.
+//! A topic as the catalogue stores it: JSON under `topics/<name>`. The last assigned number is under `topic_numbers`.
 //!
-//! Fields are only ever added, with a default, so that an older entry stays readable.
+//! Later versions only add fields, with a default, so that older entries stay readable.
 
 use std::time::Duration;
 
@@ -9,11 +9,10 @@ use whimbrel_model::subscription::WorkerChoice;
 use whimbrel_model::{Retention, Timestamp, TopicNumber, TopicSpec};
 
 use super::Growth;
-use super::agreement::Growing;
+use super::agreement::PendingGrowth;
 
-/// What the keys of topics start with.
 pub const TOPIC_PREFIX: &str = "topics/";
-/// Where the last number given is kept, as decimal digits.
+/// The key of the last assigned number, in decimal digits.
 pub const LAST_NUMBER_KEY: &str = "topic_numbers";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,7 +29,7 @@ pub struct StoredTopic {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_insync: Option<u32>,
     pub created_at_ms: i64,
-    /// Made by others in the engine, and found there.
+    /// Whether another application created the topic in the engine.
     #[serde(default)]
     pub adopted: bool,
     /// Whether the topic is being deleted. The log may still have it. Any node that reads this entry finishes the deletion.
@@ -44,8 +43,8 @@ pub struct StoredTopic {
     pub growths: Vec<Growth>,
     /// A growth that not every node has confirmed yet: `partitions` is the old mapping, and no node publishes by key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub growing: Option<Growing>,
-    /// Which workers make the callbacks of its subscriptions, where those do not say; `None`: every worker.
+    pub growing: Option<PendingGrowth>,
+    /// The workers that make the callbacks of its subscriptions, unless those name others; `None`: all workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<WorkerChoice>,
 }
@@ -94,6 +93,6 @@ mod tests {
         let stored: StoredTopic = serde_json::from_str(r#"{"number":3,"partitions":4,"created_at_ms":7}"#).unwrap();
         assert_eq!((stored.growing, stored.growths.len()), (None, 0));
         let written = serde_json::to_string(&stored).unwrap();
-        assert!(!written.contains("growing"), "an entry at rest reads as before: {written}");
+        assert!(!written.contains("growing"), "an entry without a growth has the earlier encoding: {written}");
     }
 }

@@ -1,6 +1,5 @@
-//! The topics of the system itself, made at the first start: `_events` for what an operator wants to know, `_holds` for everything
-//! about messages that arrive later, `_push` and those beside it for everything about people. A process opens its registry here, once,
-//! and hands it to every role.
+//! The system topics, created at the first start: `_events` for incidents, `_holds` for delayed messages, `_push` and its companions for
+//! people. A process opens its registry here, once, and passes it to every role.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,17 +17,15 @@ pub const PUSH_PARTITIONS_DEFAULT: u32 = 16;
 const NOTICES_PARTITIONS: u32 = 4;
 const DAY: Duration = Duration::from_secs(86_400);
 const WEEK: Duration = Duration::from_secs(7 * 86_400);
-/// A log that has just started itself, or is busy, may not answer in the time that it has. So often it is asked, with a pause between.
+/// The attempts to reach a log that has just started or is busy, with a pause between them.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// How the system's topics are made. It is for the first start only: a hold's shard is computed from the number of partitions of
-/// `_holds`, and a user's place from that of `_push`, so that neither ever changes afterwards.
+/// The partitions of system topics at the first start. They never change afterwards: a hold's shard follows from the number of partitions
+/// of `_holds`, and a user's partition from that of `_push`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SystemTopics {
-    /// The partitions of `_holds`.
     pub shards: u32,
-    /// The partitions of `_push`.
     pub push_partitions: u32,
 }
 
@@ -38,46 +35,49 @@ impl Default for SystemTopics {
     }
 }
 
-/// Opens the registry and makes the system's topics where they are not there yet.
+/// Opens the registry, and creates missing system topics.
 ///
-/// Whoever opens it also runs [`Registry::watch`].
+/// The caller must also run [`Registry::watch`].
 pub async fn open_topics(
     ports: RegistryPorts,
     defaults: TopicDefaults,
     system: SystemTopics,
 ) -> Result<Arc<Registry>, TopicError> {
     let registry = Registry::open(ports, defaults).await?;
-    let as_any = |partitions| TopicChange { partitions: Some(partitions), ..TopicChange::default() };
-    // Its owners trim it behind what they have carried forward; no age and no size may.
-    let trimmed = |partitions| TopicChange { retention: Some(None), retention_bytes: Some(None), ..as_any(partitions) };
-    let kept_for = |partitions, age| TopicChange { retention: Some(Some(age)), ..as_any(partitions) };
+    let with = |partitions| TopicChange { partitions: Some(partitions), ..TopicChange::default() };
+    // The owners trim these topics after they have carried records forward. Retention must not remove records.
+    let trimmed = |partitions| TopicChange { retention: Some(None), retention_bytes: Some(None), ..with(partitions) };
+    let kept_for = |partitions, age| TopicChange { retention: Some(Some(age)), ..with(partitions) };
     let topics = [
-        (EVENTS_TOPIC, as_any(1)),
+        (EVENTS_TOPIC, with(1)),
         (HOLDS_TOPIC, trimmed(system.shards)),
         (PUSH_TOPIC, trimmed(system.push_partitions)),
-        (PUSH_DEAD_TOPIC, as_any(1)),
+        (PUSH_DEAD_TOPIC, with(1)),
         (NOTICES_TOPIC, kept_for(NOTICES_PARTITIONS, WEEK)),
         (PRESENCE_TOPIC, kept_for(1, DAY)),
     ];
     for (name, change) in topics {
         if registry.get(name).is_none() {
-            patiently(name, TopicError::is_log_away, async || registry.put(name, change.clone()).await).await?;
+            retry_while_log_unavailable(name, TopicError::is_log_unavailable, async || {
+                registry.put(name, change.clone()).await
+            })
+            .await?;
         }
     }
     Ok(Arc::new(registry))
 }
 
-/// Asks a log again that does not answer at a start. What is asked may be asked twice.
-pub async fn patiently<T, E: std::fmt::Display>(
+/// Retries a call while the log does not answer at a start. The call must be safe to repeat.
+pub async fn retry_while_log_unavailable<T, E: std::fmt::Display>(
     what: &str,
-    is_log_away: impl Fn(&E) -> bool,
+    is_log_unavailable: impl Fn(&E) -> bool,
     ask: impl AsyncFn() -> Result<T, E>,
 ) -> Result<T, E> {
     let mut tries = 1;
     loop {
         match ask().await {
-            Err(error) if tries < TRIES && is_log_away(&error) => {
-                tracing::warn!(%error, "{what}: the log does not answer; trying again");
+            Err(error) if tries < TRIES && is_log_unavailable(&error) => {
+                tracing::warn!(%error, "{what}: the log does not answer; retrying");
                 tries += 1;
                 tokio::time::sleep(PAUSE).await;
             }

@@ -1,4 +1,4 @@
-//! One topic as the door sees it: an immutable picture of the catalogue's entry, and what runs along with the topic.
+//! A topic: an immutable copy of the catalogue's entry, with the state that outlives entries.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,52 +7,53 @@ use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::push::PUSH_TOPIC;
 use whimbrel_model::{HOLDS_TOPIC, PartitionId, TopicNumber};
 
-use super::folding::Folding;
+use super::fold_backlog::FoldBacklog;
 use super::gate::{Gate, Placement};
 use super::growth::Growth;
-use super::rates::Meter;
+use super::rate_meter::RateMeter;
 use super::stored::StoredTopic;
 use crate::topic_metrics::TopicMetrics;
 
-/// A topic. Replaced by a new one when the catalogue's entry changes; whoever holds the old one sees the old picture.
+/// A topic. A new value replaces it when the catalogue's entry changes; holders of the old value keep the old entry.
 #[derive(Debug)]
 pub struct Topic {
     pub name: Arc<str>,
     pub stored: StoredTopic,
-    /// The version of the catalogue's entry.
     pub version: u64,
-    /// The gate of publishes by key. Shared with the next picture unless the partitions changed.
+    /// The gate of publishes by key. Shared with the next value unless the partitions changed.
     pub(crate) mapping_gate: Arc<Gate>,
-    /// The gate of all other publishes. Lives as long as the topic does.
+    /// The gate of all other publishes. Shared by all values of the topic.
     pub(crate) topic_gate: Arc<Gate>,
-    /// Lives as long as the topic does, over all its pictures.
-    pub running: Arc<Running>,
+    /// Shared by all values of the topic.
+    pub counters: Arc<TopicCounters>,
 }
 
-/// What counts and turns while messages pass.
-pub struct Running {
+pub struct TopicCounters {
     next_partition: AtomicU32,
-    /// For topics whose partitions are folded into a state.
-    pub folding: Folding,
-    pub published: Meter,
-    pub figures: TopicMetrics,
+    /// The backlog of owners that fold the topic's partitions, for system topics with owners.
+    pub fold_backlog: FoldBacklog,
+    pub published: RateMeter,
+    pub metrics: TopicMetrics,
 }
 
-impl std::fmt::Debug for Running {
+impl std::fmt::Debug for TopicCounters {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Running")
+        f.write_str("TopicCounters")
     }
 }
 
 impl Topic {
     pub fn new(name: &str, stored: StoredTopic, version: u64) -> Self {
-        let folding =
-            if matches!(name, HOLDS_TOPIC | PUSH_TOPIC) { Folding::new(stored.partitions) } else { Folding::default() };
-        let running = Running {
+        let fold_backlog = if matches!(name, HOLDS_TOPIC | PUSH_TOPIC) {
+            FoldBacklog::new(stored.partitions)
+        } else {
+            FoldBacklog::default()
+        };
+        let counters = TopicCounters {
             next_partition: AtomicU32::new(0),
-            folding,
-            published: Meter::default(),
-            figures: TopicMetrics::of(name),
+            fold_backlog,
+            published: RateMeter::default(),
+            metrics: TopicMetrics::of(name),
         };
         Self {
             name: name.into(),
@@ -60,11 +61,10 @@ impl Topic {
             version,
             mapping_gate: Arc::default(),
             topic_gate: Arc::default(),
-            running: Arc::new(running),
+            counters: Arc::new(counters),
         }
     }
 
-    /// The next picture of the same topic.
     pub fn succeeded_by(&self, stored: StoredTopic, version: u64) -> Self {
         let is_same_mapping = stored.partitions == self.stored.partitions;
         Self {
@@ -73,7 +73,7 @@ impl Topic {
             version,
             mapping_gate: if is_same_mapping { Arc::clone(&self.mapping_gate) } else { Arc::default() },
             topic_gate: Arc::clone(&self.topic_gate),
-            running: Arc::clone(&self.running),
+            counters: Arc::clone(&self.counters),
         }
     }
 
@@ -84,7 +84,7 @@ impl Topic {
         }
     }
 
-    /// Nothing is published to this topic under this picture any more.
+    /// Stops all publishes by this value of the topic.
     pub fn retire(&self) {
         self.mapping_gate.retire();
         self.topic_gate.retire();
@@ -107,16 +107,16 @@ impl Topic {
         (0..self.stored.partitions).map(move |index| PartitionId::new(number, index))
     }
 
-    /// Where a message goes: by its key, or in turn where it has none.
+    /// The partition of a message: by its key, or in rotation without a key.
     pub fn place(&self, key: Option<&[u8]>) -> PartitionId {
         let index = match key {
             Some(key) => partition_of(key, self.stored.partitions),
-            None => self.running.next_partition.fetch_add(1, Ordering::Relaxed) % self.stored.partitions,
+            None => self.counters.next_partition.fetch_add(1, Ordering::Relaxed) % self.stored.partitions,
         };
         self.partition(index)
     }
 
-    /// Every partition that a key can have been mapped to since the topic was made, without repeats.
+    /// Every partition to which a key can have been mapped since the topic was created, without repeats.
     pub fn places_ever(&self, key: &[u8]) -> Vec<u32> {
         let counts = self.stored.growths.iter().map(|growth| growth.from).chain([self.stored.partitions]);
         let mut places: Vec<u32> = counts.filter(|count| *count > 0).map(|count| partition_of(key, count)).collect();
@@ -125,7 +125,7 @@ impl Topic {
         places
     }
 
-    /// Whether a record of the key at this place is in the key's order: between the barriers around the record, the key mapped to this
+    /// Whether a record of the key at this offset is in the key's order: between the barriers around the record, the key mapped to this
     /// partition. A node that lost its session may have appended a record behind a barrier, under the old mapping.
     pub fn is_in_order(&self, key: &[u8], partition: u32, offset: u64) -> bool {
         let growths = &self.stored.growths;
@@ -139,7 +139,7 @@ impl Topic {
         is_system_name(&self.name)
     }
 
-    /// A topic that is in no catalogue, for tests of this and other crates.
+    /// A topic without a catalogue entry, for tests of this and other crates.
     #[doc(hidden)]
     pub fn for_tests(name: &str, partitions: u32) -> Arc<Self> {
         let stored = StoredTopic {
@@ -161,7 +161,7 @@ impl Topic {
     }
 }
 
-/// Whether a topic is the system's own. Such a topic never grows: the owners of its partitions depend on their number.
+/// Whether a topic is a system topic. Such a topic never grows: the owners of its partitions depend on their number.
 pub fn is_system_name(name: &str) -> bool {
     name.starts_with('_')
 }
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_without_a_key_take_turns_and_keys_stay() {
+    fn messages_without_a_key_rotate_and_keys_keep_their_partition() {
         let topic = Topic::for_tests("orders", 3);
         let turns: Vec<u32> = (0..6).map(|_| topic.place(None).index).collect();
         assert_eq!(turns, [0, 1, 2, 0, 1, 2]);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_looked_for_wherever_it_ever_was() {
+    fn places_ever_has_every_partition_that_a_key_was_mapped_to() {
         let mut topic = Arc::into_inner(Topic::for_tests("orders", 64)).unwrap();
         topic.stored.growths.push(Growth { at_ms: 0, from: 1, to: 64, ends: vec![9] });
         let now = topic.place(Some(b"abc")).index;
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_by_an_old_mapping_is_in_order_before_the_barrier_only() {
+    fn a_record_by_an_old_mapping_is_in_order_only_before_the_barrier() {
         let mut topic = Arc::into_inner(Topic::for_tests("orders", 64)).unwrap();
         topic.stored.growths.push(Growth { at_ms: 0, from: 1, to: 64, ends: vec![9] });
         let now = topic.place(Some(b"abc")).index;

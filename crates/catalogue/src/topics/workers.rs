@@ -1,25 +1,20 @@
-//! Which workers make the callbacks of a topic, and how that is changed: a pure judgement.
+//! The choice of workers for the callbacks of a topic, and changes of it. Pure.
 
 use whimbrel_model::subscription::WorkerChoice;
 
 use super::TopicError;
 
-/// Workers that a pool names.
 const POOL_MAX: usize = 100;
 
-/// What shall be different.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkersChange {
-    /// `None`: every worker, as where nobody chose.
+    /// Replace the choice. `None`: all workers.
     Set(Option<WorkerChoice>),
-    /// One more.
     Add(String),
-    /// One less.
     Remove(String),
 }
 
 impl WorkersChange {
-    /// What the choice is then.
     pub(super) fn applied(
         self,
         topic: &str,
@@ -33,17 +28,17 @@ impl WorkersChange {
         };
         let mut choice = before.cloned().unwrap_or_default();
         if choice.count.is_some() {
-            return Err(wrong("its workers are chosen by their number: name a pool first"));
+            return Err(wrong("its workers are chosen by `count`: name a pool first"));
         }
         choice.pool.retain(|name| name != "*");
         let at = choice.pool.iter().position(|name| *name == id);
         match (at, adds) {
             (Some(_), true) => {}
-            (None, true) if choice.pool.len() >= POOL_MAX => return Err(wrong("its pool has 100 workers already")),
+            (None, true) if choice.pool.len() >= POOL_MAX => return Err(wrong("its pool has 100 workers, the limit")),
             (None, true) => choice.pool.push(id),
             (None, false) => return Err(TopicError::UnknownWorker { topic: topic.to_owned(), id }),
             (Some(_), false) if choice.pool.len() == 1 => {
-                return Err(wrong("this is its last worker: name another first, or `*` for all of them"));
+                return Err(wrong("this is its last worker: add another first, or use `*` for all workers"));
             }
             (Some(at), false) => {
                 choice.pool.remove(at);
@@ -68,17 +63,17 @@ mod tests {
     #[test]
     fn a_pool_grows_and_shrinks_by_name() {
         let one = add(None, "a");
-        assert_eq!(one, Some(pool(&["a"])), "until now it was every worker");
+        assert_eq!(one, Some(pool(&["a"])), "all workers were chosen before");
         let two = add(one.as_ref(), "b");
         assert_eq!(two, Some(pool(&["a", "b"])));
-        assert_eq!(add(two.as_ref(), "b"), two, "once is enough");
+        assert_eq!(add(two.as_ref(), "b"), two, "a repeat changes nothing");
         assert_eq!(add(Some(&pool(&["*"])), "a"), one);
         let less = WorkersChange::Remove("a".to_owned()).applied("orders", two.as_ref());
         assert_eq!(less, Ok(Some(pool(&["b"]))));
     }
 
     #[test]
-    fn the_last_worker_and_a_stranger_cannot_be_taken_away() {
+    fn the_last_worker_and_an_unknown_worker_cannot_be_removed() {
         let remove = |id: &str| WorkersChange::Remove(id.to_owned()).applied("orders", Some(&pool(&["a"])));
         assert!(matches!(remove("a"), Err(TopicError::Workers { .. })));
         assert!(matches!(remove("b"), Err(TopicError::UnknownWorker { .. })));

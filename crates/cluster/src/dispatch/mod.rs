@@ -1,7 +1,7 @@
-//! How questions about a subscription find its owner: the port `Dispatch`, and the internal port's side of it.
+//! Routes requests about subscriptions to their owners: the port `Dispatch`, and its service on the internal port.
 //!
-//! The owner of a shard owns the subscriptions of that shard, so there is nothing to own here. [`router`] asks at the
-//! [`DispatchDesk`](super::DispatchDesk) of this node or at another's, which [`service`] answers there; [`wire`] has the words.
+//! The owner of a shard owns the subscriptions of that shard, so there is no ownership here. [`router`] calls the
+//! [`LocalDispatch`](super::LocalDispatch) of this node, or another node, where [`service`] answers. [`wire`] converts the messages.
 
 pub mod router;
 #[cfg(test)]
@@ -12,4 +12,4 @@ pub mod wire;
 mod wire_tests;
 
 pub use router::DispatchRouter;
-pub use service::{DispatchDoor, dispatch_service};
+pub use service::{DispatchService, dispatch_service};

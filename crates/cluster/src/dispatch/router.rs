@@ -1,80 +1,79 @@
-//! The port `Dispatch`: every question finds the owner of its subscription, on this node or another, or says that there is none.
+//! The port `Dispatch`: passes each request to the owner of its subscription, on this node or another. Without an owner it fails.
 //!
-//! What may be asked again, and when, is as for holds: what was certainly not delivered, and what changes nothing.
+//! Retries follow the rules for holds: a request that was certainly not delivered, or that changes nothing, is retried.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
-use whimbrel_model::ports::{Dispatch, DispatchAsk, DispatchError, DispatchTold, MinuteRow, PortFuture};
+use whimbrel_model::ports::{Dispatch, DispatchError, DispatchReply, DispatchRequest, MinuteRow, PortFuture};
 use whimbrel_model::{SubscriptionNumber, Timestamp, TopicNumber};
 
+use super::super::cluster_view::ClusterWatch;
 use super::super::families::HOLDS_FAMILY;
-use super::super::peers::{Asked, Peers};
+use super::super::peers::{PeerClients, PeerReply};
 use super::super::router::until_answered;
-use super::super::sight::Sight;
-use super::super::{DispatchDesk, DispatchDeskError};
+use super::super::{LocalDispatch, LocalDispatchError};
 
-/// Nodes that are asked for their figures at the same time.
+/// The most nodes that are queried for statistics at the same time.
 const NODES_ASKED_AT_ONCE: usize = 32;
 
-/// Questions to the owners of all subscriptions.
 pub struct DispatchRouter {
     shards: u32,
-    sight: Sight,
-    desk: Arc<dyn DispatchDesk>,
-    peers: Arc<Peers>,
+    cluster: ClusterWatch,
+    local: Arc<dyn LocalDispatch>,
+    peers: Arc<PeerClients>,
     owner_wait: Duration,
 }
 
-/// An answer that stands; `Err` where nothing was done and another try makes sense, with the reason.
-type Tried = Result<Result<DispatchTold, DispatchError>, Option<String>>;
+/// A final answer; `Err` with the reason if nothing was done and a retry makes sense.
+type DispatchAttempt = Result<Result<DispatchReply, DispatchError>, Option<String>>;
 
 impl DispatchRouter {
-    /// As many shards as the holds have: a subscription is owned with its shard.
+    /// `shards` is the number of shards of the holds: a subscription is owned with its shard.
     pub fn new(
         shards: u32,
-        sight: Sight,
-        desk: Arc<dyn DispatchDesk>,
-        peers: Arc<Peers>,
+        cluster: ClusterWatch,
+        local: Arc<dyn LocalDispatch>,
+        peers: Arc<PeerClients>,
         owner_wait: Duration,
     ) -> Self {
-        Self { shards, sight, desk, peers, owner_wait }
+        Self { shards, cluster, local, peers, owner_wait }
     }
 
-    /// Asks whoever owns the subscription now.
-    async fn ask_once(&self, subscription: SubscriptionNumber, ask: &DispatchAsk) -> Tried {
-        let view = self.sight.view();
+    /// Makes one attempt at the present owner of the subscription.
+    async fn ask_once(&self, subscription: SubscriptionNumber, ask: &DispatchRequest) -> DispatchAttempt {
+        let view = self.cluster.view();
         let owner = view.owner(HOLDS_FAMILY, subscription.shard(self.shards)).ok_or(None)?.node;
-        if self.sight.me() == Some(owner) {
-            return answered(self.desk.ask(subscription, ask.clone()).await);
+        if self.cluster.me() == Some(owner) {
+            return answered(self.local.ask(subscription, ask.clone()).await);
         }
         let address = view.address_of(owner).ok_or(None)?;
         match self.peers.ask_dispatch(address, subscription, ask).await {
-            Asked::Answered(answer) => answered(answer),
-            Asked::NotDelivered(reason) => Err(Some(reason)),
-            Asked::Unknown(reason) if changes_nothing(ask) => Err(Some(reason)),
-            Asked::Unknown(reason) => Ok(Err(DispatchError::OutcomeUnknown(reason))),
-            Asked::Refused(reason) => {
-                tracing::error!(node = owner, reason, "another node refuses what this one asks");
-                Ok(Err(DispatchError::Unavailable(format!("node {owner} refused the question: {reason}"))))
+            PeerReply::Answered(answer) => answered(answer),
+            PeerReply::NotDelivered(reason) => Err(Some(reason)),
+            PeerReply::Unknown(reason) if changes_nothing(ask) => Err(Some(reason)),
+            PeerReply::Unknown(reason) => Ok(Err(DispatchError::OutcomeUnknown(reason))),
+            PeerReply::Refused(reason) => {
+                tracing::error!(node = owner, reason, "another node rejected a request of this node");
+                Ok(Err(DispatchError::Unavailable(format!("peer {owner} rejected the request: {reason}"))))
             }
         }
     }
 
-    /// The figures of all nodes, and how many did not answer.
+    /// Sums the statistics of all nodes, and counts the nodes that did not answer.
     async fn gather(&self, topic: TopicNumber, from: Timestamp, to: Timestamp) -> (Vec<(Timestamp, MinuteRow)>, usize) {
-        let (view, me) = (self.sight.view(), self.sight.me());
+        let (view, me) = (self.cluster.view(), self.cluster.me());
         let mut minutes = BTreeMap::<Timestamp, MinuteRow>::new();
         let mut add = |rows: Vec<(Timestamp, MinuteRow)>| {
             rows.iter().for_each(|(minute, row)| minutes.entry(*minute).or_default().add(row));
         };
-        let mut silent = 0;
+        let mut missing = 0;
         match me {
-            Some(_) => add(self.desk.minutes(topic, from, to).await),
-            // The view may still have this node under the number that it had, and it is asked as others are.
-            None => silent += 1,
+            Some(_) => add(self.local.minutes(topic, from, to).await),
+            // The view may still have this node under its earlier number. Then it is queried as another node.
+            None => missing += 1,
         }
         let others = view.nodes.iter().filter(|node| Some(node.number) != me);
         let others: Vec<_> = others.map(|node| (node.number, node.member.address.clone())).collect();
@@ -86,35 +85,35 @@ impl DispatchRouter {
             match answer {
                 Ok(rows) => add(rows),
                 Err(reason) => {
-                    tracing::debug!(node, reason, "a node's figures are missing");
-                    silent += 1;
+                    tracing::debug!(node, reason, "the statistics of a node are missing");
+                    missing += 1;
                 }
             }
         }
-        (minutes.into_iter().collect(), silent)
+        (minutes.into_iter().collect(), missing)
     }
 }
 
-fn answered(answer: Result<DispatchTold, DispatchDeskError>) -> Tried {
+fn answered(answer: Result<DispatchReply, LocalDispatchError>) -> DispatchAttempt {
     match answer {
         Ok(told) => Ok(Ok(told)),
-        Err(DispatchDeskError::NotHere) => Err(None),
-        Err(DispatchDeskError::Dispatch(error)) => Ok(Err(error)),
+        Err(LocalDispatchError::NotHere) => Err(None),
+        Err(LocalDispatchError::Dispatch(error)) => Ok(Err(error)),
     }
 }
 
-/// Whether asking twice is as good as once. A pull hands messages out, which then nobody has until their lease is over.
-fn changes_nothing(ask: &DispatchAsk) -> bool {
+/// Whether a repeat is harmless. A pull is not: it leases messages that no consumer has until the lease expires.
+fn changes_nothing(ask: &DispatchRequest) -> bool {
     match ask {
-        DispatchAsk::Status
-        | DispatchAsk::CaughtUp { .. }
-        | DispatchAsk::Message { .. }
-        | DispatchAsk::DeadLetters { .. } => true,
-        DispatchAsk::Pull { .. }
-        | DispatchAsk::Ack { .. }
-        | DispatchAsk::Nack { .. }
-        | DispatchAsk::Extend { .. }
-        | DispatchAsk::Redrive { .. } => false,
+        DispatchRequest::Status
+        | DispatchRequest::CaughtUp { .. }
+        | DispatchRequest::Message { .. }
+        | DispatchRequest::DeadLetters { .. } => true,
+        DispatchRequest::Pull { .. }
+        | DispatchRequest::Ack { .. }
+        | DispatchRequest::Nack { .. }
+        | DispatchRequest::Extend { .. }
+        | DispatchRequest::Redrive { .. } => false,
     }
 }
 
@@ -122,12 +121,12 @@ impl Dispatch for DispatchRouter {
     fn ask(
         &self,
         subscription: SubscriptionNumber,
-        ask: DispatchAsk,
-    ) -> PortFuture<'_, Result<DispatchTold, DispatchError>> {
+        ask: DispatchRequest,
+    ) -> PortFuture<'_, Result<DispatchReply, DispatchError>> {
         Box::pin(async move {
             let shard = subscription.shard(self.shards);
             let ask_once = || self.ask_once(subscription, &ask);
-            let answer = until_answered(&self.sight, self.owner_wait, shard, ask_once).await;
+            let answer = until_answered(&self.cluster, self.owner_wait, shard, ask_once).await;
             answer.unwrap_or(Err(DispatchError::NoOwner))
         })
     }

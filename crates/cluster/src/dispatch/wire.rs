@@ -1,74 +1,76 @@
-//! Questions about subscriptions and their answers as they travel between nodes.
+//! Conversions of requests about subscriptions, and of their answers, between the model and the node-to-node protocol.
 //!
-//! What comes from another node is checked as anything from a network is: what cannot be understood is refused, never guessed.
+//! Messages of other nodes are validated as any input from a network: a message that cannot be decoded is rejected, never guessed.
 
 use whimbrel_model::ports::{
-    AfterFailure, AttemptNote, AttemptOutcome, DeadLetter, DispatchAsk, DispatchError, DispatchTold, MessageStanding,
-    MinuteRow, Pulled, Spread, Standing,
+    AfterFailure, AttemptOutcome, AttemptRecord, DeadLetter, DeliveryState, DispatchError, DispatchReply,
+    DispatchRequest, DurationHistogram, LeasedMessage, MessageDelivery, MinuteRow,
 };
 use whimbrel_model::{Headers, PartitionId, Record, SubscriptionNumber, Timestamp, TopicNumber};
 
-use super::super::DispatchDeskError;
-use super::super::wire::{Garbled, protocol};
+use super::super::LocalDispatchError;
+use super::super::wire::{Malformed, protocol};
 use protocol::attempt::Outcome as WireOutcome;
 use protocol::dispatch_refusal::Kind;
 use protocol::dispatch_request::Ask as WireAsk;
 use protocol::dispatch_response::Told as WireTold;
 use protocol::failed_attempt::Next as WireNext;
-use protocol::{
-    DispatchNothing, DispatchRefusal, DispatchRequest, DispatchResponse, MessagePlace, MinutesRequest, MinutesResponse,
-};
+use protocol::{DispatchNothing, DispatchRefusal, DispatchResponse, MessagePlace, MinutesRequest, MinutesResponse};
 
-/// Rows of minutes with their starts, in order.
+/// Minutes in order, with their statistics.
 pub type Minutes = Vec<(Timestamp, MinuteRow)>;
 
-pub fn to_request(subscription: SubscriptionNumber, ask: &DispatchAsk) -> DispatchRequest {
+pub fn to_request(subscription: SubscriptionNumber, ask: &DispatchRequest) -> protocol::DispatchRequest {
     let ask = match ask {
-        DispatchAsk::Status => WireAsk::Status(DispatchNothing {}),
-        DispatchAsk::CaughtUp { version } => WireAsk::CaughtUp(*version),
-        DispatchAsk::Pull { max, wait_ms } => WireAsk::Pull(protocol::PullAsk { max: *max as u64, wait_ms: *wait_ms }),
-        DispatchAsk::Ack { ack_ids } => WireAsk::Ack(protocol::AckIds { ack_ids: ack_ids.clone() }),
-        DispatchAsk::Nack { ack_ids, delay_ms } => {
+        DispatchRequest::Status => WireAsk::Status(DispatchNothing {}),
+        DispatchRequest::CaughtUp { version } => WireAsk::CaughtUp(*version),
+        DispatchRequest::Pull { max, wait_ms } => {
+            WireAsk::Pull(protocol::PullAsk { max: *max as u64, wait_ms: *wait_ms })
+        }
+        DispatchRequest::Ack { ack_ids } => WireAsk::Ack(protocol::AckIds { ack_ids: ack_ids.clone() }),
+        DispatchRequest::Nack { ack_ids, delay_ms } => {
             WireAsk::Nack(protocol::NackAsk { ack_ids: ack_ids.clone(), delay_ms: *delay_ms })
         }
-        DispatchAsk::Extend { ack_ids, lease_ms } => {
+        DispatchRequest::Extend { ack_ids, lease_ms } => {
             WireAsk::Extend(protocol::ExtendLeases { ack_ids: ack_ids.clone(), lease_ms: *lease_ms })
         }
-        DispatchAsk::Message { partition, offset } => WireAsk::Message(to_place(*partition, *offset)),
-        DispatchAsk::DeadLetters { from, limit } => {
+        DispatchRequest::Message { partition, offset } => WireAsk::Message(to_place(*partition, *offset)),
+        DispatchRequest::DeadLetters { from, limit } => {
             WireAsk::DeadLetters(protocol::DeadLettersAsk { from: *from, limit: *limit as u64 })
         }
-        DispatchAsk::Redrive { ids } => {
+        DispatchRequest::Redrive { ids } => {
             WireAsk::Redrive(protocol::RedriveAsk { all: ids.is_none(), ids: ids.clone().unwrap_or_default() })
         }
     };
-    DispatchRequest { subscription: subscription.0, ask: Some(ask) }
+    protocol::DispatchRequest { subscription: subscription.0, ask: Some(ask) }
 }
 
-pub fn from_request(request: DispatchRequest) -> Result<(SubscriptionNumber, DispatchAsk), Garbled> {
-    let ask = match request.ask.ok_or(Garbled("a request that asks nothing"))? {
-        WireAsk::Status(_) => DispatchAsk::Status,
-        WireAsk::CaughtUp(version) => DispatchAsk::CaughtUp { version },
-        WireAsk::Pull(pull) => DispatchAsk::Pull { max: from_count(pull.max)?, wait_ms: pull.wait_ms },
-        WireAsk::Ack(ack) => DispatchAsk::Ack { ack_ids: ack.ack_ids },
-        WireAsk::Nack(nack) => DispatchAsk::Nack { ack_ids: nack.ack_ids, delay_ms: nack.delay_ms },
-        WireAsk::Extend(extend) => DispatchAsk::Extend { ack_ids: extend.ack_ids, lease_ms: extend.lease_ms },
+pub fn from_request(request: protocol::DispatchRequest) -> Result<(SubscriptionNumber, DispatchRequest), Malformed> {
+    let ask = match request.ask.ok_or(Malformed("a request without contents"))? {
+        WireAsk::Status(_) => DispatchRequest::Status,
+        WireAsk::CaughtUp(version) => DispatchRequest::CaughtUp { version },
+        WireAsk::Pull(pull) => DispatchRequest::Pull { max: from_count(pull.max)?, wait_ms: pull.wait_ms },
+        WireAsk::Ack(ack) => DispatchRequest::Ack { ack_ids: ack.ack_ids },
+        WireAsk::Nack(nack) => DispatchRequest::Nack { ack_ids: nack.ack_ids, delay_ms: nack.delay_ms },
+        WireAsk::Extend(extend) => DispatchRequest::Extend { ack_ids: extend.ack_ids, lease_ms: extend.lease_ms },
         WireAsk::Message(place) => {
             let (partition, offset) = from_place(&place);
-            DispatchAsk::Message { partition, offset }
+            DispatchRequest::Message { partition, offset }
         }
-        WireAsk::DeadLetters(asked) => DispatchAsk::DeadLetters { from: asked.from, limit: from_count(asked.limit)? },
-        WireAsk::Redrive(redrive) => DispatchAsk::Redrive { ids: (!redrive.all).then_some(redrive.ids) },
+        WireAsk::DeadLetters(asked) => {
+            DispatchRequest::DeadLetters { from: asked.from, limit: from_count(asked.limit)? }
+        }
+        WireAsk::Redrive(redrive) => DispatchRequest::Redrive { ids: (!redrive.all).then_some(redrive.ids) },
     };
     Ok((SubscriptionNumber(request.subscription), ask))
 }
 
-pub fn to_response(answer: Result<DispatchTold, DispatchDeskError>) -> DispatchResponse {
+pub fn to_response(answer: Result<DispatchReply, LocalDispatchError>) -> DispatchResponse {
     let told = match answer {
         Ok(told) => to_told(told)
-            .unwrap_or_else(|error| refusal(Kind::OutcomeUnknown, format!("the answer cannot be sent: {error}"))),
-        Err(DispatchDeskError::NotHere) => WireTold::NotHere(DispatchNothing {}),
-        Err(DispatchDeskError::Dispatch(error)) => match error {
+            .unwrap_or_else(|error| refusal(Kind::OutcomeUnknown, format!("cannot encode the answer: {error}"))),
+        Err(LocalDispatchError::NotHere) => WireTold::NotHere(DispatchNothing {}),
+        Err(LocalDispatchError::Dispatch(error)) => match error {
             DispatchError::NoOwner => refusal(Kind::NoOwner, String::new()),
             DispatchError::Unknown => refusal(Kind::Unknown, String::new()),
             DispatchError::WrongMode(reason) => refusal(Kind::WrongMode, reason),
@@ -83,35 +85,34 @@ fn refusal(kind: Kind, reason: String) -> WireTold {
     WireTold::Refusal(DispatchRefusal { kind: kind.into(), reason })
 }
 
-fn to_told(told: DispatchTold) -> Result<WireTold, serde_json::Error> {
+fn to_told(told: DispatchReply) -> Result<WireTold, serde_json::Error> {
     Ok(match told {
-        DispatchTold::Status(status) => WireTold::Status(serde_json::to_vec(&status)?.into()),
-        DispatchTold::CaughtUp => WireTold::CaughtUp(DispatchNothing {}),
-        DispatchTold::Pulled(pulled) => {
+        DispatchReply::Status(status) => WireTold::Status(serde_json::to_vec(&status)?.into()),
+        DispatchReply::CaughtUp => WireTold::CaughtUp(DispatchNothing {}),
+        DispatchReply::Pulled(pulled) => {
             WireTold::Pulled(protocol::PulledMessages { messages: pulled.into_iter().map(to_pulled).collect() })
         }
-        DispatchTold::Settled { known, unknown } => {
+        DispatchReply::Settled { known, unknown } => {
             WireTold::Settled(protocol::Settled { known: known as u64, unknown })
         }
-        DispatchTold::Message(standing) => WireTold::Message(protocol::MessageStanding {
+        DispatchReply::Message(standing) => WireTold::Message(protocol::MessageStanding {
             standing: word_of(standing.is).to_owned(),
             attempts: standing.attempts.into_iter().map(to_attempt).collect(),
         }),
-        DispatchTold::DeadLetters { letters, next } => {
+        DispatchReply::DeadLetters { letters, next } => {
             let letters = letters.into_iter().map(|letter| {
                 let (key, origin) = (letter.key.map(Into::into), serde_json::to_vec(&letter.origin)?.into());
                 Ok(protocol::DeadLetter { id: letter.id, at: letter.at, key, origin })
             });
             WireTold::DeadLetters(protocol::DeadLetters { letters: letters.collect::<Result<_, _>>()?, next })
         }
-        DispatchTold::Redriven { count, unknown } => WireTold::Redriven(protocol::Redriven { count, unknown }),
+        DispatchReply::Redriven { count, unknown } => WireTold::Redriven(protocol::Redriven { count, unknown }),
     })
 }
 
-/// What the owner on another node answered.
-pub fn from_response(response: DispatchResponse) -> Result<Result<DispatchTold, DispatchDeskError>, Garbled> {
-    Ok(Ok(match response.told.ok_or(Garbled("an answer that tells nothing"))? {
-        WireTold::NotHere(_) => return Ok(Err(DispatchDeskError::NotHere)),
+pub fn from_response(response: DispatchResponse) -> Result<Result<DispatchReply, LocalDispatchError>, Malformed> {
+    Ok(Ok(match response.told.ok_or(Malformed("an answer without contents"))? {
+        WireTold::NotHere(_) => return Ok(Err(LocalDispatchError::NotHere)),
         WireTold::Refusal(refusal) => {
             let error = match refusal.kind() {
                 Kind::NoOwner => DispatchError::NoOwner,
@@ -119,32 +120,32 @@ pub fn from_response(response: DispatchResponse) -> Result<Result<DispatchTold, 
                 Kind::WrongMode => DispatchError::WrongMode(refusal.reason),
                 Kind::Unavailable => DispatchError::Unavailable(refusal.reason),
                 Kind::OutcomeUnknown => DispatchError::OutcomeUnknown(refusal.reason),
-                Kind::Unspecified => return Err(Garbled("a refusal of no kind")),
+                Kind::Unspecified => return Err(Malformed("an error of unknown kind")),
             };
             return Ok(Err(error.into()));
         }
         WireTold::Status(json) => {
-            DispatchTold::Status(serde_json::from_slice(&json).map_err(|_| Garbled("no status"))?)
+            DispatchReply::Status(serde_json::from_slice(&json).map_err(|_| Malformed("an invalid status"))?)
         }
-        WireTold::CaughtUp(_) => DispatchTold::CaughtUp,
+        WireTold::CaughtUp(_) => DispatchReply::CaughtUp,
         WireTold::Pulled(pulled) => {
-            DispatchTold::Pulled(pulled.messages.into_iter().map(from_pulled).collect::<Result<_, _>>()?)
+            DispatchReply::Pulled(pulled.messages.into_iter().map(from_pulled).collect::<Result<_, _>>()?)
         }
         WireTold::Settled(settled) => {
-            DispatchTold::Settled { known: from_count(settled.known)?, unknown: settled.unknown }
+            DispatchReply::Settled { known: from_count(settled.known)?, unknown: settled.unknown }
         }
-        WireTold::Message(message) => DispatchTold::Message(MessageStanding {
+        WireTold::Message(message) => DispatchReply::Message(MessageDelivery {
             is: from_word(&message.standing)?,
             attempts: message.attempts.into_iter().map(from_attempt).collect::<Result<_, _>>()?,
         }),
         WireTold::DeadLetters(dead) => {
             let letters = dead.letters.into_iter().map(|letter| {
-                let origin = serde_json::from_slice(&letter.origin).map_err(|_| Garbled("no origin"))?;
+                let origin = serde_json::from_slice(&letter.origin).map_err(|_| Malformed("an invalid origin"))?;
                 Ok(DeadLetter { id: letter.id, at: letter.at, key: letter.key.map(Into::into), origin })
             });
-            DispatchTold::DeadLetters { letters: letters.collect::<Result<_, Garbled>>()?, next: dead.next }
+            DispatchReply::DeadLetters { letters: letters.collect::<Result<_, Malformed>>()?, next: dead.next }
         }
-        WireTold::Redriven(redriven) => DispatchTold::Redriven { count: redriven.count, unknown: redriven.unknown },
+        WireTold::Redriven(redriven) => DispatchReply::Redriven { count: redriven.count, unknown: redriven.unknown },
     }))
 }
 
@@ -171,7 +172,7 @@ pub fn to_minutes(minutes: Minutes) -> MinutesResponse {
     MinutesResponse { minutes: minutes.collect() }
 }
 
-pub fn from_minutes(response: MinutesResponse) -> Result<Minutes, Garbled> {
+pub fn from_minutes(response: MinutesResponse) -> Result<Minutes, Malformed> {
     let minutes = response.minutes.into_iter().map(|minute| {
         let row = MinuteRow {
             published: minute.published,
@@ -187,7 +188,7 @@ pub fn from_minutes(response: MinutesResponse) -> Result<Minutes, Garbled> {
     minutes.collect()
 }
 
-fn to_spread(spread: &Spread) -> protocol::Spread {
+fn to_spread(spread: &DurationHistogram) -> protocol::Spread {
     protocol::Spread {
         sum_us: spread.sum_us,
         buckets: spread.buckets.iter().map(|(bucket, _)| u32::from(*bucket)).collect(),
@@ -195,21 +196,21 @@ fn to_spread(spread: &Spread) -> protocol::Spread {
     }
 }
 
-fn from_spread(spread: Option<protocol::Spread>) -> Result<Spread, Garbled> {
-    let Some(spread) = spread else { return Ok(Spread::default()) };
+fn from_spread(spread: Option<protocol::Spread>) -> Result<DurationHistogram, Malformed> {
+    let Some(spread) = spread else { return Ok(DurationHistogram::default()) };
     if spread.buckets.len() != spread.counts.len() || !spread.buckets.is_sorted_by(|one, next| one < next) {
-        return Err(Garbled("a spread out of order"));
+        return Err(Malformed("a histogram with unordered buckets"));
     }
     let buckets = spread.buckets.into_iter().zip(spread.counts).map(|(bucket, count)| {
-        // Beyond, no duration of 64 bits has a bucket.
-        let bucket = u16::try_from(bucket).ok().filter(|bucket| *bucket <= Spread::bucket_of(u64::MAX));
-        Ok((bucket.ok_or(Garbled("a bucket that is none"))?, count))
+        // Greater bucket values have no duration of 64 bits.
+        let bucket = u16::try_from(bucket).ok().filter(|bucket| *bucket <= DurationHistogram::bucket_of(u64::MAX));
+        Ok((bucket.ok_or(Malformed("an unknown histogram bucket"))?, count))
     });
-    Ok(Spread { sum_us: spread.sum_us, buckets: buckets.collect::<Result<_, Garbled>>()? })
+    Ok(DurationHistogram { sum_us: spread.sum_us, buckets: buckets.collect::<Result<_, Malformed>>()? })
 }
 
-fn from_count(count: u64) -> Result<usize, Garbled> {
-    usize::try_from(count).map_err(|_| Garbled("a number that is too high"))
+fn from_count(count: u64) -> Result<usize, Malformed> {
+    usize::try_from(count).map_err(|_| Malformed("a number that is too large"))
 }
 
 fn to_place(partition: PartitionId, offset: u64) -> MessagePlace {
@@ -220,7 +221,7 @@ fn from_place(place: &MessagePlace) -> (PartitionId, u64) {
     (PartitionId::new(TopicNumber(place.topic), place.partition), place.offset)
 }
 
-fn to_pulled(pulled: Pulled) -> protocol::PulledMessage {
+fn to_pulled(pulled: LeasedMessage) -> protocol::PulledMessage {
     let record = protocol::DispatchRecord {
         key: pulled.record.key,
         value: pulled.record.value,
@@ -240,15 +241,15 @@ fn to_pulled(pulled: Pulled) -> protocol::PulledMessage {
     }
 }
 
-fn from_pulled(pulled: protocol::PulledMessage) -> Result<Pulled, Garbled> {
-    let record = pulled.record.ok_or(Garbled("a message without its record"))?;
+fn from_pulled(pulled: protocol::PulledMessage) -> Result<LeasedMessage, Malformed> {
+    let record = pulled.record.ok_or(Malformed("a message without a record"))?;
     let record = Record {
         key: record.key,
         value: record.value,
-        headers: Headers::from_encoded(record.headers).map_err(|_| Garbled("no headers"))?,
+        headers: Headers::from_encoded(record.headers).map_err(|_| Malformed("invalid headers"))?,
         timestamp: Timestamp::from_millis(record.timestamp_ms),
     };
-    Ok(Pulled {
+    Ok(LeasedMessage {
         ack_id: pulled.ack_id,
         lease_until: Timestamp::from_millis(pulled.lease_until_ms),
         attempt: pulled.attempt,
@@ -261,7 +262,7 @@ fn from_pulled(pulled: protocol::PulledMessage) -> Result<Pulled, Garbled> {
     })
 }
 
-fn to_attempt(note: AttemptNote) -> protocol::Attempt {
+fn to_attempt(note: AttemptRecord) -> protocol::Attempt {
     let outcome = match note.outcome {
         AttemptOutcome::Delivered { status } => WireOutcome::Delivered(status.into()),
         AttemptOutcome::Failed { status, reason, answer, next } => {
@@ -285,22 +286,22 @@ fn to_attempt(note: AttemptNote) -> protocol::Attempt {
     }
 }
 
-fn from_attempt(attempt: protocol::Attempt) -> Result<AttemptNote, Garbled> {
-    let (partition, offset) = from_place(&attempt.place.ok_or(Garbled("an attempt at nothing"))?);
-    let outcome = match attempt.outcome.ok_or(Garbled("an attempt without an outcome"))? {
+fn from_attempt(attempt: protocol::Attempt) -> Result<AttemptRecord, Malformed> {
+    let (partition, offset) = from_place(&attempt.place.ok_or(Malformed("an attempt without a message"))?);
+    let outcome = match attempt.outcome.ok_or(Malformed("an attempt without an outcome"))? {
         WireOutcome::Delivered(status) => AttemptOutcome::Delivered { status: from_status(status)? },
         WireOutcome::Failed(failed) => AttemptOutcome::Failed {
             status: failed.status.map(from_status).transpose()?,
             reason: failed.reason.into(),
             answer: failed.answer,
-            next: match failed.next.ok_or(Garbled("a failure that nothing comes of"))? {
+            next: match failed.next.ok_or(Malformed("a failed attempt without a next step"))? {
                 WireNext::RetryAtMs(ms) => AfterFailure::RetryAt(Timestamp::from_millis(ms)),
                 WireNext::DeadLetter(_) => AfterFailure::DeadLetter,
                 WireNext::Dropped(_) => AfterFailure::Dropped,
             },
         },
     };
-    Ok(AttemptNote {
+    Ok(AttemptRecord {
         subscription: SubscriptionNumber(attempt.subscription),
         run: attempt.run,
         partition,
@@ -312,26 +313,26 @@ fn from_attempt(attempt: protocol::Attempt) -> Result<AttemptNote, Garbled> {
     })
 }
 
-fn from_status(status: u32) -> Result<u16, Garbled> {
-    u16::try_from(status).map_err(|_| Garbled("a status that is none"))
+fn from_status(status: u32) -> Result<u16, Malformed> {
+    u16::try_from(status).map_err(|_| Malformed("an invalid HTTP status"))
 }
 
-/// Every standing with its word.
-const STANDINGS: [(Standing, &str); 7] = [
-    (Standing::NotForIt, "not_for_it"),
-    (Standing::Waiting, "waiting"),
-    (Standing::InFlight, "in_flight"),
-    (Standing::Retrying, "retrying"),
-    (Standing::Delivered, "delivered"),
-    (Standing::Dead, "dead"),
-    (Standing::Dropped, "dropped"),
+/// The name of each delivery state.
+const STANDINGS: [(DeliveryState, &str); 7] = [
+    (DeliveryState::NotForIt, "not_for_it"),
+    (DeliveryState::Waiting, "waiting"),
+    (DeliveryState::InFlight, "in_flight"),
+    (DeliveryState::Retrying, "retrying"),
+    (DeliveryState::Delivered, "delivered"),
+    (DeliveryState::Dead, "dead"),
+    (DeliveryState::Dropped, "dropped"),
 ];
 
-fn word_of(standing: Standing) -> &'static str {
+fn word_of(standing: DeliveryState) -> &'static str {
     STANDINGS.iter().find(|(each, _)| *each == standing).map_or("", |(_, word)| word)
 }
 
-fn from_word(word: &str) -> Result<Standing, Garbled> {
+fn from_word(word: &str) -> Result<DeliveryState, Malformed> {
     let known = STANDINGS.iter().find(|(_, each)| *each == word);
-    known.map(|(standing, _)| *standing).ok_or(Garbled("a standing that is not known"))
+    known.map(|(standing, _)| *standing).ok_or(Malformed("an unknown delivery state"))
 }

@@ -1,16 +1,17 @@
-//! Nothing of a question or an answer is lost or bent on its way between nodes.
+//! Tests that requests and answers survive the conversion to the protocol and back.
 
 use bytes::Bytes;
 use prost::Message as _;
 use whimbrel_model::ports::{
-    AfterFailure, AttemptNote, AttemptOutcome, DeadLetter, DispatchAsk, DispatchError, DispatchTold, LastError,
-    MessageStanding, MinuteRow, PartitionStanding, Pulled, ReplayStanding, Spread, Standing, SubscriptionStatus,
+    AfterFailure, AttemptOutcome, AttemptRecord, DeadLetter, DeliveryState, DispatchError, DispatchReply,
+    DispatchRequest, DurationHistogram, LastError, LeasedMessage, MessageDelivery, MinuteRow, PartitionDelivery,
+    ReplayProgress, SubscriptionStatus,
 };
-use whimbrel_model::subscription::Origin;
+use whimbrel_model::subscription::MessageOrigin;
 use whimbrel_model::{Headers, PartitionId, Record, SubscriptionNumber, Timestamp, TopicNumber};
 
-use super::super::DispatchDeskError;
-use super::super::wire::protocol::{DispatchRequest, DispatchResponse, MinutesResponse};
+use super::super::LocalDispatchError;
+use super::super::wire::protocol::{self, DispatchResponse, MinutesResponse};
 use super::wire::{from_minutes, from_request, from_response, to_minutes, to_request, to_response};
 
 fn at(ms: i64) -> Timestamp {
@@ -21,21 +22,21 @@ fn ids() -> Vec<String> {
     vec!["a".to_owned(), String::new()]
 }
 
-fn every_ask() -> Vec<DispatchAsk> {
+fn every_ask() -> Vec<DispatchRequest> {
     let partition = PartitionId::new(TopicNumber(7), 3);
     vec![
-        DispatchAsk::Status,
-        DispatchAsk::CaughtUp { version: 0 },
-        DispatchAsk::Pull { max: 10, wait_ms: 0 },
-        DispatchAsk::Ack { ack_ids: ids() },
-        DispatchAsk::Nack { ack_ids: ids(), delay_ms: None },
-        DispatchAsk::Nack { ack_ids: Vec::new(), delay_ms: Some(0) },
-        DispatchAsk::Extend { ack_ids: ids(), lease_ms: 5 },
-        DispatchAsk::Message { partition, offset: 9 },
-        DispatchAsk::DeadLetters { from: 0, limit: 50 },
-        DispatchAsk::Redrive { ids: None },
-        DispatchAsk::Redrive { ids: Some(Vec::new()) },
-        DispatchAsk::Redrive { ids: Some(ids()) },
+        DispatchRequest::Status,
+        DispatchRequest::CaughtUp { version: 0 },
+        DispatchRequest::Pull { max: 10, wait_ms: 0 },
+        DispatchRequest::Ack { ack_ids: ids() },
+        DispatchRequest::Nack { ack_ids: ids(), delay_ms: None },
+        DispatchRequest::Nack { ack_ids: Vec::new(), delay_ms: Some(0) },
+        DispatchRequest::Extend { ack_ids: ids(), lease_ms: 5 },
+        DispatchRequest::Message { partition, offset: 9 },
+        DispatchRequest::DeadLetters { from: 0, limit: 50 },
+        DispatchRequest::Redrive { ids: None },
+        DispatchRequest::Redrive { ids: Some(Vec::new()) },
+        DispatchRequest::Redrive { ids: Some(ids()) },
     ]
 }
 
@@ -46,7 +47,7 @@ fn status() -> SubscriptionStatus {
         breaker: "open".to_owned(),
         stalled: Some("parked_full".to_owned()),
         last_error: Some(LastError { at_ms: -1, status: None, reason: "connect".to_owned() }),
-        partitions: vec![PartitionStanding {
+        partitions: vec![PartitionDelivery {
             topic: "orders".to_owned(),
             partition: 1,
             watermark: 2,
@@ -54,15 +55,15 @@ fn status() -> SubscriptionStatus {
             end: 4,
             unfinished: 1,
         }],
-        replays: vec![ReplayStanding { run: 2, done: 3, left: 4 }],
+        replays: vec![ReplayProgress { run: 2, done: 3, left: 4 }],
         ..SubscriptionStatus::default()
     }
 }
 
-fn pulled() -> Pulled {
+fn pulled() -> LeasedMessage {
     let mut headers = Headers::builder();
     headers.push("a", b"\xff").push("a", b"");
-    Pulled {
+    LeasedMessage {
         ack_id: "ack".to_owned(),
         lease_until: at(-1),
         attempt: 2,
@@ -80,8 +81,8 @@ fn pulled() -> Pulled {
     }
 }
 
-fn note(outcome: AttemptOutcome) -> AttemptNote {
-    AttemptNote {
+fn note(outcome: AttemptOutcome) -> AttemptRecord {
+    AttemptRecord {
         subscription: SubscriptionNumber(4),
         run: 1,
         partition: PartitionId::new(TopicNumber(7), 3),
@@ -93,7 +94,7 @@ fn note(outcome: AttemptOutcome) -> AttemptNote {
     }
 }
 
-fn attempts() -> Vec<AttemptNote> {
+fn attempts() -> Vec<AttemptRecord> {
     let failed = |status, next| {
         note(AttemptOutcome::Failed { status, reason: "timeout".into(), answer: Bytes::from_static(b"no"), next })
     };
@@ -106,7 +107,7 @@ fn attempts() -> Vec<AttemptNote> {
 }
 
 fn letter(key: Option<Vec<u8>>) -> DeadLetter {
-    let origin = Origin {
+    let origin = MessageOrigin {
         subscription: "billing".to_owned(),
         run: 1,
         topic: "orders".to_owned(),
@@ -124,53 +125,53 @@ fn letter(key: Option<Vec<u8>>) -> DeadLetter {
     DeadLetter { id: "m".to_owned(), at: 0, key, origin }
 }
 
-fn every_answer() -> Vec<Result<DispatchTold, DispatchDeskError>> {
-    let refused = |error: DispatchError| Err(DispatchDeskError::Dispatch(error));
+fn every_answer() -> Vec<Result<DispatchReply, LocalDispatchError>> {
+    let refused = |error: DispatchError| Err(LocalDispatchError::Dispatch(error));
     let why = || "why".to_owned();
     let standings = [
-        Standing::NotForIt,
-        Standing::Waiting,
-        Standing::InFlight,
-        Standing::Retrying,
-        Standing::Delivered,
-        Standing::Dead,
-        Standing::Dropped,
+        DeliveryState::NotForIt,
+        DeliveryState::Waiting,
+        DeliveryState::InFlight,
+        DeliveryState::Retrying,
+        DeliveryState::Delivered,
+        DeliveryState::Dead,
+        DeliveryState::Dropped,
     ];
     let mut answers = vec![
-        Ok(DispatchTold::Status(Box::new(status()))),
-        Ok(DispatchTold::Status(Box::default())),
-        Ok(DispatchTold::CaughtUp),
-        Ok(DispatchTold::Pulled(Vec::new())),
-        Ok(DispatchTold::Pulled(vec![
+        Ok(DispatchReply::Status(Box::new(status()))),
+        Ok(DispatchReply::Status(Box::default())),
+        Ok(DispatchReply::CaughtUp),
+        Ok(DispatchReply::Pulled(Vec::new())),
+        Ok(DispatchReply::Pulled(vec![
             pulled(),
-            Pulled { record: Record { key: None, headers: Headers::EMPTY, ..pulled().record }, ..pulled() },
+            LeasedMessage { record: Record { key: None, headers: Headers::EMPTY, ..pulled().record }, ..pulled() },
         ])),
-        Ok(DispatchTold::Settled { known: 0, unknown: ids() }),
-        Ok(DispatchTold::DeadLetters { letters: vec![letter(None), letter(Some(vec![0xff]))], next: Some(0) }),
-        Ok(DispatchTold::DeadLetters { letters: Vec::new(), next: None }),
-        Ok(DispatchTold::Redriven { count: 3, unknown: ids() }),
-        Err(DispatchDeskError::NotHere),
+        Ok(DispatchReply::Settled { known: 0, unknown: ids() }),
+        Ok(DispatchReply::DeadLetters { letters: vec![letter(None), letter(Some(vec![0xff]))], next: Some(0) }),
+        Ok(DispatchReply::DeadLetters { letters: Vec::new(), next: None }),
+        Ok(DispatchReply::Redriven { count: 3, unknown: ids() }),
+        Err(LocalDispatchError::NotHere),
         refused(DispatchError::NoOwner),
         refused(DispatchError::Unknown),
         refused(DispatchError::WrongMode(why())),
         refused(DispatchError::Unavailable(why())),
         refused(DispatchError::OutcomeUnknown(why())),
     ];
-    answers.extend(standings.map(|is| Ok(DispatchTold::Message(MessageStanding { is, attempts: attempts() }))));
+    answers.extend(standings.map(|is| Ok(DispatchReply::Message(MessageDelivery { is, attempts: attempts() }))));
     answers
 }
 
 #[test]
-fn every_question_arrives_as_it_was_asked() {
+fn every_request_is_decoded_as_it_was_encoded() {
     for ask in every_ask() {
         let bytes = to_request(SubscriptionNumber(4), &ask).encode_to_vec();
-        let request = DispatchRequest::decode(&bytes[..]).unwrap();
+        let request = protocol::DispatchRequest::decode(&bytes[..]).unwrap();
         assert_eq!(from_request(request), Ok((SubscriptionNumber(4), ask)));
     }
 }
 
 #[test]
-fn every_answer_arrives_as_it_was_told() {
+fn every_answer_is_decoded_as_it_was_encoded() {
     for answer in every_answer() {
         let bytes = to_response(answer.clone()).encode_to_vec();
         let response = DispatchResponse::decode(&bytes[..]).unwrap();
@@ -179,8 +180,8 @@ fn every_answer_arrives_as_it_was_told() {
 }
 
 #[test]
-fn minutes_arrive_as_they_were_counted() {
-    let mut spread = Spread::default();
+fn minutes_are_decoded_as_they_were_encoded() {
+    let mut spread = DurationHistogram::default();
     [0, 1_000, 1_000, u64::MAX].into_iter().for_each(|us| spread.note(us));
     let row = MinuteRow {
         published: 1,
@@ -188,7 +189,7 @@ fn minutes_arrive_as_they_were_counted() {
         delivered: 3,
         failed: 4,
         publish_to_delivery: spread.clone(),
-        callback: Spread::default(),
+        callback: DurationHistogram::default(),
         lateness: spread,
     };
     let minutes = vec![(at(-60_000), MinuteRow::default()), (at(0), row)];
@@ -197,10 +198,10 @@ fn minutes_arrive_as_they_were_counted() {
 }
 
 #[test]
-fn what_is_no_question_or_answer_is_refused() {
-    assert!(from_request(DispatchRequest { subscription: 0, ask: None }).is_err());
+fn malformed_requests_and_answers_are_rejected() {
+    assert!(from_request(protocol::DispatchRequest { subscription: 0, ask: None }).is_err());
     assert!(from_response(DispatchResponse { told: None }).is_err());
-    let mut spread = Spread::default();
+    let mut spread = DurationHistogram::default();
     spread.note(5_000);
     let minutes = vec![(at(0), MinuteRow { callback: spread, ..MinuteRow::default() })];
     let mut response = to_minutes(minutes);

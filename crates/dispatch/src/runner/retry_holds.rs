@@ -11,15 +11,16 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use whimbrel_model::ports::{
-    Ask, CountQuery, DueCursor, HoldQuery, HoldView, Holds, HoldsError, Log, LogError, NewDue, ReadLimits, Told,
+    CountQuery, DueCursor, HoldQuery, HoldReply, HoldRequest, HoldView, Holds, HoldsError, Log, LogError, NewDueTime,
+    ReadLimits,
 };
-use whimbrel_model::subscription::{MadeId, Origin, RETRY_AFTER_MAX, RetryPolicy};
+use whimbrel_model::subscription::{DerivedId, MessageOrigin, RETRY_AFTER_MAX, RetryPolicy};
 use whimbrel_model::{Clock, PartitionId, Timestamp, TopicNumber};
 
-use super::Runner;
-use super::calling::later;
-use crate::letters::{BroughtRetry, RETRY_PURPOSE};
-use crate::line::LineRules;
+use super::SubscriptionRunner;
+use super::calls::later;
+use crate::delivery_line::LineRules;
+use crate::outbound_message::{RETRY_PURPOSE, RetryData};
 
 /// The interval between two counts of the retries that wait as holds, and the pause after a failed check.
 const COUNT_EVERY: Duration = Duration::from_secs(15);
@@ -30,7 +31,7 @@ const CHECKED_AT_ONCE: usize = 256;
 /// The limits of one read of the messages of such holds.
 const READ: ReadLimits = ReadLimits { max_records: 256, max_bytes: 256 << 10, wait: Duration::ZERO };
 
-impl Runner {
+impl SubscriptionRunner {
     /// Counts the retries that wait as holds every [`COUNT_EVERY`]. The incremental count between them drifts when holds are withdrawn.
     pub(super) fn count_retry_holds(&mut self) {
         if self.subscription.stored.spec.retries_in_place()
@@ -40,8 +41,8 @@ impl Runner {
         }
         let Some(topic) = self.retry_source() else { return };
         self.counted_at = Some(Instant::now());
-        let holds = Arc::clone(&self.reach.holds);
-        self.chores.push(Box::pin(async move {
+        let holds = Arc::clone(&self.joined.holds);
+        self.background.push(Box::pin(async move {
             let mut counted = Some(0);
             for shard in 0..holds.shards() {
                 let count = count(&*holds, shard, topic, None).await.ok();
@@ -64,10 +65,11 @@ impl Runner {
         }
         let (Some(topic), Some(line)) = (self.retry_source(), self.lines.get(&0)) else { return };
         self.retry_check_at = None;
-        let (tools, holds) = (Arc::clone(&self.tools), Arc::clone(&self.reach.holds));
+        let (context, holds) = (Arc::clone(&self.context), Arc::clone(&self.joined.holds));
         let rules = line.rules.clone();
-        self.chores.push(Box::pin(async move {
-            let check = Check { holds: &*holds, log: &*tools.log, clock: &*tools.clock, rules: &rules, topic };
+        self.background.push(Box::pin(async move {
+            let check =
+                RetryHoldCheck { holds: &*holds, log: &*context.log, clock: &*context.clock, rules: &rules, topic };
             let outcome = check.run().await;
             let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
                 let name = &runner.subscription.name;
@@ -79,7 +81,7 @@ impl Runner {
                         "rescheduled retries that were due too late because the clock was ahead when they failed"
                     ),
                     Err(why) => {
-                        tracing::debug!(why, subscription = %name, "cannot check the due times of retries; trying again");
+                        tracing::debug!(why, subscription = %name, "cannot check the due times of retries; retrying");
                         runner.retry_check_at = Some(Instant::now() + COUNT_EVERY);
                     }
                 }
@@ -89,17 +91,15 @@ impl Runner {
     }
 }
 
-/// One check of all retries of a subscription.
-struct Check<'a> {
+struct RetryHoldCheck<'a> {
     holds: &'a dyn Holds,
     log: &'a dyn Log,
     clock: &'a dyn Clock,
     rules: &'a LineRules,
-    /// The retry topic.
     topic: TopicNumber,
 }
 
-impl Check<'_> {
+impl RetryHoldCheck<'_> {
     /// Returns the number of holds that were rescheduled.
     async fn run(&self) -> Result<usize, String> {
         let mut moved = 0;
@@ -120,8 +120,8 @@ impl Check<'_> {
         loop {
             let query =
                 HoldQuery { topic: Some(self.topic), from: Some(from), to: None, after, limit: CHECKED_AT_ONCE };
-            let views = match self.holds.ask(shard, Ask::List(query)).await {
-                Ok(Told::Listed(views)) => views,
+            let views = match self.holds.ask(shard, HoldRequest::List(query)).await {
+                Ok(HoldReply::Listed(views)) => views,
                 Ok(other) => return Err(format!("unexpected reply to a list request: {other:?}")),
                 Err(error) => return Err(error.to_string()),
             };
@@ -137,33 +137,34 @@ impl Check<'_> {
 
     async fn move_late(&self, shard: u32, views: &[HoldView]) -> Result<usize, String> {
         let now = self.clock.now();
-        let made =
-            views.iter().filter_map(|view| Some((view, Origin::parse_made_id(view.id.as_str(), RETRY_PURPOSE)?)));
-        let is_late = |(view, made): &(&HoldView, MadeId)| self.judged(view, *made, None, now) != view.due;
-        let suspects: Vec<(&HoldView, MadeId)> = made.filter(is_late).collect();
+        let made = views
+            .iter()
+            .filter_map(|view| Some((view, MessageOrigin::parse_made_id(view.id.as_str(), RETRY_PURPOSE)?)));
+        let is_late = |(view, made): &(&HoldView, DerivedId)| self.judged(view, *made, None, now) != view.due;
+        let suspects: Vec<(&HoldView, DerivedId)> = made.filter(is_late).collect();
         let places = suspects.iter().map(|(_, made)| (made.partition, made.offset)).collect();
         let own = own_policies(self.log, places).await?;
         let moves = suspects.iter().filter_map(|(view, made)| {
             let own = own.get(&(made.partition, made.offset))?;
             let due = self.judged(view, *made, own.as_ref(), now);
-            let to = NewDue::Until(due);
-            let ask = Ask::Extend { id: view.id.clone(), to, if_version: Some(view.version), key: None };
+            let to = NewDueTime::Until(due);
+            let ask = HoldRequest::Extend { id: view.id.clone(), to, if_version: Some(view.version), key: None };
             (due != view.due).then(|| self.holds.ask(shard, ask))
         });
-        let told: Result<Vec<Told>, HoldsError> = join_all(moves).await.into_iter().collect();
+        let told: Result<Vec<HoldReply>, HoldsError> = join_all(moves).await.into_iter().collect();
         let told = told.map_err(|error| error.to_string())?;
-        Ok(told.iter().filter(|told| matches!(told, Told::Rescheduled { .. })).count())
+        Ok(told.iter().filter(|told| matches!(told, HoldReply::Rescheduled { .. })).count())
     }
 
-    fn judged(&self, view: &HoldView, made: MadeId, own: Option<&RetryPolicy>, now: Timestamp) -> Timestamp {
-        self.rules.ladder(own).resume(made.attempts, view.due, now)
+    fn judged(&self, view: &HoldView, made: DerivedId, own: Option<&RetryPolicy>, now: Timestamp) -> Timestamp {
+        self.rules.retry_schedule(own).resume(made.attempts, view.due, now)
     }
 }
 
 async fn count(holds: &dyn Holds, shard: u32, topic: TopicNumber, from: Option<Timestamp>) -> Result<u64, HoldsError> {
     let query = CountQuery { topic: Some(topic), from, to: None, bucket: ONE_BUCKET };
-    match holds.ask(shard, Ask::Count(query)).await? {
-        Told::Counted(buckets) => Ok(buckets.iter().map(|(_, count)| count).sum()),
+    match holds.ask(shard, HoldRequest::Count(query)).await? {
+        HoldReply::Counted(buckets) => Ok(buckets.iter().map(|(_, count)| count).sum()),
         other => Err(HoldsError::Unavailable(format!("unexpected reply to a count: {other:?}"))),
     }
 }
@@ -180,7 +181,7 @@ async fn own_policies(
                 for stored in batch.records {
                     let place = (partition, stored.offset);
                     if stored.offset == from || wanted.remove(&place) {
-                        found.insert(place, BroughtRetry::of(&stored.record).own);
+                        found.insert(place, RetryData::of(&stored.record).own);
                     }
                 }
             }

@@ -1,23 +1,23 @@
-//! Barriers: when a topic grew, a key may have moved to another partition. Its messages there wait until those that its old partition
-//! held at that moment are done.
+//! Barriers of growths. A growth may map a key to another partition. Its messages there wait until the old partition's messages from
+//! before the growth are done.
 
 use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::{PartitionId, TopicNumber};
 
-use super::Window;
+use super::DeliveryWindow;
 use super::partition::{LaneKey, LaneState};
 use whimbrel_catalogue::topics::Growth;
 
-impl<B: Clone> Window<B> {
-    /// How a topic grew. To be called, and all its partitions to be open, before anything is taken in that was read after a growth: one
-    /// that is not open holds nobody up.
+impl<B: Clone> DeliveryWindow<B> {
+    /// Sets the growths of a topic. Before messages from after a growth are taken in, the growth must be set and all partitions must be
+    /// open: a partition that is not open delays no lane.
     pub fn set_growths(&mut self, topic: TopicNumber, growths: &[Growth]) {
         if self.growths.get(&topic).is_none_or(|known| known.len() != growths.len()) {
             self.growths.insert(topic, growths.to_vec());
         }
     }
 
-    /// Whether a message must wait for others of its key in another partition.
+    /// Whether a message must wait for its key's messages in another partition.
     pub(super) fn is_behind(&self, id: PartitionId, offset: u64, key: &LaneKey) -> bool {
         let Some(growths) = self.growths.get(&id.topic) else { return false };
         let after = |growth: &&Growth| {
@@ -30,19 +30,19 @@ impl<B: Clone> Window<B> {
                 let old = partition_of(text, growth.from);
                 old != id.index && !self.is_cleared(id.topic, old, growth, key)
             }
-            // Which keys are in a partition is not known: all of them are waited for.
+            // The keys of a partition are not known, so it waits for all old partitions.
             LaneKey::Whole => {
                 (0..growth.from).any(|old| old != id.index && !self.is_cleared(id.topic, old, growth, key))
             }
         })
     }
 
-    /// Whether what an old partition held of a lane when the topic grew is done.
+    /// Whether the old partition's messages of a lane from before the growth are done.
     fn is_cleared(&self, topic: TopicNumber, old: u32, growth: &Growth, key: &LaneKey) -> bool {
         let Some(partition) = self.partitions.get(&PartitionId::new(topic, old)) else { return true };
         let end = growth.ends.get(old as usize).map_or(0, |end| partition.up_to(*end));
         if partition.read_to < end {
-            // Nothing of the key may be there; but what was not read is not known, unless all of it is done.
+            // The lane may have no messages in the unread part, but that is unknown. Only the watermark shows that all of it is done.
             return partition.watermark() >= end;
         }
         match key {
@@ -51,7 +51,7 @@ impl<B: Clone> Window<B> {
         }
     }
 
-    /// Whether reading on from `before` has passed the end of what the partition held when its topic grew.
+    /// Whether a read from `before` on has passed the partition's end at the time of a growth.
     pub(super) fn crossed_barrier(&self, id: PartitionId, before: u64) -> bool {
         if self.behind.is_empty() {
             return false;
@@ -65,8 +65,8 @@ impl<B: Clone> Window<B> {
         })
     }
 
-    /// Lanes of this key that waited may go on now.
-    pub(super) fn look_behind(&mut self, key: &LaneKey) {
+    /// Activates the waiting lanes of this key whose barrier is cleared.
+    pub(super) fn recheck_barriers(&mut self, key: &LaneKey) {
         if self.behind.is_empty() {
             return;
         }
@@ -81,7 +81,7 @@ impl<B: Clone> Window<B> {
             if self.is_behind(id, head, key) {
                 still.push(id);
             } else {
-                self.lane_wants(id, key, head);
+                self.activate_lane(id, key, head);
             }
         }
         if !still.is_empty() {
@@ -89,10 +89,10 @@ impl<B: Clone> Window<B> {
         }
     }
 
-    pub(super) fn look_at_all_behind(&mut self) {
+    pub(super) fn recheck_all_barriers(&mut self) {
         let keys: Vec<LaneKey> = self.behind.keys().cloned().collect();
         for key in keys {
-            self.look_behind(&key);
+            self.recheck_barriers(&key);
         }
     }
 }

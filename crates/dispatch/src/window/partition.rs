@@ -1,4 +1,4 @@
-//! One partition of a window: what was read of it and is not done, and its lanes.
+//! One partition of a window: its messages that were read and are not done, and its lanes.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -7,31 +7,30 @@ use bytes::Bytes;
 use roaring::RoaringTreemap;
 use whimbrel_model::Timestamp;
 
-use super::{Standing, Ticket, Whereabouts};
+use super::{DeliveryTicket, PartitionProgress, WindowMessageState};
 
-/// What a lane that waits costs beside its key and its offsets, about: most of it is the frame of a compressed set.
+/// The approximate cost of a waiting lane beside its key and offsets. Most of it is the frame of a compressed set.
 const LANE_BYTES: usize = 1024;
-/// What the offsets of a lane cost for each stretch of the partition that has some of them: a compressed set has a part for each.
+/// The cost of a lane's offsets for each container of the compressed set. A container covers 2^16 offsets.
 const STRETCH_BYTES: usize = 128;
 const STRETCH_BITS: u32 = 16;
-/// What a parked offset costs at most, in the lane's set and in that of all that is unfinished.
+/// The most that a parked offset costs, in the lane's set and in the partition's set of unfinished offsets.
 const OFFSET_BYTES: usize = 4;
 
-/// Bodies that are no farther apart than this are read together.
+/// Dropped bodies within this distance are read again together.
 const NEARBY_OFFSETS: u64 = 1_000;
 
-/// What is kept in order. `Single` comes first in the order of keys.
+/// A unit of order. `Single` is the first in the order of keys.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum LaneKey {
-    /// One message without an order that has to wait.
+    /// One message without order that has to wait.
     Single(u64),
-    /// The whole partition.
     Whole,
     Key(Bytes),
 }
 
 impl LaneKey {
-    /// The same key in a buffer of its own: a lane outlives the bodies of its messages.
+    /// A copy of the key: a lane outlives the read buffers of its messages.
     pub fn detached(&self) -> Self {
         match self {
             Self::Key(key) => Self::Key(Bytes::copy_from_slice(key)),
@@ -49,29 +48,29 @@ impl LaneKey {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LaneState {
-    /// Its head is among the ready.
+    /// The head is in the ready queue.
     Ready,
-    /// Its head is out, or being settled.
+    /// The head is in flight, or being settled.
     Out,
     Parked(Timestamp),
-    /// Its head's body is wanted again.
-    Hungry,
-    /// Its key's earlier messages, in another partition, come first.
+    /// The head's body is being requested again.
+    AwaitingBody,
+    /// The lane waits for earlier messages of its key in another partition.
     Behind,
 }
 
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct OrderedLane {
     pub state: LaneState,
-    /// Attempts made at the head.
+    /// Attempts at the head.
     pub attempts: u32,
-    /// Offsets with bodies, in order; the head is the first.
+    /// Offsets with bodies, in order. The first is the head.
     pub waiting: VecDeque<u64>,
-    /// Offsets without bodies, all above those of `waiting`.
+    /// Offsets without bodies, all above those in `waiting`.
     pub backlog: RoaringTreemap,
 }
 
-impl Lane {
+impl OrderedLane {
     pub fn ready(offset: u64) -> Self {
         Self { state: LaneState::Ready, attempts: 0, waiting: VecDeque::from([offset]), backlog: RoaringTreemap::new() }
     }
@@ -92,18 +91,18 @@ impl Lane {
         self.waiting.front().copied().or_else(|| self.backlog.min())
     }
 
-    /// Whether bodies behind the head are worth keeping: a lane on trial would drop them again.
+    /// Whether the lane keeps bodies after its head. A lane whose head was attempted would drop them again.
     pub fn has_room_behind(&self) -> bool {
         matches!(self.state, LaneState::Ready | LaneState::Out) && self.attempts == 0
     }
 
-    /// Whether a message that was just read stays with its body: not in front of those without.
+    /// Whether a message that was just read keeps its body. It must not precede messages without bodies.
     pub fn takes_bodies(&self) -> bool {
         self.backlog.is_empty() && self.has_room_behind()
     }
 }
 
-/// Whether a set has an offset in the same stretch.
+/// Whether a set has an offset in the same container.
 fn has_near(offsets: &RoaringTreemap, offset: u64) -> bool {
     let stretch = offset >> STRETCH_BITS;
     let ends = offsets.max().into_iter().chain(offsets.min());
@@ -116,75 +115,76 @@ fn has_near(offsets: &RoaringTreemap, offset: u64) -> bool {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum LoadedState {
     Waiting,
-    Out(Ticket),
+    Out(DeliveryTicket),
     Settling,
 }
 
 #[derive(Debug)]
-pub(super) struct Loaded<B> {
+pub(super) struct LoadedMessage<B> {
     pub body: B,
     pub size: usize,
     pub lane: Option<LaneKey>,
-    pub place: Place,
+    pub place: LoadedState,
 }
 
-/// Where a partition was left.
+/// The saved progress from which a partition continues.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Resume {
+pub struct PartitionResume {
     pub watermark: u64,
     pub read_to: u64,
     pub unfinished: RoaringTreemap,
-    /// Offset, attempts, when next.
+    /// Offset, attempts, and time of the next attempt.
     pub retries: Vec<(u64, u32, Timestamp)>,
 }
 
-impl Resume {
-    /// A partition that nothing was done of yet.
+impl PartitionResume {
+    /// A partition without progress.
     pub fn at(offset: u64) -> Self {
         Self { watermark: offset, read_to: offset, ..Self::default() }
     }
 }
 
-/// What is still to be read again of where the partition was left.
+/// The part of the saved progress that was not read again yet.
 #[derive(Debug)]
-struct Ahead {
+struct UnreadProgress {
     read_to: u64,
     unfinished: RoaringTreemap,
     retries: HashMap<u64, (u32, Timestamp)>,
 }
 
 #[derive(Debug)]
-pub(super) struct Partition<B> {
+pub(super) struct WindowPartition<B> {
     pub read_to: u64,
     pub until: Option<u64>,
     pub is_retry: bool,
-    /// Read, and not done.
+    /// Offsets that were read and are not done.
     pub unfinished: RoaringTreemap,
-    pub loaded: HashMap<u64, Loaded<B>, foldhash::fast::RandomState>,
-    pub lanes: HashMap<LaneKey, Lane, foldhash::fast::RandomState>,
-    /// Heads whose bodies are wanted again.
-    pub hungry: BTreeSet<(u64, LaneKey)>,
-    /// Offsets without bodies, of all lanes.
+    pub loaded: HashMap<u64, LoadedMessage<B>, foldhash::fast::RandomState>,
+    pub lanes: HashMap<LaneKey, OrderedLane, foldhash::fast::RandomState>,
+    /// Heads whose bodies are requested again.
+    pub awaiting_body: BTreeSet<(u64, LaneKey)>,
+    /// The number of offsets without bodies, in all lanes.
     pub backlog_len: u64,
-    /// Stretches of the partition that have such offsets, of all lanes.
+    /// The number of set containers with such offsets, in all lanes.
     backlog_stretches: usize,
-    /// What lanes that have such offsets cost.
+    /// The cost of the lanes with such offsets.
     backlog_lane_bytes: usize,
-    /// Not in the log any more, and being settled.
+    /// Offsets that the log no longer has and that are being settled.
     lost: HashSet<u64>,
-    ahead: Option<Ahead>,
+    ahead: Option<UnreadProgress>,
     pub reading: bool,
     pub reading_again: bool,
-    /// Since it was last given out to be saved.
+    /// Whether the progress changed since it was last taken to be saved.
     pub changed: bool,
 }
 
-impl<B> Partition<B> {
-    pub fn new(resume: Resume, until: Option<u64>, is_retry: bool) -> Self {
+impl<B> WindowPartition<B> {
+    pub fn new(resume: PartitionResume, until: Option<u64>, is_retry: bool) -> Self {
         let retries = resume.retries.into_iter().map(|(offset, attempts, until)| (offset, (attempts, until)));
-        let ahead = Ahead { read_to: resume.read_to, unfinished: resume.unfinished, retries: retries.collect() };
+        let ahead =
+            UnreadProgress { read_to: resume.read_to, unfinished: resume.unfinished, retries: retries.collect() };
         Self {
             read_to: resume.watermark,
             until,
@@ -192,7 +192,7 @@ impl<B> Partition<B> {
             unfinished: RoaringTreemap::new(),
             loaded: HashMap::default(),
             lanes: HashMap::default(),
-            hungry: BTreeSet::new(),
+            awaiting_body: BTreeSet::new(),
             backlog_len: 0,
             backlog_stretches: 0,
             backlog_lane_bytes: 0,
@@ -208,12 +208,12 @@ impl<B> Partition<B> {
         self.until.is_some_and(|until| self.read_to >= until)
     }
 
-    /// That offset, or where the partition ends for this window where that is earlier.
+    /// The offset, or the end of the replay if that is lower.
     pub fn up_to(&self, offset: u64) -> u64 {
         self.until.map_or(offset, |until| until.min(offset))
     }
 
-    /// Whether an earlier run had finished this offset.
+    /// Whether an earlier owner had finished this offset.
     pub fn was_done(&self, offset: u64) -> bool {
         self.ahead.as_ref().is_some_and(|ahead| offset < ahead.read_to && !ahead.unfinished.contains(offset))
     }
@@ -230,7 +230,7 @@ impl<B> Partition<B> {
         self.ahead.as_mut()?.retries.remove(&offset)
     }
 
-    /// Offsets below `first` that an earlier run had not finished and that were not read again.
+    /// Offsets below `first` that an earlier owner had not finished and that were not read again yet.
     pub fn unfinished_ahead(&self, first: u64) -> impl Iterator<Item = u64> + '_ {
         let from = self.read_to;
         let ahead = self.ahead.iter().flat_map(move |ahead| {
@@ -246,8 +246,8 @@ impl<B> Partition<B> {
         self.lost.insert(offset);
     }
 
-    /// Forgets where it was left, once everything of that was read again.
-    pub fn left_behind(&mut self) {
+    /// Drops the saved progress once all of it was read again.
+    pub fn drop_finished_resume(&mut self) {
         self.changed = true;
         if self.ahead.as_ref().is_some_and(|ahead| self.read_to >= ahead.read_to) {
             self.ahead = None;
@@ -265,7 +265,7 @@ impl<B> Partition<B> {
         self.unfinished.min().into_iter().chain(ahead).min().unwrap_or(end)
     }
 
-    pub fn standing(&self) -> Standing {
+    pub fn progress(&self) -> PartitionProgress {
         let mut unfinished = self.unfinished.clone();
         let mut read_to = self.read_to;
         let lanes = self.lanes.values().filter(|lane| lane.attempts > 0);
@@ -287,29 +287,27 @@ impl<B> Partition<B> {
             retries.extend(left.map(|(offset, (attempts, until))| (*offset, *attempts, *until)));
         }
         retries.sort_unstable();
-        Standing { watermark: self.watermark(), read_to, unfinished, retries }
+        PartitionProgress { watermark: self.watermark(), read_to, unfinished, retries }
     }
 
-    pub fn whereabouts(&self, offset: u64) -> Whereabouts {
+    pub fn message_state(&self, offset: u64) -> WindowMessageState {
         if offset >= self.read_to {
-            return if self.was_done(offset) { Whereabouts::Done } else { Whereabouts::Ahead };
+            return if self.was_done(offset) { WindowMessageState::Done } else { WindowMessageState::Ahead };
         }
         if !self.unfinished.contains(offset) {
-            return Whereabouts::Done;
+            return WindowMessageState::Done;
         }
         match self.loaded.get(&offset).map(|loaded| loaded.place) {
-            Some(Place::Out(_) | Place::Settling) => return Whereabouts::InFlight,
-            Some(Place::Waiting) => return Whereabouts::Waiting,
+            Some(LoadedState::Out(_) | LoadedState::Settling) => return WindowMessageState::InFlight,
+            Some(LoadedState::Waiting) => return WindowMessageState::Waiting,
             None => {}
         }
         let parked = self.lanes.values().find_map(|lane| match lane.state {
             LaneState::Parked(until) if lane.head() == Some(offset) => Some((until, lane.attempts)),
             _ => None,
         });
-        parked.map_or(Whereabouts::Waiting, |(until, attempts)| Whereabouts::Retrying { until, attempts })
+        parked.map_or(WindowMessageState::Waiting, |(until, attempts)| WindowMessageState::Retrying { until, attempts })
     }
-
-    // ---- bytes ----
 
     pub fn body_bytes(&self) -> usize {
         self.loaded.values().map(|loaded| loaded.size).sum()
@@ -320,7 +318,7 @@ impl<B> Partition<B> {
         self.backlog_lane_bytes + offsets
     }
 
-    /// The same, counted from nothing.
+    /// The same, computed from all lanes.
     #[cfg(test)]
     pub fn parked_bytes_counted(&self) -> usize {
         let waiting = self.lanes.iter().filter(|(_, lane)| !lane.backlog.is_empty());
@@ -332,27 +330,25 @@ impl<B> Partition<B> {
         of.sum()
     }
 
-    /// Lanes that wait for a time or behind a barrier.
+    /// The number of lanes that are parked or behind a barrier.
     pub fn waiting_lanes(&self) -> u64 {
-        let waits = |lane: &&Lane| matches!(lane.state, LaneState::Parked(_) | LaneState::Behind);
+        let waits = |lane: &&OrderedLane| matches!(lane.state, LaneState::Parked(_) | LaneState::Behind);
         self.lanes.values().filter(waits).count() as u64
     }
 
-    /// From where on bodies are wanted again, and whether only the first: a lane on trial takes its head and nothing behind it, and no
-    /// other wants one nearby.
+    /// The offset from which bodies are requested again, and whether only one is: a lane whose head was attempted needs only its head,
+    /// and no other lane needs a body nearby.
     pub fn wanted_again(&self) -> Option<(u64, bool)> {
-        let mut hungry = self.hungry.iter();
-        let (from, key) = hungry.next()?;
-        let is_on_trial = self.lanes.get(key).is_some_and(|lane| lane.attempts > 0);
-        let is_alone = hungry.next().is_none_or(|(next, _)| next - from > NEARBY_OFFSETS);
-        Some((*from, is_on_trial && is_alone))
+        let mut awaiting_body = self.awaiting_body.iter();
+        let (from, key) = awaiting_body.next()?;
+        let was_attempted = self.lanes.get(key).is_some_and(|lane| lane.attempts > 0);
+        let is_alone = awaiting_body.next().is_none_or(|(next, _)| next - from > NEARBY_OFFSETS);
+        Some((*from, was_attempted && is_alone))
     }
 
-    // ---- lanes ----
-
-    pub fn add_lane(&mut self, key: LaneKey, lane: Lane) {
+    pub fn add_lane(&mut self, key: LaneKey, lane: OrderedLane) {
         if !lane.backlog.is_empty() {
-            debug_assert_eq!(lane.backlog.len(), 1, "a lane begins with one message");
+            debug_assert_eq!(lane.backlog.len(), 1, "a lane starts with one message");
             self.backlog_len += lane.backlog.len();
             self.backlog_stretches += 1;
             self.backlog_lane_bytes += LANE_BYTES + key.bytes();
@@ -362,11 +358,11 @@ impl<B> Partition<B> {
 
     pub fn drop_lane(&mut self, key: &LaneKey) {
         if let Some(lane) = self.lanes.remove(key) {
-            debug_assert!(lane.waiting.is_empty() && lane.backlog.is_empty(), "only an empty lane ends");
+            debug_assert!(lane.waiting.is_empty() && lane.backlog.is_empty(), "only an empty lane is removed");
         }
     }
 
-    /// Adds an offset to the lane's without bodies.
+    /// Adds an offset to those without bodies of a lane.
     pub fn put_back(&mut self, key: &LaneKey, offset: u64) {
         let Some(lane) = self.lanes.get_mut(key) else { return };
         if lane.backlog.is_empty() {
@@ -376,7 +372,7 @@ impl<B> Partition<B> {
         self.backlog_len += u64::from(lane.backlog.insert(offset));
     }
 
-    /// Takes an offset from the lane's without bodies.
+    /// Removes an offset from those without bodies of a lane.
     pub fn take_out(&mut self, key: &LaneKey, offset: u64) {
         let Some(lane) = self.lanes.get_mut(key) else { return };
         if !lane.backlog.remove(offset) {
@@ -389,7 +385,7 @@ impl<B> Partition<B> {
         }
     }
 
-    /// Drops the bodies of a lane; its offsets stay.
+    /// Drops the bodies of a lane. Its offsets stay.
     pub fn drop_bodies(&mut self, key: &LaneKey, body_bytes: &mut usize) {
         let Some(lane) = self.lanes.get_mut(key) else { return };
         for offset in std::mem::take(&mut lane.waiting) {
@@ -400,42 +396,43 @@ impl<B> Partition<B> {
         }
     }
 
-    /// Attempts made at an offset that has its body.
+    /// Attempts at an offset that has its body.
     pub fn attempts_at(&self, offset: u64) -> u32 {
         let key = self.loaded.get(&offset).and_then(|loaded| loaded.lane.as_ref());
         key.and_then(|key| self.lanes.get(key)).map_or(0, |lane| lane.attempts)
     }
 
     pub fn is_settling(&self, offset: u64) -> bool {
-        self.lost.contains(&offset) || self.loaded.get(&offset).is_some_and(|loaded| loaded.place == Place::Settling)
+        self.lost.contains(&offset)
+            || self.loaded.get(&offset).is_some_and(|loaded| loaded.place == LoadedState::Settling)
     }
 
-    /// The head of a lane goes out.
-    pub fn goes_out(&mut self, offset: u64, ticket: Ticket) {
-        let loaded = self.loaded.get_mut(&offset).expect("what goes out is loaded");
-        loaded.place = Place::Out(ticket);
+    /// Marks the head of a lane as in flight.
+    pub fn send_out(&mut self, offset: u64, ticket: DeliveryTicket) {
+        let loaded = self.loaded.get_mut(&offset).expect("a message to deliver is loaded");
+        loaded.place = LoadedState::Out(ticket);
         if let Some(lane) = loaded.lane.as_ref().and_then(|key| self.lanes.get_mut(key)) {
             lane.state = LaneState::Out;
         }
     }
 
-    /// Parks the lane of an offset that was out, and drops its bodies.
+    /// Parks the lane of an offset in flight, and drops its bodies.
     pub fn park(&mut self, offset: u64, until: Timestamp, counts: bool, body_bytes: &mut usize) -> LaneKey {
         self.changed = true;
-        let lane = self.loaded.get_mut(&offset).expect("what was out is loaded").lane.clone();
+        let lane = self.loaded.get_mut(&offset).expect("a message in flight is loaded").lane.clone();
         let key = lane.unwrap_or_else(|| {
             let key = LaneKey::Single(offset);
-            self.lanes.insert(key.clone(), Lane::ready(offset));
+            self.lanes.insert(key.clone(), OrderedLane::ready(offset));
             key
         });
         self.drop_bodies(&key, body_bytes);
-        let lane = self.lanes.get_mut(&key).expect("a lane that was out is there");
+        let lane = self.lanes.get_mut(&key).expect("the lane exists");
         lane.attempts += u32::from(counts);
         lane.state = LaneState::Parked(until);
         key
     }
 
-    /// An offset is done. Answers with its lane, which goes on.
+    /// Completes an offset. Returns its lane, which then advances.
     pub fn finish(&mut self, offset: u64, body_bytes: &mut usize) -> Option<LaneKey> {
         self.changed = true;
         self.unfinished.remove(offset);
@@ -446,15 +443,15 @@ impl<B> Partition<B> {
         *body_bytes -= loaded.size;
         let key = loaded.lane?;
         if let Some(lane) = self.lanes.get_mut(&key) {
-            debug_assert_eq!(lane.waiting.front(), Some(&offset), "only the head of a lane is out");
+            debug_assert_eq!(lane.waiting.front(), Some(&offset), "only the head of a lane is in flight");
             lane.waiting.pop_front();
         }
         Some(key)
     }
 
-    /// The lowest offsets among these that have no body, with their lanes, in order.
+    /// The lowest offsets in a range without bodies, with their lanes, in order.
     pub fn without_body(&self, among: &Range<u64>, most: usize) -> Vec<(u64, LaneKey)> {
-        let of = |(key, lane): (&LaneKey, &Lane)| {
+        let of = |(key, lane): (&LaneKey, &OrderedLane)| {
             let mut offsets = lane.backlog.iter();
             offsets.advance_to(among.start);
             let below: Vec<u64> = offsets.take_while(|offset| *offset < among.end).take(most).collect();
@@ -467,11 +464,11 @@ impl<B> Partition<B> {
         offsets
     }
 
-    /// An offset without a body can never have one again: it leaves its lane.
+    /// Removes an offset from its lane because its body is lost.
     pub fn lose(&mut self, offset: u64, key: &LaneKey) {
         self.changed = true;
         self.take_out(key, offset);
-        self.hungry.remove(&(offset, key.clone()));
+        self.awaiting_body.remove(&(offset, key.clone()));
         self.lost.insert(offset);
     }
 }

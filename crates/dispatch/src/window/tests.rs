@@ -1,40 +1,40 @@
-//! Proof of the window: scenes for each thing it promises, and random runs beside a naive model of it.
+//! Tests of the window: scenes for each property, and random runs compared with a naive model.
 
-mod growing;
+mod growth;
 mod model;
 mod random;
 mod scene;
 
 use super::*;
-use crate::saved;
-use scene::{Scene, at, place};
+use crate::progress_format;
+use scene::{WindowScene, at, place};
 
 const FRESH: bool = true;
 
 #[test]
-fn one_message_of_a_key_is_out_at_a_time_and_keys_go_in_parallel() {
-    let mut scene = Scene::new(Ordering::Key);
+fn one_message_of_a_key_is_in_flight_and_keys_go_in_parallel() {
+    let mut scene = WindowScene::new(Ordering::Key);
     scene.publish_all(&["a", "a", "b", "a"]);
     scene.read();
     let first = scene.next().unwrap();
     let other = scene.next().unwrap();
     assert_eq!((first.offset, other.offset), (0, 2));
-    assert!(scene.next().is_none(), "both keys have one out");
+    assert!(scene.next().is_none(), "both keys have one in flight");
     scene.window.done(first.ticket);
     assert_eq!(scene.next().unwrap().offset, 1);
 }
 
 #[test]
 fn messages_without_a_key_have_no_order() {
-    let mut scene = Scene::new(Ordering::Key);
+    let mut scene = WindowScene::new(Ordering::Key);
     scene.publish_all(&["", "", ""]);
     scene.read();
     assert_eq!([(); 3].map(|()| scene.next().unwrap().offset), [0, 1, 2]);
 }
 
 #[test]
-fn a_partition_in_order_has_one_out() {
-    let mut scene = Scene::new(Ordering::Partition);
+fn an_ordered_partition_has_one_message_in_flight() {
+    let mut scene = WindowScene::new(Ordering::Partition);
     scene.publish_all(&["a", "b"]);
     scene.read();
     let first = scene.next().unwrap();
@@ -45,7 +45,7 @@ fn a_partition_in_order_has_one_out() {
 
 #[test]
 fn the_watermark_waits_for_the_earliest_unfinished() {
-    let mut scene = Scene::new(Ordering::None);
+    let mut scene = WindowScene::new(Ordering::None);
     scene.publish_all(&["", "", ""]);
     scene.read();
     let out = [(); 3].map(|()| scene.next().unwrap().ticket);
@@ -58,27 +58,27 @@ fn the_watermark_waits_for_the_earliest_unfinished() {
 
 #[test]
 fn a_failed_key_waits_without_a_slot_and_without_its_bodies() {
-    let mut scene = Scene::new(Ordering::Key);
+    let mut scene = WindowScene::new(Ordering::Key);
     scene.publish_all(&["a", "a", "a", "b"]);
     scene.read();
     let failing = scene.next().unwrap();
     assert!(scene.window.park(failing.ticket, at(1_000), true));
     assert_eq!(scene.window.in_flight(), 0);
-    assert_eq!(scene.window.body_bytes(), scene.size, "only what is not of the key");
-    assert_eq!(scene.next().unwrap().offset, 3, "another key goes on");
+    assert_eq!(scene.window.body_bytes(), scene.size, "only the body of the other key");
+    assert_eq!(scene.next().unwrap().offset, 3, "another key continues");
     scene.read();
-    assert!(scene.next().is_none(), "it is not its time");
+    assert!(scene.next().is_none(), "the retry is not due");
     assert_eq!(scene.window.next_time(), Some(at(1_000)));
     scene.now = at(1_000);
-    assert!(scene.next().is_none(), "its body is asked for again first");
+    assert!(scene.next().is_none(), "its body is requested again first");
     scene.read();
     let again = scene.next().unwrap();
     assert_eq!((again.offset, again.attempts), (0, 1));
 }
 
 #[test]
-fn what_is_hurried_goes_at_once_and_keeps_its_attempts() {
-    let mut scene = Scene::new(Ordering::Key);
+fn a_hurried_retry_goes_at_once_and_keeps_its_attempts() {
+    let mut scene = WindowScene::new(Ordering::Key);
     scene.publish_all(&["a", "a"]);
     scene.read();
     let failing = scene.next().unwrap();
@@ -86,15 +86,15 @@ fn what_is_hurried_goes_at_once_and_keeps_its_attempts() {
     scene.window.hurry(at(5));
     assert_eq!(scene.window.next_time(), Some(at(5)));
     scene.now = at(5);
-    assert!(scene.next().is_none(), "its body is asked for again first");
+    assert!(scene.next().is_none(), "its body is requested again first");
     scene.read();
     let again = scene.next().unwrap();
     assert_eq!((again.offset, again.attempts), (0, 1));
 }
 
 #[test]
-fn a_key_on_trial_asks_for_its_head_alone_and_one_that_goes_on_for_more() {
-    let mut scene = Scene::new(Ordering::Key);
+fn a_retried_key_requests_only_its_head_and_more_after_a_success() {
+    let mut scene = WindowScene::new(Ordering::Key);
     scene.publish_all(&["a"; 50]);
     scene.read();
     let failing = scene.next().unwrap();
@@ -103,7 +103,7 @@ fn a_key_on_trial_asks_for_its_head_alone_and_one_that_goes_on_for_more() {
     scene.window.has_ready(scene.now, FRESH);
     let trial = scene.window.next_read().unwrap();
     assert!(trial.again && trial.max_bytes < scene::SIZE, "{trial:?}");
-    scene.window.read_over(trial);
+    scene.window.end_read(trial);
     scene.read();
     let out = scene.next().unwrap();
     scene.window.done(out.ticket);
@@ -112,24 +112,25 @@ fn a_key_on_trial_asks_for_its_head_alone_and_one_that_goes_on_for_more() {
 }
 
 #[test]
-fn what_was_read_before_a_partition_was_opened_again_leaves_nothing_out() {
-    let mut scene = Scene::new(Ordering::Key);
+fn a_read_from_before_a_reopening_leaves_no_gap() {
+    let mut scene = WindowScene::new(Ordering::Key);
     scene.publish_all(&["a", "a"]);
     scene.read();
     let at_the_end = scene.window.next_read().unwrap();
-    let resume = saved::decode(&saved::encode(&scene.window.standing(place(0)).unwrap(), None)).unwrap().0;
+    let resume =
+        progress_format::decode(&progress_format::encode(&scene.window.progress(place(0)).unwrap(), None)).unwrap().0;
     scene.window.close(place(0));
     scene.window.open(place(0), resume, None, false);
     let again = scene.window.next_read().unwrap();
     assert_eq!((at_the_end.from, again.from), (2, 0));
     assert!(!scene.window.joins_on(&at_the_end) && scene.window.joins_on(&again));
-    scene.window.read_over(again);
+    scene.window.end_read(again);
     assert_eq!(scene.deliver_all(), [(0, 0), (0, 1)]);
 }
 
 #[test]
-fn what_was_not_an_attempt_does_not_count() {
-    let mut scene = Scene::new(Ordering::None);
+fn a_delivery_that_was_not_an_attempt_does_not_count() {
+    let mut scene = WindowScene::new(Ordering::None);
     scene.publish_all(&[""]);
     scene.read();
     let out = scene.next().unwrap();
@@ -141,8 +142,8 @@ fn what_was_not_an_attempt_does_not_count() {
 }
 
 #[test]
-fn what_is_being_settled_takes_no_slot_and_its_key_waits() {
-    let mut scene = Scene::new(Ordering::Key);
+fn a_settling_message_takes_no_slot_and_its_key_waits() {
+    let mut scene = WindowScene::new(Ordering::Key);
     scene.publish_all(&["a", "a"]);
     scene.read();
     let out = scene.next().unwrap();
@@ -156,8 +157,8 @@ fn what_is_being_settled_takes_no_slot_and_its_key_waits() {
 }
 
 #[test]
-fn an_answer_that_comes_late_or_twice_changes_nothing() {
-    let mut scene = Scene::new(Ordering::Key);
+fn a_late_or_repeated_answer_changes_nothing() {
+    let mut scene = WindowScene::new(Ordering::Key);
     scene.publish_all(&["a", "a"]);
     scene.read();
     let out = scene.next().unwrap().ticket;
@@ -175,14 +176,14 @@ fn an_answer_that_comes_late_or_twice_changes_nothing() {
 }
 
 #[test]
-fn bodies_in_memory_are_bounded_and_reading_goes_on_by_itself() {
-    let mut scene = Scene::with_limits(Ordering::None, 5 * scene::SIZE, 1 << 20);
+fn bodies_in_memory_are_bounded_and_reading_continues() {
+    let mut scene = WindowScene::with_limits(Ordering::None, 5 * scene::SIZE, 1 << 20);
     scene.publish_all(&[""; 100]);
     let mut delivered = 0;
     while delivered < 100 {
         scene.read();
         assert!(scene.window.body_bytes() <= 5 * scene::SIZE);
-        let out = scene.next().unwrap_or_else(|| panic!("it stands still at {delivered}"));
+        let out = scene.next().unwrap_or_else(|| panic!("no delivery after {delivered}"));
         scene.window.done(out.ticket);
         delivered += 1;
     }
@@ -190,7 +191,7 @@ fn bodies_in_memory_are_bounded_and_reading_goes_on_by_itself() {
 
 #[test]
 fn a_message_larger_than_the_bound_is_taken_alone() {
-    let mut scene = Scene::with_limits(Ordering::None, 5, 1 << 20);
+    let mut scene = WindowScene::with_limits(Ordering::None, 5, 1 << 20);
     scene.publish_all(&["", ""]);
     scene.read();
     assert_eq!(scene.window.body_bytes(), scene.size);
@@ -202,17 +203,17 @@ fn a_message_larger_than_the_bound_is_taken_alone() {
 }
 
 #[test]
-fn a_message_that_does_not_fit_is_not_read_again_and_again() {
-    let mut scene = Scene::with_limits(Ordering::None, 25, 1 << 20);
+fn a_message_that_does_not_fit_is_not_read_repeatedly() {
+    let mut scene = WindowScene::with_limits(Ordering::None, 25, 1 << 20);
     scene.publish_all(&["", ""]);
     scene.read();
     scene.publish_sized("", 1_000);
-    assert!(scene.rounds_of_reading() <= 2, "there is room or it is not asked for");
+    assert!(scene.rounds_of_reading() <= 2, "without space it is not requested");
 }
 
 #[test]
-fn keys_that_wake_together_stay_within_the_bound() {
-    let mut scene = Scene::with_limits(Ordering::Key, 5 * scene::SIZE, 1 << 20);
+fn keys_that_are_retried_together_stay_within_the_bound() {
+    let mut scene = WindowScene::with_limits(Ordering::Key, 5 * scene::SIZE, 1 << 20);
     let keys: Vec<String> = (0..50).map(|key| format!("k{key}")).collect();
     scene.publish_all(&keys.iter().map(String::as_str).collect::<Vec<_>>());
     for _ in 0..50 {
@@ -225,14 +226,14 @@ fn keys_that_wake_together_stay_within_the_bound() {
         scene.window.has_ready(scene.now, FRESH);
         scene.read();
         assert!(scene.window.body_bytes() <= 6 * scene::SIZE, "{}", scene.window.body_bytes());
-        let out = scene.next().unwrap_or_else(|| panic!("it stands still at {done}"));
+        let out = scene.next().unwrap_or_else(|| panic!("no delivery after {done}"));
         scene.window.done(out.ticket);
     }
 }
 
 #[test]
-fn what_is_parked_is_bounded_and_reading_goes_on_by_itself() {
-    let mut scene = Scene::with_limits(Ordering::Key, 1 << 20, 1_000);
+fn parked_state_is_bounded_and_reading_continues() {
+    let mut scene = WindowScene::with_limits(Ordering::Key, 1 << 20, 1_000);
     let keys: Vec<String> = (0..20).map(|key| format!("k{key}")).collect();
     scene.publish_all(&keys.iter().map(String::as_str).collect::<Vec<_>>());
     scene.read();
@@ -242,7 +243,7 @@ fn what_is_parked_is_bounded_and_reading_goes_on_by_itself() {
     assert!(scene.window.is_full());
     scene.publish_all(&["x"]);
     scene.read();
-    assert!(scene.next().is_none(), "no more is read");
+    assert!(scene.next().is_none(), "reading has paused");
     scene.now = at(1_000);
     let mut delivered = Vec::new();
     for _ in 0..100 {
@@ -256,22 +257,22 @@ fn what_is_parked_is_bounded_and_reading_goes_on_by_itself() {
 }
 
 #[test]
-fn retries_are_read_and_delivered_where_nothing_fresh_may_be() {
-    let mut scene = Scene::with_limits(Ordering::None, 5 * scene::SIZE, 1 << 20);
+fn retries_are_read_and_delivered_while_no_new_message_may_be() {
+    let mut scene = WindowScene::with_limits(Ordering::None, 5 * scene::SIZE, 1 << 20);
     scene.open_retries();
     scene.publish_all(&[""; 20]);
     scene.read();
     scene.publish_retry();
     scene.read();
-    let out = scene.window.next_delivery(scene.now, !FRESH).expect("the room is not all for what is fresh");
+    let out = scene.window.next_delivery(scene.now, !FRESH).expect("retries have space of their own");
     assert_eq!(out.partition, scene::RETRIES);
     assert!(scene.window.next_delivery(scene.now, !FRESH).is_none());
     assert!(scene.next().is_some());
 }
 
 #[test]
-fn a_restart_brings_back_what_is_unfinished_with_its_attempts_and_times() {
-    let mut scene = Scene::new(Ordering::Key);
+fn a_restart_restores_unfinished_messages_with_their_attempts_and_times() {
+    let mut scene = WindowScene::new(Ordering::Key);
     scene.publish_all(&["a", "b", "a", "c", "b"]);
     scene.read();
     let [a, b, c] = [(); 3].map(|()| scene.next().unwrap().ticket);
@@ -282,21 +283,21 @@ fn a_restart_brings_back_what_is_unfinished_with_its_attempts_and_times() {
     assert_eq!(scene.window.watermark(place(0)), Some(0));
     scene.read();
     let again = scene.next().unwrap();
-    assert_eq!((again.offset, again.attempts), (1, 0), "it was out, and nobody knows how it ended");
+    assert_eq!((again.offset, again.attempts), (1, 0), "it was in flight with an unknown result");
     scene.window.done(again.ticket);
     assert_eq!(scene.next().unwrap().offset, 4);
-    assert!(scene.next().is_none(), "what was done does not come again, and the other is not due");
+    assert!(scene.next().is_none(), "the completed one is not repeated, and the other is not due");
     assert_eq!(scene.window.next_time(), Some(at(5_000)));
     scene.now = at(5_000);
     scene.window.has_ready(scene.now, FRESH);
     scene.read();
     let retried = scene.next().unwrap();
-    assert_eq!((retried.offset, retried.attempts), (0, 1), "the ladder goes on where it was");
+    assert_eq!((retried.offset, retried.attempts), (0, 1), "the retry schedule continues");
 }
 
 #[test]
-fn a_restart_before_everything_was_read_again_loses_nothing() {
-    let mut scene = Scene::with_limits(Ordering::None, 2 * scene::SIZE, 1 << 20);
+fn a_second_restart_before_all_was_read_again_loses_nothing() {
+    let mut scene = WindowScene::with_limits(Ordering::None, 2 * scene::SIZE, 1 << 20);
     scene.publish_all(&[""; 6]);
     for _ in 0..6 {
         scene.read();
@@ -311,18 +312,18 @@ fn a_restart_before_everything_was_read_again_loses_nothing() {
     }
     scene.restart();
     scene.restart();
-    let standing = scene.window.partitions[&place(0)].standing();
-    assert_eq!(standing.unfinished.iter().collect::<Vec<_>>(), [1, 3, 5]);
-    assert_eq!(standing.retries, [(1, 1, at(6_000)), (3, 1, at(6_000)), (5, 1, at(7_000))]);
-    assert_eq!((standing.watermark, standing.read_to), (1, 6));
+    let progress = scene.window.partitions[&place(0)].progress();
+    assert_eq!(progress.unfinished.iter().collect::<Vec<_>>(), [1, 3, 5]);
+    assert_eq!(progress.retries, [(1, 1, at(6_000)), (3, 1, at(6_000)), (5, 1, at(7_000))]);
+    assert_eq!((progress.watermark, progress.read_to), (1, 6));
 }
 
 #[test]
-fn a_replay_ends_exactly_where_it_is_to_end() {
-    let mut scene = Scene::new(Ordering::None);
+fn a_replay_ends_exactly_at_its_end() {
+    let mut scene = WindowScene::new(Ordering::None);
     scene.publish_all(&[""; 10]);
     scene.window.close(place(0));
-    scene.window.open(place(0), Resume::at(3), Some(6), false);
+    scene.window.open(place(0), PartitionResume::at(3), Some(6), false);
     assert!(!scene.window.is_over());
     scene.read();
     for offset in 3..6 {
@@ -336,8 +337,8 @@ fn a_replay_ends_exactly_where_it_is_to_end() {
 }
 
 #[test]
-fn what_retention_took_from_under_a_parked_key_is_settled() {
-    let mut scene = Scene::new(Ordering::Key);
+fn messages_of_a_parked_key_that_retention_removed_are_settled() {
+    let mut scene = WindowScene::new(Ordering::Key);
     scene.publish_all(&["a", "a", "a", "a"]);
     scene.read();
     let out = scene.next().unwrap();
@@ -348,7 +349,7 @@ fn what_retention_took_from_under_a_parked_key_is_settled() {
     let more = scene.window.gone(place(0), 0..2, 10);
     assert_eq!(more.iter().map(|(_, offset)| *offset).collect::<Vec<_>>(), [1]);
     assert!(scene.window.gone(place(0), 0..2, 10).is_empty());
-    assert_eq!(scene.window.watermark(place(0)), Some(0), "until that is durable");
+    assert_eq!(scene.window.watermark(place(0)), Some(0), "the settlement is not durable");
     lost.into_iter().chain(more).for_each(|(ticket, _)| assert!(scene.window.done(ticket)));
     assert_eq!(scene.window.watermark(place(0)), Some(2));
     scene.read();
@@ -357,14 +358,14 @@ fn what_retention_took_from_under_a_parked_key_is_settled() {
 }
 
 #[test]
-fn damage_takes_only_what_it_covers() {
-    let mut scene = Scene::new(Ordering::None);
+fn damage_loses_only_its_own_range() {
+    let mut scene = WindowScene::new(Ordering::None);
     scene.publish_all(&[""; 6]);
     scene.read();
     let out = [(); 4].map(|()| scene.next().unwrap().ticket);
     out.into_iter().for_each(|ticket| assert!(scene.window.park(ticket, at(1_000), true)));
     let lost = scene.window.gone(place(0), 2..4, 10);
-    assert_eq!(lost.iter().map(|(_, offset)| *offset).collect::<Vec<_>>(), [2, 3], "what is before it can be read");
+    assert_eq!(lost.iter().map(|(_, offset)| *offset).collect::<Vec<_>>(), [2, 3], "earlier messages can be read");
     lost.into_iter().for_each(|(ticket, _)| assert!(scene.window.done(ticket)));
     scene.now = at(1_000);
     let mut delivered = scene.deliver_all();
@@ -374,7 +375,7 @@ fn damage_takes_only_what_it_covers() {
 
 #[test]
 fn a_parked_key_that_lost_a_later_message_stays_parked() {
-    let mut scene = Scene::new(Ordering::Key);
+    let mut scene = WindowScene::new(Ordering::Key);
     scene.publish_all(&["a", "a", "a"]);
     scene.read();
     let out = scene.next().unwrap();
@@ -389,8 +390,8 @@ fn a_parked_key_that_lost_a_later_message_stays_parked() {
 }
 
 #[test]
-fn what_retention_took_before_a_restart_is_settled() {
-    let mut scene = Scene::new(Ordering::Key);
+fn messages_that_retention_removed_before_a_restart_are_settled() {
+    let mut scene = WindowScene::new(Ordering::Key);
     scene.publish_all(&["a", "b", "a", "c"]);
     scene.read();
     let [a, b] = [(); 2].map(|()| scene.next().unwrap().ticket);
@@ -406,8 +407,8 @@ fn what_retention_took_before_a_restart_is_settled() {
 }
 
 #[test]
-fn a_body_that_the_log_has_no_more_is_settled() {
-    let mut scene = Scene::new(Ordering::Key);
+fn a_message_whose_body_the_log_no_longer_has_is_settled() {
+    let mut scene = WindowScene::new(Ordering::Key);
     scene.publish_all(&["a", "a"]);
     scene.read();
     let out = scene.next().unwrap();
@@ -423,15 +424,15 @@ fn a_body_that_the_log_has_no_more_is_settled() {
 }
 
 #[test]
-fn what_is_no_longer_wanted_when_its_body_comes_again_is_done() {
-    let mut scene = Scene::new(Ordering::Key);
+fn a_message_that_the_filter_drops_at_the_second_read_is_done() {
+    let mut scene = WindowScene::new(Ordering::Key);
     scene.publish_all(&["a", "a"]);
     scene.read();
     let out = scene.next().unwrap();
     scene.window.park(out.ticket, at(0), true);
     scene.window.has_ready(at(0), FRESH);
     let wanted = scene.window.next_read().unwrap();
-    let left_out = Arrival { body: None, ..scene.arrival(place(0), 0) };
+    let left_out = ReadMessage { body: None, ..scene.arrival(place(0), 0) };
     assert!(scene.window.take_again(wanted, vec![left_out, scene.arrival(place(0), 1)], 2).is_empty());
     assert_eq!(scene.window.watermark(place(0)), Some(1));
     scene.read();
@@ -441,7 +442,7 @@ fn what_is_no_longer_wanted_when_its_body_comes_again_is_done() {
 
 #[test]
 fn a_closed_partition_leaves_nothing_behind() {
-    let mut scene = Scene::new(Ordering::Key);
+    let mut scene = WindowScene::new(Ordering::Key);
     scene.open(place(1), 0);
     scene.publish_all(&["a", "a", "b", "c", "d"]);
     scene.read();

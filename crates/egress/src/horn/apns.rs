@@ -1,4 +1,4 @@
-//! APNs: HTTP/2 with a token of the team's key. What Apple's reasons mean is decided in [`judge`], which is pure.
+//! APNs: HTTP/2 with a token signed by the team's key. [`classify_response`], which is pure, interprets Apple's reasons.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,15 +11,15 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use whimbrel_model::Timestamp;
 
-use super::client::{Answer, Client};
-use super::judged::Judged;
+use super::device_notice::DeviceNotice;
 use super::jwt::SigningKey;
-use super::letter::Letter;
 use super::limits::{APNS_COLLAPSE_BYTES_MAX, APNS_PAYLOAD_BYTES_MAX, APNS_RENEWAL_MIN, APNS_TOKEN_FOR};
-use super::outcome::Fate;
+use super::outcome::DeviceOutcome;
+use super::provider_client::{ProviderClient, ProviderResponse};
+use super::provider_outcome::ProviderOutcome;
 use super::settings::{ApnsSettings, BadKey, HornError};
 
-/// Apple's priorities: at once, and as the device's battery likes it. What shows nothing may only have the second.
+/// Apple's priorities: immediately, or when the device's battery allows it. Apple permits only the second for notices without an alert.
 const PRIORITY_AT_ONCE: &str = "10";
 const PRIORITY_WHEN_FIT: &str = "5";
 const EXPIRED_TOKEN: &str = "ExpiredProviderToken";
@@ -27,7 +27,7 @@ const EXPIRED_TOKEN: &str = "ExpiredProviderToken";
 pub(super) struct Apns {
     settings: ApnsSettings,
     key: SigningKey,
-    client: Client,
+    client: ProviderClient,
     token: Mutex<Option<ProviderToken>>,
 }
 
@@ -38,7 +38,7 @@ struct ProviderToken {
 }
 
 impl Apns {
-    pub(super) fn new(settings: ApnsSettings, client: Client) -> Result<Self, HornError> {
+    pub(super) fn new(settings: ApnsSettings, client: ProviderClient) -> Result<Self, HornError> {
         let wrong = |why| HornError::Key { provider: "apns", why };
         let key = SigningKey::es256_from_pem(settings.key_pem.as_bytes()).map_err(wrong)?;
         whimbrel_api::endpoint::check_url(&settings.base_url).map_err(|bad| HornError::Setting {
@@ -49,27 +49,33 @@ impl Apns {
         Ok(Self { settings, key, client, token: Mutex::default() })
     }
 
-    pub(super) async fn send(&self, letter: &Letter<'_>, deadline: Instant) -> Judged {
-        let token = match self.token(letter.now, None) {
+    pub(super) async fn send(&self, delivery: &DeviceNotice<'_>, deadline: Instant) -> ProviderOutcome {
+        let token = match self.token(delivery.now, None) {
             Ok(token) => token,
-            Err(bad) => return Fate::misconfigured(bad.to_string()).into(),
+            Err(bad) => return DeviceOutcome::misconfigured(bad.to_string()).into(),
         };
-        let answer = match self.ask(letter, &token, deadline).await {
-            Ok(answer) if reason(&answer) == EXPIRED_TOKEN => match self.token(letter.now, Some(&token)) {
-                Ok(renewed) => self.ask(letter, &renewed, deadline).await,
-                Err(bad) => Err(Fate::misconfigured(bad.to_string()).into()),
+        let answer = match self.ask(delivery, &token, deadline).await {
+            Ok(answer) if reason(&answer) == EXPIRED_TOKEN => match self.token(delivery.now, Some(&token)) {
+                Ok(renewed) => self.ask(delivery, &renewed, deadline).await,
+                Err(bad) => Err(DeviceOutcome::misconfigured(bad.to_string()).into()),
             },
             answered => answered,
         };
-        answer.map_or_else(|judged| judged, |answer| judge(&answer))
+        answer.map_or_else(|classified| classified, |answer| classify_response(&answer))
     }
 
-    async fn ask(&self, letter: &Letter<'_>, token: &str, deadline: Instant) -> Result<Answer, Judged> {
-        let request = self.request(letter, token).map_err(Judged::from)?;
-        self.client.ask(request, deadline).await.map_err(Judged::from)
+    async fn ask(
+        &self,
+        delivery: &DeviceNotice<'_>,
+        token: &str,
+        deadline: Instant,
+    ) -> Result<ProviderResponse, ProviderOutcome> {
+        let request = self.request(delivery, token).map_err(ProviderOutcome::from)?;
+        self.client.ask(request, deadline).await.map_err(ProviderOutcome::from)
     }
 
-    /// The token of the team's key. One that was called expired is made anew, unless somebody else did already or it is too young.
+    /// A token signed by the team's key. If APNs reported `expired` as expired, a new one is signed, unless another call has already
+    /// replaced it or it is younger than [`APNS_RENEWAL_MIN`].
     fn token(&self, now: Timestamp, expired: Option<&Arc<str>>) -> Result<Arc<str>, BadKey> {
         let mut kept = self.token.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = kept.as_ref() {
@@ -86,24 +92,24 @@ impl Apns {
         Ok(text)
     }
 
-    fn request(&self, letter: &Letter<'_>, token: &str) -> Result<Request<Full<Bytes>>, Fate> {
-        let device_token = &letter.device.token;
+    fn request(&self, delivery: &DeviceNotice<'_>, token: &str) -> Result<Request<Full<Bytes>>, DeviceOutcome> {
+        let device_token = &delivery.device.token;
         if device_token.is_empty() || !device_token.bytes().all(|b| b.is_ascii_alphanumeric()) {
-            return Err(Fate::gone("BadDeviceToken: it is not made of hexadecimal digits"));
+            return Err(DeviceOutcome::gone("BadDeviceToken: the token has characters other than letters and digits"));
         }
-        let payload = payload(letter).to_string();
+        let payload = payload(delivery).to_string();
         if payload.len() > APNS_PAYLOAD_BYTES_MAX {
-            return Err(Fate::refused(format!("PayloadTooLarge: {} bytes", payload.len())));
+            return Err(DeviceOutcome::refused(format!("PayloadTooLarge: {} bytes", payload.len())));
         }
-        let topic = letter.device.topic.as_deref().unwrap_or(&self.settings.topic);
+        let topic = delivery.device.topic.as_deref().unwrap_or(&self.settings.topic);
         if topic.is_empty() {
-            return Err(Fate::misconfigured(
-                "it has no topic: set horn.apns.topic, or register the device with its own",
+            return Err(DeviceOutcome::misconfigured(
+                "there is no topic: set horn.apns.topic, or register the device with a topic",
             ));
         }
         let (push_type, priority) =
-            if letter.is_shown() { ("alert", PRIORITY_AT_ONCE) } else { ("background", PRIORITY_WHEN_FIT) };
-        let expires = letter.notice.expires_at_ms.div_euclid(1000).max(1);
+            if delivery.is_shown() { ("alert", PRIORITY_AT_ONCE) } else { ("background", PRIORITY_WHEN_FIT) };
+        let expires = delivery.notice.expires_at_ms.div_euclid(1000).max(1);
         let mut authorization = HeaderValue::from_str(&format!("bearer {token}")).map_err(refused)?;
         authorization.set_sensitive(true);
         Request::builder()
@@ -115,25 +121,25 @@ impl Apns {
             .header("apns-push-type", push_type)
             .header("apns-priority", priority)
             .header("apns-expiration", expires)
-            .header("apns-collapse-id", letter.collapse_name(APNS_COLLAPSE_BYTES_MAX))
-            .header("apns-id", letter.name.to_string())
+            .header("apns-collapse-id", delivery.collapse_name(APNS_COLLAPSE_BYTES_MAX))
+            .header("apns-id", delivery.name.to_string())
             .body(Full::new(payload.into()))
             .map_err(refused)
     }
 }
 
-fn refused(error: impl Into<http::Error>) -> Fate {
-    Fate::refused(error.into().to_string())
+fn refused(error: impl Into<http::Error>) -> DeviceOutcome {
+    DeviceOutcome::refused(error.into().to_string())
 }
 
-fn payload(letter: &Letter<'_>) -> Value {
+fn payload(delivery: &DeviceNotice<'_>) -> Value {
     let mut aps = json!({});
-    if letter.is_shown() {
+    if delivery.is_shown() {
         let mut alert = json!({});
-        if let Some(title) = &letter.notice.notify.title {
+        if let Some(title) = &delivery.notice.notify.title {
             alert["title"] = title.as_str().into();
         }
-        if let Some(body) = &letter.notice.notify.body {
+        if let Some(body) = &delivery.notice.notify.body {
             alert["body"] = body.as_str().into();
         }
         aps["alert"] = alert;
@@ -141,40 +147,40 @@ fn payload(letter: &Letter<'_>) -> Value {
     } else {
         aps["content-available"] = 1.into();
     }
-    let mut payload = json!({ "aps": aps, "id": letter.notice.id });
-    if let Some(data) = letter.data() {
+    let mut payload = json!({ "aps": aps, "id": delivery.notice.id });
+    if let Some(data) = delivery.data() {
         payload["data"] = data;
     }
     payload
 }
 
-fn reason(answer: &Answer) -> String {
+fn reason(answer: &ProviderResponse) -> String {
     #[derive(Deserialize)]
-    struct Said {
+    struct ApnsError {
         reason: String,
     }
-    serde_json::from_slice::<Said>(&answer.body).map(|said| said.reason).unwrap_or_default()
+    serde_json::from_slice::<ApnsError>(&answer.body).map(|detail| detail.reason).unwrap_or_default()
 }
 
-/// What an answer of APNs means. One without a reason of Apple's is somebody else's, such as a proxy's or that of a wrong `url`: it makes
-/// nobody forget a device or give a notice up.
-fn judge(answer: &Answer) -> Judged {
+/// Classifies a response of APNs. A response without one of Apple's reasons comes from another server, such as a proxy or a wrong
+/// `base_url`. It must not remove a device or make the notice a dead delivery.
+fn classify_response(answer: &ProviderResponse) -> ProviderOutcome {
     let (status, reason) = (answer.status, reason(answer));
-    let said = format!("APNs answered {status} {reason}");
+    let detail = format!("APNs answered {status} {reason}");
     match (status, &*reason) {
-        (200, _) => Fate::Sent.into(),
+        (200, _) => DeviceOutcome::Sent.into(),
         (400 | 410, "BadDeviceToken" | "MissingDeviceToken" | "Unregistered" | "ExpiredToken") => {
-            Fate::gone(said).into()
+            DeviceOutcome::gone(detail).into()
         }
-        // The new token was called expired too: our clock is not Apple's, and somebody will set it.
-        (_, EXPIRED_TOKEN) => Fate::later(said, answer.retry_after()).into(),
-        // Too many for this one device; a connection that was slow.
-        (429, "TooManyRequests") | (400, "IdleTimeout") => Fate::later(said, answer.retry_after()).into(),
-        (429 | 500..=599, _) => Judged::everybody_later(said, answer.retry_after()),
-        (400, "" | "BadTopic" | "MissingTopic" | "TopicDisallowed") => Fate::misconfigured(said).into(),
-        // The notice itself, or a device of another app.
-        (400 | 413, _) => Fate::refused(said).into(),
-        // A key, a team, a certificate, a URL.
-        _ => Fate::misconfigured(said).into(),
+        // The new token was rejected as expired too: the clocks differ, and an operator must correct this one.
+        (_, EXPIRED_TOKEN) => DeviceOutcome::later(detail, answer.retry_after()).into(),
+        // Too many notices for this device, or a slow connection.
+        (429, "TooManyRequests") | (400, "IdleTimeout") => DeviceOutcome::later(detail, answer.retry_after()).into(),
+        (429 | 500..=599, _) => ProviderOutcome::provider_later(detail, answer.retry_after()),
+        (400, "" | "BadTopic" | "MissingTopic" | "TopicDisallowed") => DeviceOutcome::misconfigured(detail).into(),
+        // The notice is invalid, or the device belongs to another app.
+        (400 | 413, _) => DeviceOutcome::refused(detail).into(),
+        // A wrong key, team, certificate or URL.
+        _ => DeviceOutcome::misconfigured(detail).into(),
     }
 }

@@ -1,4 +1,4 @@
-//! FCM, by its HTTP v1 interface. What its errors mean is decided in [`judge`], which is pure.
+//! FCM, by its HTTP v1 API. [`classify_response`], which is pure, interprets its errors.
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
@@ -8,22 +8,22 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::client::{Answer, Client};
+use super::device_notice::DeviceNotice;
 use super::google_token::GoogleTokens;
-use super::judged::Judged;
-use super::letter::Letter;
 use super::limits::{APNS_COLLAPSE_BYTES_MAX, FCM_TTL_SECONDS_MAX, QUOTA_PAUSE};
-use super::outcome::Fate;
+use super::outcome::DeviceOutcome;
+use super::provider_client::{ProviderClient, ProviderResponse};
+use super::provider_outcome::ProviderOutcome;
 use super::settings::{FcmSettings, HornError};
 
 pub(super) struct Fcm {
     url: String,
     tokens: GoogleTokens,
-    client: Client,
+    client: ProviderClient,
 }
 
 impl Fcm {
-    pub(super) fn new(settings: FcmSettings, client: Client) -> Result<Self, HornError> {
+    pub(super) fn new(settings: FcmSettings, client: ProviderClient) -> Result<Self, HornError> {
         let account = &settings.service_account;
         let wrong = |field, why: String| HornError::Setting { provider: "fcm", field, why };
         for (field, url) in [("base_url", &settings.base_url), ("service_account.token_uri", &account.token_uri)] {
@@ -31,7 +31,7 @@ impl Fcm {
         }
         let is_name = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b':' | b'.');
         if account.project_id.is_empty() || !account.project_id.bytes().all(is_name) {
-            return Err(wrong("service_account.project_id", "it is no project's id".to_owned()));
+            return Err(wrong("service_account.project_id", "it is not a valid project id".to_owned()));
         }
         let base = settings.base_url.trim_end_matches('/');
         let url = format!("{base}/v1/projects/{}/messages:send", account.project_id);
@@ -40,23 +40,29 @@ impl Fcm {
         Ok(Self { url, tokens, client })
     }
 
-    pub(super) async fn send(&self, letter: &Letter<'_>, deadline: Instant) -> Judged {
-        self.try_send(letter, deadline).await.map_or_else(|judged| judged, |answer| judge(&answer))
+    pub(super) async fn send(&self, delivery: &DeviceNotice<'_>, deadline: Instant) -> ProviderOutcome {
+        self.try_send(delivery, deadline)
+            .await
+            .map_or_else(|classified| classified, |answer| classify_response(&answer))
     }
 
-    /// A token that FCM does not take any more is made anew, once.
-    async fn try_send(&self, letter: &Letter<'_>, deadline: Instant) -> Result<Answer, Judged> {
-        let token = self.tokens.token(letter.now, None, deadline).await?;
-        let answer = self.client.ask(self.request(letter, &token)?, deadline).await?;
+    /// Sends the notice. If FCM rejects the access token, retries once with a new one.
+    async fn try_send(
+        &self,
+        delivery: &DeviceNotice<'_>,
+        deadline: Instant,
+    ) -> Result<ProviderResponse, ProviderOutcome> {
+        let token = self.tokens.token(delivery.now, None, deadline).await?;
+        let answer = self.client.ask(self.request(delivery, &token)?, deadline).await?;
         if answer.status != 401 || code(&answer) == "THIRD_PARTY_AUTH_ERROR" {
             return Ok(answer);
         }
-        let renewed = self.tokens.token(letter.now, Some(&token), deadline).await?;
-        Ok(self.client.ask(self.request(letter, &renewed)?, deadline).await?)
+        let renewed = self.tokens.token(delivery.now, Some(&token), deadline).await?;
+        Ok(self.client.ask(self.request(delivery, &renewed)?, deadline).await?)
     }
 
-    fn request(&self, letter: &Letter<'_>, token: &str) -> Result<Request<Full<Bytes>>, Judged> {
-        let refused = |error: http::Error| Judged::from(Fate::refused(error.to_string()));
+    fn request(&self, delivery: &DeviceNotice<'_>, token: &str) -> Result<Request<Full<Bytes>>, ProviderOutcome> {
+        let refused = |error: http::Error| ProviderOutcome::from(DeviceOutcome::refused(error.to_string()));
         let mut authorization =
             HeaderValue::from_str(&format!("Bearer {token}")).map_err(|error| refused(error.into()))?;
         authorization.set_sensitive(true);
@@ -65,27 +71,27 @@ impl Fcm {
             .uri(&self.url)
             .header(AUTHORIZATION, authorization)
             .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(message(letter).to_string().into()))
+            .body(Full::new(message(delivery).to_string().into()))
             .map_err(refused)
     }
 }
 
-/// FCM takes `data` with texts only: the notice's own stands in it as JSON.
-fn message(letter: &Letter<'_>) -> Value {
-    let notify = &letter.notice.notify;
-    let mut data = json!({ "id": letter.notice.id });
+/// The request body. FCM accepts only strings in `data`, so the notice's own data is JSON text in it.
+fn message(delivery: &DeviceNotice<'_>) -> Value {
+    let notify = &delivery.notice.notify;
+    let mut data = json!({ "id": delivery.notice.id });
     if let Some(text) = &notify.data {
         data["data"] = text.as_str().into();
     }
     let mut android = json!({
-        "priority": if letter.is_shown() { "HIGH" } else { "NORMAL" },
-        "ttl": format!("{}s", letter.seconds_left().min(FCM_TTL_SECONDS_MAX)),
+        "priority": if delivery.is_shown() { "HIGH" } else { "NORMAL" },
+        "ttl": format!("{}s", delivery.seconds_left().min(FCM_TTL_SECONDS_MAX)),
     });
-    if let Some(key) = &letter.notice.collapse_key {
+    if let Some(key) = &delivery.notice.collapse_key {
         android["collapse_key"] = key.as_str().into();
     }
-    let mut message = json!({ "token": letter.device.token, "data": data });
-    if letter.is_shown() {
+    let mut message = json!({ "token": delivery.device.token, "data": data });
+    if delivery.is_shown() {
         let mut notification = json!({});
         if let Some(title) = &notify.title {
             notification["title"] = title.as_str().into();
@@ -94,71 +100,74 @@ fn message(letter: &Letter<'_>) -> Value {
             notification["body"] = body.as_str().into();
         }
         message["notification"] = notification;
-        // What is shown under the same tag takes the other's place: FCM's collapse keys are few, and a repeat needs one of its own.
-        android["notification"] = json!({ "tag": letter.collapse_name(APNS_COLLAPSE_BYTES_MAX) });
+        // A notification replaces an earlier one with the same tag. FCM's own collapse keys are not used for this: a device has only a few
+        // of them, and each notice needs its own.
+        android["notification"] = json!({ "tag": delivery.collapse_name(APNS_COLLAPSE_BYTES_MAX) });
     }
     message["android"] = android;
     json!({ "message": message })
 }
 
 #[derive(Deserialize)]
-struct Said {
-    error: SaidError,
+struct FcmErrorBody {
+    error: FcmError,
 }
 
 #[derive(Deserialize)]
-struct SaidError {
+struct FcmError {
     #[serde(default)]
     status: String,
     #[serde(default)]
-    details: Vec<Detail>,
+    details: Vec<ErrorDetail>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Detail {
+struct ErrorDetail {
     #[serde(default)]
     error_code: Option<String>,
     #[serde(default)]
-    field_violations: Vec<Violation>,
+    field_violations: Vec<FieldViolation>,
 }
 
 #[derive(Deserialize)]
-struct Violation {
+struct FieldViolation {
     #[serde(default)]
     field: String,
 }
 
-fn error_of(answer: &Answer) -> Option<SaidError> {
-    serde_json::from_slice::<Said>(&answer.body).ok().map(|said| said.error)
+fn error_of(answer: &ProviderResponse) -> Option<FcmError> {
+    serde_json::from_slice::<FcmErrorBody>(&answer.body).ok().map(|detail| detail.error)
 }
 
-/// FCM's own code where it said one, otherwise Google's general one.
-fn code(answer: &Answer) -> String {
+/// FCM's own error code if there is one, otherwise Google's general status.
+fn code(answer: &ProviderResponse) -> String {
     let Some(error) = error_of(answer) else { return String::new() };
     error.details.into_iter().find_map(|detail| detail.error_code).unwrap_or(error.status)
 }
 
-/// What an answer of FCM means.
-fn judge(answer: &Answer) -> Judged {
+/// Classifies a response of FCM.
+fn classify_response(answer: &ProviderResponse) -> ProviderOutcome {
     let (status, code) = (answer.status, code(answer));
-    let said = format!("FCM answered {status} {code}");
+    let detail = format!("FCM answered {status} {code}");
     let is_about_token = || {
         let details = error_of(answer).map(|error| error.details).unwrap_or_default();
         details.iter().flat_map(|detail| &detail.field_violations).any(|violation| violation.field == "message.token")
     };
     match (status, &*code) {
-        (200, _) => Fate::Sent.into(),
-        // A 404 without one of FCM's codes is somebody else's, such as a wrong `base_url`: no reason to forget devices.
-        (_, "UNREGISTERED") | (404, "NOT_FOUND") => Fate::gone(said).into(),
-        (400, _) if is_about_token() => Fate::gone(said).into(),
+        (200, _) => DeviceOutcome::Sent.into(),
+        // A 404 without one of FCM's codes comes from another server, such as a wrong `base_url`. It must not remove a device.
+        (_, "UNREGISTERED") | (404, "NOT_FOUND") => DeviceOutcome::gone(detail).into(),
+        (400, _) if is_about_token() => DeviceOutcome::gone(detail).into(),
         (429, _) | (_, "QUOTA_EXCEEDED") => {
-            Judged::everybody_later(said, Some(answer.retry_after().unwrap_or(QUOTA_PAUSE)))
+            ProviderOutcome::provider_later(detail, Some(answer.retry_after().unwrap_or(QUOTA_PAUSE)))
         }
-        (500..=599, _) | (_, "UNAVAILABLE" | "INTERNAL") => Judged::everybody_later(said, answer.retry_after()),
-        // The notice itself, or a device of another project.
-        (400, "INVALID_ARGUMENT") | (413, _) | (_, "SENDER_ID_MISMATCH") => Fate::refused(said).into(),
-        // A service account, what it may do, a URL.
-        _ => Fate::misconfigured(said).into(),
+        (500..=599, _) | (_, "UNAVAILABLE" | "INTERNAL") => {
+            ProviderOutcome::provider_later(detail, answer.retry_after())
+        }
+        // The notice is invalid, or the device belongs to another project.
+        (400, "INVALID_ARGUMENT") | (413, _) | (_, "SENDER_ID_MISMATCH") => DeviceOutcome::refused(detail).into(),
+        // A wrong service account, permission or URL.
+        _ => DeviceOutcome::misconfigured(detail).into(),
     }
 }

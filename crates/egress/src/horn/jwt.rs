@@ -1,4 +1,4 @@
-//! JSON web tokens that prove to a provider who sends: ES256 for APNs and Web Push, RS256 for Google. They are only made here, never read.
+//! Creates JSON web tokens that authenticate this server to a provider: ES256 for APNs and Web Push, RS256 for Google.
 
 use aws_lc_rs::agreement::{ECDH_P256, PrivateKey};
 use aws_lc_rs::rand::SystemRandom;
@@ -18,9 +18,9 @@ pub(super) enum SigningKey {
 }
 
 impl SigningKey {
-    /// A P-256 key in PEM, as Apple hands it out (`.p8`).
+    /// Parses a P-256 key in PEM, the format of Apple's `.p8` files.
     pub(super) fn es256_from_pem(pem: &[u8]) -> Result<Self, BadKey> {
-        let key = PrivateKeyDer::from_pem_slice(pem).map_err(|error| BadKey(format!("no key in PEM: {error}")))?;
+        let key = PrivateKeyDer::from_pem_slice(pem).map_err(|error| BadKey(format!("no PEM key: {error}")))?;
         let pair = match &key {
             PrivateKeyDer::Pkcs8(der) => {
                 EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, der.secret_pkcs8_der())
@@ -28,17 +28,17 @@ impl SigningKey {
             PrivateKeyDer::Sec1(der) => {
                 EcdsaKeyPair::from_private_key_der(&ECDSA_P256_SHA256_FIXED_SIGNING, der.secret_sec1_der())
             }
-            _ => return Err(BadKey("it is no key of the curve P-256".to_owned())),
+            _ => return Err(BadKey("the key is not a P-256 key".to_owned())),
         };
-        pair.map(Self::Es256).map_err(|_| BadKey("it is no key of the curve P-256".to_owned()))
+        pair.map(Self::Es256).map_err(|_| BadKey("the key is not a P-256 key".to_owned()))
     }
 
-    /// A P-256 key as the 32 bytes of its number, in URL-safe base64: as tools for VAPID hand it out. PEM is taken too.
+    /// Parses a P-256 private key: 32 bytes in URL-safe base64, the format of VAPID tools, or PEM.
     pub(super) fn es256_from_text(text: &str) -> Result<Self, BadKey> {
         if text.trim_start().starts_with("-----BEGIN") {
             return Self::es256_from_pem(text.as_bytes());
         }
-        let bad = || BadKey("it is neither PEM nor the base64 of the 32 bytes of a P-256 key".to_owned());
+        let bad = || BadKey("the key is neither PEM nor 32 bytes of a P-256 key in base64".to_owned());
         let number = URL_SAFE_NO_PAD.decode(text.trim().trim_end_matches('=')).map_err(|_| bad())?;
         let public = PrivateKey::from_private_key(&ECDH_P256, &number).and_then(|key| Ok(key.compute_public_key()?));
         let public = public.map_err(|_| bad())?;
@@ -47,18 +47,18 @@ impl SigningKey {
             .map_err(|_| bad())
     }
 
-    /// An RSA key in PEM, as it stands in a service account of Google.
+    /// Parses an RSA key in PEM, from a Google service account.
     pub(super) fn rs256_from_pem(pem: &[u8]) -> Result<Self, BadKey> {
-        let key = PrivateKeyDer::from_pem_slice(pem).map_err(|error| BadKey(format!("no key in PEM: {error}")))?;
+        let key = PrivateKeyDer::from_pem_slice(pem).map_err(|error| BadKey(format!("no PEM key: {error}")))?;
         let pair = match &key {
             PrivateKeyDer::Pkcs8(der) => RsaKeyPair::from_pkcs8(der.secret_pkcs8_der()),
             PrivateKeyDer::Pkcs1(der) => RsaKeyPair::from_der(der.secret_pkcs1_der()),
-            _ => return Err(BadKey("it is no RSA key".to_owned())),
+            _ => return Err(BadKey("the key is not an RSA key".to_owned())),
         };
-        pair.map(Self::Rs256).map_err(|error| BadKey(format!("it is no RSA key: {error}")))
+        pair.map(Self::Rs256).map_err(|error| BadKey(format!("the key is not a valid RSA key: {error}")))
     }
 
-    /// The uncompressed point of a P-256 key.
+    /// The public key: an uncompressed point for P-256.
     pub(super) fn public_point(&self) -> &[u8] {
         match self {
             Self::Es256(pair) => pair.public_key().as_ref(),
@@ -66,7 +66,7 @@ impl SigningKey {
         }
     }
 
-    /// A token with these claims; the header says how it is signed, and by which key where that has a name.
+    /// Creates a token with these claims. The header has the algorithm, and the key id if there is one.
     pub(super) fn token(&self, key_id: Option<&str>, claims: &Value) -> Result<String, BadKey> {
         let algorithm = match self {
             Self::Es256(_) => "ES256",
@@ -78,7 +78,7 @@ impl SigningKey {
         }
         let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
         let mut token = format!("{}.{}", part(&header), part(claims));
-        let failed = |_| BadKey("it does not sign".to_owned());
+        let failed = |_| BadKey("signing with the key failed".to_owned());
         let signature = match self {
             Self::Es256(pair) => pair.sign(&SystemRandom::new(), token.as_bytes()).map_err(failed)?.as_ref().to_vec(),
             Self::Rs256(pair) => {

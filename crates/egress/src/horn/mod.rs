@@ -1,35 +1,36 @@
-//! The role `horn`: wakes devices that are away, through APNs, FCM, Web Push and plain HTTP.
+//! The role `horn`: notifies offline devices through APNs, FCM, Web Push and plain HTTP.
 //!
-//! A [`Horn`] is given one notice at a time and says how it went for each device ([`outcome`] says what that means for the notice). It
-//! keeps no queue and tries nothing again: notices come by the system's subscription `_notices`, whose dispatcher does both. What it
-//! remembers is bounded and may be lost: who has got which notice, and which providers asked to be left alone.
+//! A [`Horn`] receives one notice per call and returns an outcome for each device; [`outcome`] defines the result for the notice. It has no
+//! queue and never retries: the dispatcher of the subscription `_notices` does both. Its memory is bounded and may be lost: which device
+//! received which notice, and which providers asked for a pause.
 //!
-//! It judges a provider's errors by kind: what is no device any more is taken out of the registry, where it still has the same token;
-//! who asks to wait is left alone; a setting that a provider does not like may be mended, and is tried again; what no repeat can mend is
-//! told with the provider's own reason.
+//! It classifies a provider's errors. A device that the provider reports as gone is removed from the registry, if it still has the same
+//! token. A provider that asks for a delay is not called until then. A setting that the provider rejects may be corrected, so the notice is
+//! retried. A permanent error is reported with the provider's reason.
 //!
-//! In the order of a notice: [`calls`], [`letter`], one of [`apns`], [`fcm`], [`webpush`], [`plain_http`] over the [`client`].
+//! A notice passes [`horn_callbacks`], [`device_notice`] and one of [`apns`], [`fcm`], [`webpush`], [`plain_http`] with
+//! [`provider_client`].
 
 mod apns;
-mod calls;
-mod client;
-mod complaints;
-mod elsewhere;
+mod device_notice;
+mod device_throttle;
 mod encryption;
 mod fcm;
-pub mod figures;
 mod google_token;
-mod judged;
+mod horn_callbacks;
 mod jwt;
-mod letter;
 mod limits;
+pub mod metrics;
 pub mod outcome;
 mod pauses;
 mod plain_http;
-mod remembered;
+mod provider_backoff;
+mod provider_client;
+mod provider_errors;
+mod provider_outcome;
+mod remote_horns;
+mod sent_notices;
 pub mod settings;
-mod silences;
-mod throttled;
 mod webpush;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,55 +42,53 @@ use whimbrel_model::ports::{Device, Devices, DevicesError, Provider};
 use whimbrel_model::push::{Notice, NoticeDevice};
 use whimbrel_model::{Clock, EventSink, SystemClock, Timestamp};
 
+use self::metrics::HornMetrics;
 use apns::Apns;
-use client::{Client, Speaks};
-use complaints::Complaints;
+use device_notice::DeviceNotice;
+use device_throttle::DeviceThrottle;
 use fcm::Fcm;
-use figures::HornFigures;
-use judged::Judged;
-use letter::Letter;
 use pauses::Pauses;
 use plain_http::PlainHttp;
-use remembered::Remembered;
-use silences::Silences;
-use throttled::Throttled;
+use provider_backoff::ProviderBackoff;
+use provider_client::{HttpVersions, ProviderClient};
+use provider_errors::ProviderErrors;
+use provider_outcome::ProviderOutcome;
+use sent_notices::SentNotices;
 use webpush::{WebPush, origin_of};
 
-pub use calls::HornCallbacks;
-pub use elsewhere::{HORN_ROLE, HornsElsewhere};
-pub use figures::NAMES as METRIC_NAMES;
-pub use outcome::{DeviceOutcome, Fate, Notified, Sum};
+pub use self::metrics::NAMES as METRIC_NAMES;
+pub use horn_callbacks::HornCallbacks;
+pub use outcome::{DeviceOutcome, DeviceResult, NoticeOutcome, NoticeResult};
+pub use remote_horns::{HORN_ROLE, RemoteHorns};
 pub use settings::{
     APNS_URL, ApnsSettings, FCM_URL, FcmSettings, HornError, HornSettings, HttpSettings, ServiceAccount,
     WebPushSettings,
 };
 
-/// Whether devices of a platform are woken: what the platform's settings say.
-pub type IsWoken = Arc<dyn Fn(&Platform) -> bool + Send + Sync>;
+/// Whether devices of a platform get notifications, by the platform's settings.
+pub type IsNotifiable = Arc<dyn Fn(&Platform) -> bool + Send + Sync>;
 
-/// What a horn works with.
 pub struct HornParts {
     pub devices: Arc<dyn Devices>,
-    pub is_woken: IsWoken,
+    pub is_notifiable: IsNotifiable,
     pub clock: Arc<dyn Clock>,
-    /// Where an operator is told that somebody cannot be woken.
+    /// Receives an event when devices cannot be notified.
     pub events: EventSink,
 }
 
-/// Wakes devices.
 pub struct Horn {
     parts: HornParts,
     providers: Providers,
     timeout: Duration,
     pauses: Mutex<Pauses>,
-    silences: Mutex<Silences>,
-    throttled: Mutex<Throttled>,
-    remembered: Mutex<Remembered>,
-    complaints: Mutex<Complaints>,
-    figures: HornFigures,
+    backoff: Mutex<ProviderBackoff>,
+    device_throttle: Mutex<DeviceThrottle>,
+    sent_notices: Mutex<SentNotices>,
+    provider_errors: Mutex<ProviderErrors>,
+    metrics: HornMetrics,
 }
 
-/// Those that have settings.
+/// The providers that have settings.
 struct Providers {
     apns: Option<Apns>,
     fcm: Option<Fcm>,
@@ -100,155 +99,164 @@ struct Providers {
 impl Providers {
     fn new(settings: HornSettings, clock: &Arc<dyn Clock>) -> Result<Self, HornError> {
         let HornSettings { apns, fcm, webpush, http, guard, extra_roots_pem, timeout: _ } = settings;
-        let client =
-            |speaks, guard| Client::new(speaks, guard, &extra_roots_pem, Arc::clone(clock)).map_err(HornError::Tls);
-        let apns = apns.map(|apns| Apns::new(apns, client(Speaks::Http2, None)?)).transpose()?;
-        let fcm = fcm.map(|fcm| Fcm::new(fcm, client(Speaks::Either, None)?)).transpose()?;
-        // Devices bring those places themselves, plain HTTP's included.
-        let guarded = client(Speaks::Either, Some(guard))?;
+        let client = |versions, guard| {
+            ProviderClient::new(versions, guard, &extra_roots_pem, Arc::clone(clock)).map_err(HornError::Tls)
+        };
+        let apns = apns.map(|apns| Apns::new(apns, client(HttpVersions::Http2, None)?)).transpose()?;
+        let fcm = fcm.map(|fcm| Fcm::new(fcm, client(HttpVersions::Either, None)?)).transpose()?;
+        // The URLs of Web Push and plain HTTP come from devices, so their addresses are checked.
+        let guarded = client(HttpVersions::Either, Some(guard))?;
         let webpush = webpush.map(|webpush| WebPush::new(webpush, guarded.clone())).transpose()?;
         let http = http.map(|http| PlainHttp::new(&http, guarded)).transpose()?;
         Ok(Self { apns, fcm, webpush, http })
     }
 }
 
-/// Whether a horn of these settings could be, for whoever wants to know before there is one.
+/// Checks that a horn can be created with these settings.
 pub fn check(settings: HornSettings) -> Result<(), HornError> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     Providers::new(settings, &clock).map(drop)
 }
 
-/// A notice that nobody could be looked up for.
+/// A notice that failed before any device was called.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotifyError {
-    #[error("the notice cannot be read: {0}")]
+    #[error("the notice cannot be decoded: {0}")]
     Garbled(String),
     #[error(transparent)]
     Devices(#[from] DevicesError),
 }
 
 impl Horn {
-    /// A recorder of metrics must be installed before, or nothing is counted.
+    /// The metrics recorder must be installed first; otherwise nothing is counted.
     pub fn new(settings: HornSettings, parts: HornParts) -> Result<Self, HornError> {
         let timeout = settings.timeout;
         let providers = Providers::new(settings, &parts.clock)?;
-        let (pauses, silences, throttled) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let (remembered, complaints) = (Mutex::default(), Mutex::default());
-        let figures = HornFigures::new();
-        Ok(Self { parts, providers, timeout, pauses, silences, throttled, remembered, complaints, figures })
+        let (pauses, backoff, device_throttle) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (sent_notices, provider_errors) = (Mutex::default(), Mutex::default());
+        let metrics = HornMetrics::new();
+        Ok(Self { parts, providers, timeout, pauses, backoff, device_throttle, sent_notices, provider_errors, metrics })
     }
 
-    /// Wakes the user's devices that the notice is for, all at the same time.
+    /// Notifies the user's devices that the notice is for, all concurrently.
     ///
-    /// *Cancellation*: dropping the future ends it; some devices may have been woken.
-    pub async fn notify(&self, notice: &Notice) -> Result<Notified, NotifyError> {
+    /// *Cancellation*: dropping the future aborts the calls. Some devices may have been notified.
+    pub async fn notify(&self, notice: &Notice) -> Result<NoticeResult, NotifyError> {
         let now = self.parts.clock.now();
         let notified = if notice.expires_at_ms <= now.as_millis() {
-            Notified::Expired
+            NoticeResult::Expired
         } else {
             let uid = Uid::new(&notice.uid).map_err(|bad| NotifyError::Garbled(bad.to_string()))?;
             let devices = self.parts.devices.of(&uid).await?;
             let wanted = devices.iter().filter(|device| is_for(notice, device));
-            let woken = wanted.filter(|device| (self.parts.is_woken)(&device.platform));
-            Notified::Devices(join_all(woken.map(|device| self.wake(&uid, notice, device, now))).await)
+            let woken = wanted.filter(|device| (self.parts.is_notifiable)(&device.platform));
+            NoticeResult::Devices(join_all(woken.map(|device| self.send_to(&uid, notice, device, now))).await)
         };
-        self.figures.notice(notified.sum());
+        self.metrics.notice(notified.sum());
         Ok(notified)
     }
 
-    async fn wake(&self, uid: &Uid, notice: &Notice, device: &Device, now: Timestamp) -> DeviceOutcome {
-        let letter = Letter::new(notice, device, now);
-        let fate = if lock(&self.remembered).has(&letter.name) { Fate::AlreadySent } else { self.send(&letter).await };
-        match &fate {
-            Fate::Sent => lock(&self.remembered).put(letter.name),
-            Fate::Gone { reason } => self.forget(uid, device, reason).await,
-            Fate::Misconfigured { .. } | Fate::Refused { .. } | Fate::NotConfigured => {
-                let complaint = lock(&self.complaints).about(device.provider, &fate, now);
-                complaint.into_iter().for_each(|event| (self.parts.events)(event));
+    async fn send_to(&self, uid: &Uid, notice: &Notice, device: &Device, now: Timestamp) -> DeviceResult {
+        let delivery = DeviceNotice::new(notice, device, now);
+        let outcome = if lock(&self.sent_notices).has(&delivery.name) {
+            DeviceOutcome::AlreadySent
+        } else {
+            self.send(&delivery).await
+        };
+        match &outcome {
+            DeviceOutcome::Sent => lock(&self.sent_notices).put(delivery.name),
+            DeviceOutcome::Gone { reason } => self.remove_device(uid, device, reason).await,
+            DeviceOutcome::Misconfigured { .. } | DeviceOutcome::Refused { .. } | DeviceOutcome::NotConfigured => {
+                let event = lock(&self.provider_errors).about(device.provider, &outcome, now);
+                event.into_iter().for_each(|event| (self.parts.events)(event));
             }
-            Fate::AlreadySent | Fate::Later { .. } => {}
+            DeviceOutcome::AlreadySent | DeviceOutcome::Later { .. } => {}
         }
-        self.figures.device(device.provider, &fate);
+        self.metrics.device(device.provider, &outcome);
         let Device { device, platform, provider, .. } = device.clone();
-        DeviceOutcome { device, platform, provider, fate }
+        DeviceResult { device, platform, provider, outcome }
     }
 
-    async fn send(&self, letter: &Letter<'_>) -> Fate {
-        let provider = letter.device.provider;
-        let place = place_of(letter.device);
-        if let Some(place) = &place {
-            if let Some(left) = lock(&self.pauses).left(place, letter.now) {
-                return Fate::later("the provider asked to be left alone for a while", Some(left));
+    async fn send(&self, delivery: &DeviceNotice<'_>) -> DeviceOutcome {
+        let provider = delivery.device.provider;
+        let endpoint = backoff_key(delivery.device);
+        if let Some(endpoint) = &endpoint {
+            if let Some(left) = lock(&self.pauses).left(endpoint, delivery.now) {
+                return DeviceOutcome::later("the provider asked for a pause", Some(left));
             }
-            if let Some(left) = lock(&self.silences).left(place, letter.now) {
-                return Fate::later("nobody answered there lately, and it is left alone for a while", Some(left));
+            if let Some(left) = lock(&self.backoff).left(endpoint, delivery.now) {
+                return DeviceOutcome::later(
+                    "the endpoint did not answer several times; calls to it are paused",
+                    Some(left),
+                );
             }
-            if let Some(left) = lock(&self.throttled).left(&letter.device.token, letter.now) {
-                return Fate::later("the provider asked to leave this device alone for a while", Some(left));
+            if let Some(left) = lock(&self.device_throttle).left(&delivery.device.token, delivery.now) {
+                return DeviceOutcome::later("the provider asked for a pause for this device", Some(left));
             }
         }
         let began = Instant::now();
         let deadline = (began + self.timeout).into();
-        let judged = match provider {
+        let classified = match provider {
             Provider::Apns => match &self.providers.apns {
-                Some(apns) => apns.send(letter, deadline).await,
-                None => return Fate::NotConfigured,
+                Some(apns) => apns.send(delivery, deadline).await,
+                None => return DeviceOutcome::NotConfigured,
             },
             Provider::Fcm => match &self.providers.fcm {
-                Some(fcm) => fcm.send(letter, deadline).await,
-                None => return Fate::NotConfigured,
+                Some(fcm) => fcm.send(delivery, deadline).await,
+                None => return DeviceOutcome::NotConfigured,
             },
             Provider::Webpush => match &self.providers.webpush {
-                Some(webpush) => webpush.send(letter, deadline).await,
-                None => return Fate::NotConfigured,
+                Some(webpush) => webpush.send(delivery, deadline).await,
+                None => return DeviceOutcome::NotConfigured,
             },
             Provider::Http => match &self.providers.http {
-                Some(http) => http.send(letter, deadline).await,
-                None => return Fate::NotConfigured,
+                Some(http) => http.send(delivery, deadline).await,
+                None => return DeviceOutcome::NotConfigured,
             },
         };
-        self.figures.took(provider, began.elapsed());
-        if let Some(place) = place {
-            self.learn(&place, &letter.device.token, &judged);
+        self.metrics.took(provider, began.elapsed());
+        if let Some(endpoint) = endpoint {
+            self.update_backoff(&endpoint, &delivery.device.token, &classified);
         }
-        judged.fate
+        classified.outcome
     }
 
-    /// What an answer, or that there was none, says about the next ones.
-    fn learn(&self, place: &str, token: &str, judged: &Judged) {
+    /// Updates the back-off state from a response or its absence.
+    fn update_backoff(&self, endpoint: &str, token: &str, classified: &ProviderOutcome) {
         let now = self.parts.clock.now();
-        if judged.is_silent {
-            if let Some(wait) = lock(&self.silences).silent(place, now) {
-                tracing::warn!(place, ?wait, "nobody answers notices there: it is left alone for a while");
+        if classified.is_silent {
+            if let Some(wait) = lock(&self.backoff).silent(endpoint, now) {
+                tracing::warn!(endpoint, ?wait, "the endpoint does not answer notices: calls to it are paused");
             }
             return;
         }
-        lock(&self.silences).answered(place);
-        let by_devices = judged.device_waits.and_then(|wait| lock(&self.throttled).device(place, token, wait, now));
-        if let Some(wait) = judged.everybody_waits.or(by_devices) {
-            tracing::warn!(place, ?wait, "a provider asked to be left alone for a while");
-            lock(&self.pauses).ask(place, wait, now);
+        lock(&self.backoff).answered(endpoint);
+        let by_devices =
+            classified.device_wait.and_then(|wait| lock(&self.device_throttle).device(endpoint, token, wait, now));
+        if let Some(wait) = classified.provider_wait.or(by_devices) {
+            tracing::warn!(endpoint, ?wait, "a provider asked for a pause");
+            lock(&self.pauses).ask(endpoint, wait, now);
         }
     }
 
-    /// Takes a device out of the registry that its provider knows no more, unless it has another token by now.
-    async fn forget(&self, uid: &Uid, device: &Device, reason: &str) {
+    /// Removes a device that its provider does not know any more, unless the device has another token by now.
+    async fn remove_device(&self, uid: &Uid, device: &Device, reason: &str) {
         let provider = device.provider.word();
         match self.parts.devices.remove(uid, &device.device, Some(&device.token)).await {
-            Ok(true) => tracing::debug!(%uid, device = device.device, provider, reason, "a device is gone"),
+            Ok(true) => tracing::debug!(%uid, device = device.device, provider, reason, "removed an expired device"),
             Ok(false) => {}
-            // The next notice for it finds the same, and removes it then.
-            Err(error) => tracing::warn!(%error, provider, "a device that is gone could not be removed"),
+            // The next notice for the device gets the same answer and retries the removal.
+            Err(error) => tracing::warn!(%error, provider, "cannot remove an expired device"),
         }
     }
 }
 
-/// Whom a wish to be left alone, or a silence, is for: a provider, or one origin of many. `None` where nothing can be called.
-fn place_of(device: &Device) -> Option<String> {
+/// The key of the back-off state: a provider, or an origin of Web Push or plain HTTP. `None`: the URL cannot be called.
+fn backoff_key(device: &Device) -> Option<String> {
     match device.provider {
         Provider::Apns | Provider::Fcm => Some(device.provider.word().to_owned()),
         Provider::Webpush => origin_of(&device.token),
-        // Not the same as a push service there: one URL that asks to wait speaks for its device only.
+        // Separate from a push service of the same origin: the answer of one URL counts for its device only.
         Provider::Http => origin_of(&device.token).map(|origin| format!("plain {origin}")),
     }
 }

@@ -1,38 +1,38 @@
-//! How a notice went, device by device, and what that means for the call that brought it. Pure.
+//! The outcome of a notice, device by device, and the result of its call. Pure.
 //!
-//! - A notice is done when every device that should have it has it or is gone; one that nobody is registered for is done too, and
-//!   counted. It is no error to have nobody.
-//! - A device whose provider is out of reach or asks to wait makes the notice come back later, for that device alone. It says that this
-//!   notice failed and nothing about the others, so that one provider's trouble never stops another's notices.
-//! - Where no device was woken, what providers object to decides. A setting that is wrong (a key, a URL) is tried again as an outage is:
-//!   somebody may mend it meanwhile. What no repeat can mend (the notice itself, the device's registration, a provider without settings)
-//!   is a dead letter at once, with the provider's own reason.
-//! - Where another device has it, such objections are counted and told by an event, and no more.
+//! - A notice is done when each of its devices has received it or is gone. A notice without devices is done too, and counted; it is no
+//!   error.
+//! - If a device's provider is unavailable or asks for a delay, the notice is retried later, for that device only. The result affects this
+//!   notice alone, so a failing provider does not delay notices of other providers.
+//! - If no device was notified, the errors of the providers decide. A wrong setting (a key, a URL) is retried like an outage, because an
+//!   operator may correct it. A permanent error (of the notice, of the device's registration, or a provider without settings) makes the
+//!   notice a dead delivery at once, with the provider's reason.
+//! - If another device was notified, such errors are only counted and reported as an event.
 
 use std::time::Duration;
 
 use whimbrel_model::people::Platform;
-use whimbrel_model::ports::{Again, CallOutcome, Provider};
+use whimbrel_model::ports::{CallOutcome, Provider, RetryAdvice};
 
 use super::limits::{NOTICE_REASON_BYTES_MAX, REASON_BYTES_MAX};
 
-/// What became of one device's notice.
+/// The outcome of a notice for one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fate {
+pub enum DeviceOutcome {
     Sent,
-    /// It had it by an earlier attempt.
+    /// An earlier attempt notified the device.
     AlreadySent,
-    /// Its provider knows it no more: it was taken out of the registry.
+    /// The provider does not know the device any more. The device was removed from the registry.
     Gone {
         reason: String,
     },
-    /// Its provider has no settings here.
+    /// The provider has no settings on this node.
     NotConfigured,
-    /// The provider does not like the settings that it is called with: a repeat may find them mended.
+    /// The provider rejected the settings of the call. A retry may find them corrected.
     Misconfigured {
         reason: String,
     },
-    /// No repeat can mend it.
+    /// A permanent error.
     Refused {
         reason: String,
     },
@@ -42,7 +42,7 @@ pub enum Fate {
     },
 }
 
-impl Fate {
+impl DeviceOutcome {
     pub fn word(&self) -> &'static str {
         match self {
             Self::Sent => "sent",
@@ -71,53 +71,53 @@ impl Fate {
         Self::Later { reason: shortened(reason.into()), retry_after }
     }
 
-    /// Whether the device will never have the notice, as far as this attempt tells.
+    /// Whether a retry cannot succeed.
     fn is_final(&self) -> bool {
         matches!(self, Self::Refused { .. } | Self::NotConfigured)
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceOutcome {
+pub struct DeviceResult {
     pub device: String,
     pub platform: Platform,
     pub provider: Provider,
-    pub fate: Fate,
+    pub outcome: DeviceOutcome,
 }
 
-/// How a notice went.
+/// The outcome of a notice.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Notified {
-    /// It came too late to be of use: nobody was woken.
+pub enum NoticeResult {
+    /// The notice expired before it was sent.
     Expired,
-    /// Those devices that it was for; none where there is nobody to wake.
-    Devices(Vec<DeviceOutcome>),
+    /// The devices of the notice; empty if there are none.
+    Devices(Vec<DeviceResult>),
 }
 
-/// What a notice's outcomes come to.
+/// The combined outcome of all devices of a notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sum {
+pub enum NoticeOutcome {
     Expired,
-    /// At least one device has it, and none is to be tried again.
+    /// At least one device was notified, and none must be retried.
     Sent,
-    /// There is no device that could have it.
-    Nobody,
-    /// Nobody has it: a setting is wrong, and may be mended.
+    /// No device can be notified.
+    NoDevice,
+    /// No device was notified because a setting is wrong. It may be corrected.
     Misconfigured,
-    /// Nobody has it, and nobody will by a repeat.
+    /// No device was notified, and a retry cannot succeed.
     Refused,
     Later,
 }
 
-impl Sum {
+impl NoticeOutcome {
     pub const ALL: [Self; 6] =
-        [Self::Expired, Self::Sent, Self::Nobody, Self::Misconfigured, Self::Refused, Self::Later];
+        [Self::Expired, Self::Sent, Self::NoDevice, Self::Misconfigured, Self::Refused, Self::Later];
 
     pub fn word(self) -> &'static str {
         match self {
             Self::Expired => "expired",
             Self::Sent => "sent",
-            Self::Nobody => "nobody",
+            Self::NoDevice => "no_device",
             Self::Misconfigured => "misconfigured",
             Self::Refused => "refused",
             Self::Later => "later",
@@ -125,48 +125,47 @@ impl Sum {
     }
 }
 
-/// What a notice that is done with is answered with.
 const DONE: u16 = 204;
 
-impl Notified {
-    pub fn sum(&self) -> Sum {
-        let Self::Devices(devices) = self else { return Sum::Expired };
-        let any = |is: fn(&Fate) -> bool| devices.iter().any(|device| is(&device.fate));
-        if any(|fate| matches!(fate, Fate::Later { .. })) {
-            Sum::Later
-        } else if any(|fate| matches!(fate, Fate::Sent | Fate::AlreadySent)) {
-            Sum::Sent
-        } else if any(|fate| matches!(fate, Fate::Misconfigured { .. })) {
-            Sum::Misconfigured
-        } else if any(Fate::is_final) {
-            Sum::Refused
+impl NoticeResult {
+    pub fn sum(&self) -> NoticeOutcome {
+        let Self::Devices(devices) = self else { return NoticeOutcome::Expired };
+        let any = |is: fn(&DeviceOutcome) -> bool| devices.iter().any(|device| is(&device.outcome));
+        if any(|outcome| matches!(outcome, DeviceOutcome::Later { .. })) {
+            NoticeOutcome::Later
+        } else if any(|outcome| matches!(outcome, DeviceOutcome::Sent | DeviceOutcome::AlreadySent)) {
+            NoticeOutcome::Sent
+        } else if any(|outcome| matches!(outcome, DeviceOutcome::Misconfigured { .. })) {
+            NoticeOutcome::Misconfigured
+        } else if any(DeviceOutcome::is_final) {
+            NoticeOutcome::Refused
         } else {
-            Sum::Nobody
+            NoticeOutcome::NoDevice
         }
     }
 
-    /// What the dispatcher is told.
+    /// The call outcome for the dispatcher.
     pub fn call_outcome(&self) -> CallOutcome {
         let again = match self.sum() {
-            Sum::Expired | Sum::Sent | Sum::Nobody => {
+            NoticeOutcome::Expired | NoticeOutcome::Sent | NoticeOutcome::NoDevice => {
                 return CallOutcome::Answered { status: DONE, retry_after: None, answer: Default::default() };
             }
-            Sum::Misconfigured => Again::Later(None),
-            Sum::Refused => Again::Never,
-            Sum::Later => Again::Later(self.retry_after()),
+            NoticeOutcome::Misconfigured => RetryAdvice::Later(None),
+            NoticeOutcome::Refused => RetryAdvice::Never,
+            NoticeOutcome::Later => RetryAdvice::Later(self.retry_after()),
         };
         CallOutcome::NotTaken { reason: self.reasons(), again }
     }
 
-    /// The shortest that a provider asked for, so that no device waits for another's provider; one that is asked too early is passed over
-    /// until its time has come.
+    /// The shortest delay that a provider asked for, so that no device waits for another device's provider. A provider that is called too
+    /// early is skipped until its delay ends.
     fn retry_after(&self) -> Option<Duration> {
         let Self::Devices(devices) = self else { return None };
         let mut shortest: Option<Duration> = None;
         for device in devices {
-            match &device.fate {
-                Fate::Later { retry_after: None, .. } => return None,
-                Fate::Later { retry_after: Some(wait), .. } => {
+            match &device.outcome {
+                DeviceOutcome::Later { retry_after: None, .. } => return None,
+                DeviceOutcome::Later { retry_after: Some(wait), .. } => {
                     shortest = Some(shortest.map_or(*wait, |known| known.min(*wait)));
                 }
                 _ => {}
@@ -175,22 +174,24 @@ impl Notified {
         shortest
     }
 
-    /// For people who look at the subscription or at a dead letter: why each device has no notice.
+    /// The reason for each device without the notice. Operators see it in the subscription's status and in dead letters.
     fn reasons(&self) -> String {
         let Self::Devices(devices) = self else { return String::new() };
         let told = devices.iter().filter_map(|device| {
-            let why = match &device.fate {
-                Fate::Sent | Fate::AlreadySent => return None,
-                Fate::Gone { reason } => format!("gone: {reason}"),
-                Fate::NotConfigured => {
+            let why = match &device.outcome {
+                DeviceOutcome::Sent | DeviceOutcome::AlreadySent => return None,
+                DeviceOutcome::Gone { reason } => format!("gone: {reason}"),
+                DeviceOutcome::NotConfigured => {
                     format!(
-                        "has no settings: {} where the role horn runs, and redrive",
+                        "has no settings: {} on a node with the role horn, then redrive",
                         device.provider.missing_settings()
                     )
                 }
-                Fate::Misconfigured { reason } => format!("refused until somebody mends it: {reason}"),
-                Fate::Refused { reason } => format!("refused for good: {reason}"),
-                Fate::Later { reason, .. } => format!("not now: {reason}"),
+                DeviceOutcome::Misconfigured { reason } => {
+                    format!("settings rejected, will be retried: {reason}")
+                }
+                DeviceOutcome::Refused { reason } => format!("rejected permanently: {reason}"),
+                DeviceOutcome::Later { reason, .. } => format!("failed temporarily: {reason}"),
             };
             Some(format!("{} ({}) {why}", device.device, device.provider.word()))
         });
@@ -209,25 +210,25 @@ fn shortened(mut reason: String) -> String {
 mod tests {
     use super::*;
 
-    fn notified(fates: &[Fate]) -> Notified {
-        let device = |(index, fate): (usize, &Fate)| DeviceOutcome {
+    fn notified(outcomes: &[DeviceOutcome]) -> NoticeResult {
+        let device = |(index, outcome): (usize, &DeviceOutcome)| DeviceResult {
             device: format!("d{index}"),
             platform: Platform::new("ios").unwrap(),
             provider: Provider::Apns,
-            fate: fate.clone(),
+            outcome: outcome.clone(),
         };
-        Notified::Devices(fates.iter().enumerate().map(device).collect())
+        NoticeResult::Devices(outcomes.iter().enumerate().map(device).collect())
     }
 
-    fn later(seconds: Option<u64>) -> Fate {
-        Fate::later("busy", seconds.map(Duration::from_secs))
+    fn later(seconds: Option<u64>) -> DeviceOutcome {
+        DeviceOutcome::later("busy", seconds.map(Duration::from_secs))
     }
 
-    fn is_done(notified: &Notified) -> bool {
+    fn is_done(notified: &NoticeResult) -> bool {
         matches!(notified.call_outcome(), CallOutcome::Answered { status: 204, .. })
     }
 
-    fn not_taken(notified: &Notified) -> (String, Again) {
+    fn not_taken(notified: &NoticeResult) -> (String, RetryAdvice) {
         match notified.call_outcome() {
             CallOutcome::NotTaken { reason, again } => (reason, again),
             other => panic!("{other:?}"),
@@ -235,60 +236,72 @@ mod tests {
     }
 
     #[test]
-    fn a_notice_with_nobody_to_wake_is_done() {
-        for fates in [&[][..], &[Fate::gone("x")]] {
-            let notified = notified(fates);
-            assert!(notified.sum() == Sum::Nobody && is_done(&notified));
+    fn a_notice_without_devices_is_done() {
+        for outcomes in [&[][..], &[DeviceOutcome::gone("x")]] {
+            let notified = notified(outcomes);
+            assert!(notified.sum() == NoticeOutcome::NoDevice && is_done(&notified));
         }
-        assert!(Notified::Expired.sum() == Sum::Expired && is_done(&Notified::Expired));
+        assert!(NoticeResult::Expired.sum() == NoticeOutcome::Expired && is_done(&NoticeResult::Expired));
     }
 
     #[test]
-    fn a_notice_that_somebody_has_and_nobody_waits_for_is_done() {
-        let others =
-            [Fate::gone("x"), Fate::refused("x"), Fate::misconfigured("x"), Fate::NotConfigured, Fate::AlreadySent];
+    fn a_notice_that_one_device_received_and_none_waits_for_is_done() {
+        let others = [
+            DeviceOutcome::gone("x"),
+            DeviceOutcome::refused("x"),
+            DeviceOutcome::misconfigured("x"),
+            DeviceOutcome::NotConfigured,
+            DeviceOutcome::AlreadySent,
+        ];
         for other in others {
-            let notified = notified(&[Fate::Sent, other]);
-            assert!(notified.sum() == Sum::Sent && is_done(&notified));
+            let notified = notified(&[DeviceOutcome::Sent, other]);
+            assert!(notified.sum() == NoticeOutcome::Sent && is_done(&notified));
         }
     }
 
     #[test]
-    fn one_device_that_waits_brings_the_notice_back_and_blames_no_other_notice() {
-        let notified = notified(&[Fate::Sent, Fate::refused("x"), later(Some(7)), later(Some(3))]);
-        assert_eq!(notified.sum(), Sum::Later);
-        let text = "d1 (apns) refused for good: x; d2 (apns) not now: busy; d3 (apns) not now: busy";
-        assert_eq!(not_taken(&notified), (text.to_owned(), Again::Later(Some(Duration::from_secs(3)))));
+    fn one_device_with_a_temporary_failure_delays_only_its_own_notice() {
+        let notified = notified(&[DeviceOutcome::Sent, DeviceOutcome::refused("x"), later(Some(7)), later(Some(3))]);
+        assert_eq!(notified.sum(), NoticeOutcome::Later);
+        let text =
+            "d1 (apns) rejected permanently: x; d2 (apns) failed temporarily: busy; d3 (apns) failed temporarily: busy";
+        assert_eq!(not_taken(&notified), (text.to_owned(), RetryAdvice::Later(Some(Duration::from_secs(3)))));
     }
 
     #[test]
-    fn who_was_not_asked_to_wait_does_not() {
-        assert_eq!(not_taken(&notified(&[later(Some(7)), later(None)])).1, Again::Later(None));
+    fn a_device_without_a_requested_delay_follows_the_schedule() {
+        assert_eq!(not_taken(&notified(&[later(Some(7)), later(None)])).1, RetryAdvice::Later(None));
     }
 
     #[test]
-    fn a_refusal_with_nobody_woken_is_never_tried_again_and_says_why() {
-        let notified = notified(&[Fate::refused("BadPriority"), Fate::gone("Unregistered")]);
-        let text = "d0 (apns) refused for good: BadPriority; d1 (apns) gone: Unregistered";
-        assert_eq!((notified.sum(), not_taken(&notified)), (Sum::Refused, (text.to_owned(), Again::Never)));
+    fn a_permanent_error_without_a_notified_device_is_not_retried_and_has_its_reason() {
+        let notified = notified(&[DeviceOutcome::refused("BadPriority"), DeviceOutcome::gone("Unregistered")]);
+        let text = "d0 (apns) rejected permanently: BadPriority; d1 (apns) gone: Unregistered";
+        assert_eq!(
+            (notified.sum(), not_taken(&notified)),
+            (NoticeOutcome::Refused, (text.to_owned(), RetryAdvice::Never))
+        );
     }
 
     #[test]
-    fn a_setting_that_may_be_mended_is_tried_again() {
-        let notified =
-            notified(&[Fate::misconfigured("InvalidProviderToken"), Fate::refused("x"), Fate::NotConfigured]);
-        assert_eq!((notified.sum(), not_taken(&notified).1), (Sum::Misconfigured, Again::Later(None)));
+    fn a_rejected_setting_is_retried() {
+        let notified = notified(&[
+            DeviceOutcome::misconfigured("InvalidProviderToken"),
+            DeviceOutcome::refused("x"),
+            DeviceOutcome::NotConfigured,
+        ]);
+        assert_eq!((notified.sum(), not_taken(&notified).1), (NoticeOutcome::Misconfigured, RetryAdvice::Later(None)));
     }
 
     #[test]
-    fn a_provider_without_settings_says_which_ones_are_missing() {
-        let (reason, again) = not_taken(&notified(&[Fate::NotConfigured]));
-        assert!(reason.contains("horn.apns.key_file") && again == Again::Never, "{reason}");
+    fn the_reason_of_a_provider_without_settings_names_the_missing_ones() {
+        let (reason, again) = not_taken(&notified(&[DeviceOutcome::NotConfigured]));
+        assert!(reason.contains("horn.apns.key_file") && again == RetryAdvice::Never, "{reason}");
     }
 
     #[test]
     fn reasons_are_bounded() {
-        let (reason, _) = not_taken(&notified(&vec![Fate::refused("ü".repeat(500)); 32]));
+        let (reason, _) = not_taken(&notified(&vec![DeviceOutcome::refused("ü".repeat(500)); 32]));
         assert!(reason.len() <= NOTICE_REASON_BYTES_MAX);
     }
 }

@@ -1,4 +1,4 @@
-//! Places that asked to be left alone for a while, and until when. Pure: the time is passed in.
+//! Pauses of endpoints, with their ends. Pure: the time is passed in.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,20 +7,20 @@ use whimbrel_model::Timestamp;
 
 use super::limits::{PAUSE_MAX, PAUSES_MAX};
 
-/// By place: a provider, or the origin of a push service.
+/// The pauses by key: a provider, an origin of a push service, or a device's endpoint.
 #[derive(Default)]
 pub(super) struct Pauses {
     until: HashMap<String, Timestamp>,
 }
 
 impl Pauses {
-    /// How long the place is still to be left alone; `None`: it may be called.
+    /// The remaining pause. `None`: the endpoint may be called.
     pub(super) fn left(&self, place: &str, now: Timestamp) -> Option<Duration> {
         let left = self.until.get(place)?.as_millis().saturating_sub(now.as_millis());
         u64::try_from(left).ok().filter(|left| *left > 0).map(Duration::from_millis)
     }
 
-    /// The place asked for it. A longer wish that is known already stays.
+    /// Starts a pause. An earlier pause that ends later stays.
     pub(super) fn ask(&mut self, place: &str, wait: Duration, now: Timestamp) {
         let wait = i64::try_from(wait.min(PAUSE_MAX).as_millis()).unwrap_or(i64::MAX);
         let until = Timestamp::from_millis(now.as_millis().saturating_add(wait));
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_left_alone_until_its_time_and_others_are_not() {
+    fn a_pause_ends_at_its_time_and_affects_no_other_endpoint() {
         let mut pauses = Pauses::default();
         pauses.ask("fcm", Duration::from_secs(10), at(1_000));
         pauses.ask("fcm", Duration::from_secs(1), at(1_000));
@@ -57,14 +57,14 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_left_alone_for_ever() {
+    fn a_pause_is_bounded() {
         let mut pauses = Pauses::default();
         pauses.ask("fcm", Duration::MAX, at(0));
         assert_eq!(pauses.left("fcm", at(0)), Some(PAUSE_MAX));
     }
 
     #[test]
-    fn as_many_places_as_one_likes_take_a_bounded_room() {
+    fn the_number_of_pauses_is_bounded() {
         let mut pauses = Pauses::default();
         for number in 0..2 * PAUSES_MAX {
             pauses.ask(&number.to_string(), Duration::from_secs(60 + number as u64), at(0));

@@ -1,4 +1,4 @@
-//! What the horn needs to know: the providers' keys and where they are. A provider that is not here is not called.
+//! The settings of the horn: keys and URLs of the providers. A provider without settings is not called.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,9 +9,8 @@ use whimbrel_model::subscription::SigningSecret;
 use super::limits::TIMEOUT_DEFAULT;
 use whimbrel_api::endpoint::AddressGuard;
 
-/// Where APNs is; `https://api.sandbox.push.apple.com` is for apps under development.
+/// The URL of APNs. `https://api.sandbox.push.apple.com` is for apps under development.
 pub const APNS_URL: &str = "https://api.push.apple.com";
-/// Where FCM is.
 pub const FCM_URL: &str = "https://fcm.googleapis.com";
 
 #[derive(Debug, Clone)]
@@ -20,11 +19,11 @@ pub struct HornSettings {
     pub fcm: Option<FcmSettings>,
     pub webpush: Option<WebPushSettings>,
     pub http: Option<HttpSettings>,
-    /// Where Web Push and plain HTTP may go: devices bring those places themselves, see [`AddressGuard::for_devices`].
+    /// The addresses that Web Push and plain HTTP may reach, because devices register these URLs. See [`AddressGuard::for_devices`].
     pub guard: AddressGuard,
-    /// Certificates in PEM that are believed beside those of the machine.
+    /// Root certificates in PEM that are trusted in addition to those of the machine.
     pub extra_roots_pem: Vec<u8>,
-    /// For one device, everything included.
+    /// The timeout of all work for one device.
     pub timeout: Duration,
 }
 
@@ -48,7 +47,7 @@ pub struct ApnsSettings {
     pub key_pem: String,
     pub key_id: String,
     pub team_id: String,
-    /// The app's bundle id, where a device does not bring another.
+    /// The app's bundle id, unless a device was registered with another.
     pub topic: String,
     pub base_url: String,
 }
@@ -59,7 +58,7 @@ pub struct FcmSettings {
     pub base_url: String,
 }
 
-/// What of a service account's JSON file is needed; the rest of it is left aside.
+/// The used fields of a service account's JSON file.
 #[derive(Clone, Deserialize)]
 pub struct ServiceAccount {
     pub project_id: String,
@@ -75,17 +74,17 @@ pub struct ServiceAccount {
 pub struct WebPushSettings {
     /// The VAPID key: 32 bytes in URL-safe base64, or PEM.
     pub private_key: String,
-    /// Whom a push service may turn to: `mailto:` or `https:`.
+    /// The contact for operators of push services: a `mailto:` or `https:` URL.
     pub subject: String,
 }
 
 #[derive(Debug, Clone, Default)]
 pub struct HttpSettings {
-    /// Each that is live signs as Standard Webhooks says, the newest first.
+    /// Every secret that has not expired signs, by Standard Webhooks. The newest first.
     pub secrets: Vec<SigningSecret>,
 }
 
-// Keys are not shown where settings are.
+// `Debug` output must not contain keys.
 impl fmt::Debug for ApnsSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ApnsSettings({}, key {} of team {}, {})", self.topic, self.key_id, self.team_id, self.base_url)
@@ -109,10 +108,10 @@ impl fmt::Debug for WebPushSettings {
 #[error("{0}")]
 pub struct BadKey(pub(super) String);
 
-/// A horn that cannot be: a setting is wrong.
+/// A setting from which no horn can be created.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HornError {
-    #[error("[horn.{provider}] has a key that cannot be used: {why}")]
+    #[error("[horn.{provider}] the key cannot be used: {why}")]
     Key { provider: &'static str, why: BadKey },
     #[error("[horn.{provider}] {field} cannot be used: {why}")]
     Setting { provider: &'static str, field: &'static str, why: String },

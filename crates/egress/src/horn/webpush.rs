@@ -1,5 +1,5 @@
-//! Web Push: the browser's push service is wherever the subscription says (RFC 8030), the sender proves who it is by VAPID (RFC 8292),
-//! and the payload is for the browser alone (RFC 8291).
+//! Web Push: the subscription names the browser's push service (RFC 8030), VAPID identifies the sender (RFC 8292), and the payload is
+//! encrypted for the browser (RFC 8291).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,25 +15,25 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use whimbrel_model::Timestamp;
 
-use super::client::{Answer, Client};
-use super::encryption::{Receiver, SALT_BYTES, encrypt};
-use super::judged::Judged;
+use super::device_notice::DeviceNotice;
+use super::encryption::{BrowserKeys, SALT_BYTES, encrypt};
 use super::jwt::SigningKey;
-use super::letter::Letter;
 use super::limits::{
     ORIGIN_PAUSE_MAX, VAPID_TOKEN_FOR, VAPID_TOKEN_VALID, VAPID_TOKENS_MAX, WEBPUSH_PAYLOAD_BYTES_MAX,
     WEBPUSH_TTL_SECONDS_MAX,
 };
-use super::outcome::Fate;
+use super::outcome::DeviceOutcome;
+use super::provider_client::{ProviderClient, ProviderResponse};
+use super::provider_outcome::ProviderOutcome;
 use super::settings::{HornError, WebPushSettings};
 
-/// Characters of a `Topic`, as RFC 8030 bounds them.
+/// The maximum length of a `Topic` in RFC 8030.
 const TOPIC_CHARS_MAX: usize = 32;
 
 pub(super) struct WebPush {
     subject: String,
     key: SigningKey,
-    client: Client,
+    client: ProviderClient,
     /// By the push service's origin.
     tokens: Mutex<HashMap<String, VapidToken>>,
 }
@@ -45,39 +45,40 @@ struct VapidToken {
 }
 
 impl WebPush {
-    pub(super) fn new(settings: WebPushSettings, client: Client) -> Result<Self, HornError> {
+    pub(super) fn new(settings: WebPushSettings, client: ProviderClient) -> Result<Self, HornError> {
         let wrong = |why| HornError::Key { provider: "webpush", why };
         let key = SigningKey::es256_from_text(&settings.private_key).map_err(wrong)?;
         let subject = settings.subject;
         if !subject.starts_with("mailto:") && !subject.starts_with("https:") {
-            let why = "it begins with neither mailto: nor https:".to_owned();
+            let why = "it must begin with `mailto:` or `https:`".to_owned();
             return Err(HornError::Setting { provider: "webpush", field: "subject", why });
         }
         Ok(Self { subject, key, client, tokens: Mutex::default() })
     }
 
-    pub(super) async fn send(&self, letter: &Letter<'_>, deadline: Instant) -> Judged {
-        let request = match self.request(letter) {
+    pub(super) async fn send(&self, delivery: &DeviceNotice<'_>, deadline: Instant) -> ProviderOutcome {
+        let request = match self.request(delivery) {
             Ok(request) => request,
-            Err(fate) => return fate.into(),
+            Err(outcome) => return outcome.into(),
         };
         match self.client.ask(request, deadline).await {
-            Ok(answer) => judge(&answer),
+            Ok(answer) => classify_response(&answer),
             Err(no_answer) => no_answer.into(),
         }
     }
 
-    fn request(&self, letter: &Letter<'_>) -> Result<Request<Full<Bytes>>, Fate> {
-        let endpoint = &letter.device.token;
-        let origin = origin_of(endpoint).ok_or_else(|| Fate::refused(format!("`{endpoint}` cannot be called")))?;
-        let content = Value::Object(letter.content()).to_string();
+    fn request(&self, delivery: &DeviceNotice<'_>) -> Result<Request<Full<Bytes>>, DeviceOutcome> {
+        let endpoint = &delivery.device.token;
+        let origin =
+            origin_of(endpoint).ok_or_else(|| DeviceOutcome::refused(format!("`{endpoint}` cannot be called")))?;
+        let content = Value::Object(delivery.content()).to_string();
         if content.len() > WEBPUSH_PAYLOAD_BYTES_MAX {
-            return Err(Fate::refused(format!("the payload is too large: {} bytes", content.len())));
+            return Err(DeviceOutcome::refused(format!("the payload is too large: {} bytes", content.len())));
         }
-        let body = self.encrypted(letter, content.as_bytes())?;
-        let token = self.token(&origin, letter.now)?;
+        let body = self.encrypted(delivery, content.as_bytes())?;
+        let token = self.token(&origin, delivery.now)?;
         let public = URL_SAFE_NO_PAD.encode(self.key.public_point());
-        let refused = |error: http::Error| Fate::refused(error.to_string());
+        let refused = |error: http::Error| DeviceOutcome::refused(error.to_string());
         let mut authorization =
             HeaderValue::from_str(&format!("vapid t={token}, k={public}")).map_err(|error| refused(error.into()))?;
         authorization.set_sensitive(true);
@@ -87,27 +88,27 @@ impl WebPush {
             .header(AUTHORIZATION, authorization)
             .header(CONTENT_TYPE, "application/octet-stream")
             .header(CONTENT_ENCODING, "aes128gcm")
-            .header("ttl", letter.seconds_left().min(WEBPUSH_TTL_SECONDS_MAX))
-            .header("urgency", if letter.is_shown() { "high" } else { "normal" })
-            .header("topic", letter.collapse_digest(TOPIC_CHARS_MAX))
+            .header("ttl", delivery.seconds_left().min(WEBPUSH_TTL_SECONDS_MAX))
+            .header("urgency", if delivery.is_shown() { "high" } else { "normal" })
+            .header("topic", delivery.collapse_digest(TOPIC_CHARS_MAX))
             .body(Full::new(body.into()))
             .map_err(refused)
     }
 
-    fn encrypted(&self, letter: &Letter<'_>, content: &[u8]) -> Result<Vec<u8>, Fate> {
-        let missing = |name: &str| Fate::refused(format!("the subscription has no usable `{name}`"));
+    fn encrypted(&self, delivery: &DeviceNotice<'_>, content: &[u8]) -> Result<Vec<u8>, DeviceOutcome> {
+        let missing = |name: &str| DeviceOutcome::refused(format!("the subscription has no usable `{name}`"));
         let key = |text: &Option<String>| text.as_deref().and_then(decoded);
-        let point = key(&letter.device.p256dh).ok_or_else(|| missing("p256dh"))?;
-        let auth = key(&letter.device.auth).ok_or_else(|| missing("auth"))?;
-        let no_random = |_| Fate::later("this machine has no random numbers", None);
+        let point = key(&delivery.device.p256dh).ok_or_else(|| missing("p256dh"))?;
+        let auth = key(&delivery.device.auth).ok_or_else(|| missing("auth"))?;
+        let no_random = |_| DeviceOutcome::later("the system's random number generator failed", None);
         let mut salt = [0; SALT_BYTES];
         aws_lc_rs::rand::fill(&mut salt).map_err(no_random)?;
         let sender = PrivateKey::generate(&ECDH_P256).map_err(no_random)?;
-        let receiver = Receiver { point: &point, auth: &auth };
-        encrypt(&receiver, &sender, &salt, content).map_err(|unusable| Fate::refused(unusable.to_string()))
+        let receiver = BrowserKeys { point: &point, auth: &auth };
+        encrypt(&receiver, &sender, &salt, content).map_err(|unusable| DeviceOutcome::refused(unusable.to_string()))
     }
 
-    fn token(&self, origin: &str, now: Timestamp) -> Result<Arc<str>, Fate> {
+    fn token(&self, origin: &str, now: Timestamp) -> Result<Arc<str>, DeviceOutcome> {
         let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = tokens.get(origin) {
             let age_ms = now.as_millis().saturating_sub(known.made.as_millis());
@@ -117,7 +118,8 @@ impl WebPush {
         }
         let expires = now.as_millis().div_euclid(1000) + VAPID_TOKEN_VALID.as_secs() as i64;
         let claims = json!({ "aud": origin, "exp": expires, "sub": self.subject });
-        let text: Arc<str> = self.key.token(None, &claims).map_err(|bad| Fate::misconfigured(bad.to_string()))?.into();
+        let text: Arc<str> =
+            self.key.token(None, &claims).map_err(|bad| DeviceOutcome::misconfigured(bad.to_string()))?.into();
         if tokens.len() >= VAPID_TOKENS_MAX {
             tokens.clear();
         }
@@ -126,7 +128,7 @@ impl WebPush {
     }
 }
 
-/// The origin of a URL that can be called, as a browser writes it: without the usual port.
+/// The origin of a URL in the form of browsers, without the default port. `None`: the URL cannot be called.
 pub(super) fn origin_of(url: &str) -> Option<String> {
     whimbrel_api::endpoint::check_url(url).ok()?;
     let uri: Uri = url.parse().ok()?;
@@ -138,31 +140,31 @@ pub(super) fn origin_of(url: &str) -> Option<String> {
     })
 }
 
-/// Base64 of either alphabet, padded or not: browsers and libraries write it as they like.
+/// Decodes base64 of either alphabet, padded or not, because browsers and libraries differ.
 fn decoded(text: &str) -> Option<Vec<u8>> {
     let text: String = text.trim_end_matches('=').replace('+', "-").replace('/', "_");
     URL_SAFE_NO_PAD.decode(text).ok()
 }
 
-/// What an answer of a push service means.
-fn judge(answer: &Answer) -> Judged {
+/// Classifies a response of a push service.
+fn classify_response(answer: &ProviderResponse) -> ProviderOutcome {
     let status = answer.status;
-    // Not what it says beside that: a device named the place, and nobody is to read there what whoever it named answers.
-    let said = format!("the push service answered {status}");
+    // The body is left out: a device chose the URL, and must not be able to make operators read text from an internal server.
+    let detail = format!("the push service answered {status}");
     match status {
-        200..=299 => Fate::Sent.into(),
-        404 | 410 => Fate::gone(said).into(),
-        429 => Judged::throttled(said, answer.retry_after()),
+        200..=299 => DeviceOutcome::Sent.into(),
+        404 | 410 => DeviceOutcome::gone(detail).into(),
+        429 => ProviderOutcome::throttled(detail, answer.retry_after()),
         500..=599 => {
             let wait = answer.retry_after();
-            let everybody_waits = wait.map(|wait| wait.min(ORIGIN_PAUSE_MAX));
-            Judged { everybody_waits, ..Fate::later(said, wait).into() }
+            let provider_wait = wait.map(|wait| wait.min(ORIGIN_PAUSE_MAX));
+            ProviderOutcome { provider_wait, ..DeviceOutcome::later(detail, wait).into() }
         }
-        408 | 425 => Fate::later(said, None).into(),
-        // It is larger than this service takes, or not what it wants.
-        400 | 411 | 413..=415 | 422 | 431 => Fate::refused(said).into(),
-        // 401, 403: the subscription was made for another key. Others: this is no push service, or not yet.
-        _ => Fate::misconfigured(said).into(),
+        408 | 425 => DeviceOutcome::later(detail, None).into(),
+        // The payload is too large or invalid for this service.
+        400 | 411 | 413..=415 | 422 | 431 => DeviceOutcome::refused(detail).into(),
+        // 401, 403: the subscription has another VAPID key. Others: the URL is not a push service, or not ready.
+        _ => DeviceOutcome::misconfigured(detail).into(),
     }
 }
 
@@ -171,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_origin_is_written_as_browsers_write_it() {
+    fn an_origin_has_the_form_of_browsers() {
         assert_eq!(origin_of("https://Push.example.com/a?b"), Some("https://push.example.com".to_owned()));
         assert_eq!(origin_of("https://push.example.com:443/"), Some("https://push.example.com".to_owned()));
         assert_eq!(origin_of("http://127.0.0.1:9000/x"), Some("http://127.0.0.1:9000".to_owned()));
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_read_in_either_alphabet() {
+    fn keys_are_decoded_in_either_alphabet() {
         assert_eq!(decoded("-_8"), Some(vec![0xfb, 0xff]));
         assert_eq!(decoded("+/8="), Some(vec![0xfb, 0xff]));
         assert_eq!(decoded("?"), None);

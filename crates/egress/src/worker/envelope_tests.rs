@@ -12,7 +12,7 @@ use super::*;
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 const PUBLISHED_AT: &str = "2026-11-15T10:38:42.001Z";
 
-struct Scene {
+struct EnvelopeScene {
     envelope: Envelope,
     secrets: Vec<SigningSecret>,
     endpoint_headers: Vec<(String, String)>,
@@ -22,14 +22,14 @@ struct Scene {
     payload: &'static [u8],
 }
 
-impl Scene {
+impl EnvelopeScene {
     fn new(envelope: Envelope, headers: &[(&'static str, &'static [u8])]) -> Self {
         let (secrets, endpoint_headers) = (Vec::new(), Vec::new());
         let (topic, headers) = ("orders", headers.to_vec());
         Self { envelope, secrets, endpoint_headers, topic, headers, key: Some(b"k1"), payload: b"body" }
     }
 
-    fn letter(self) -> Letter {
+    fn request(self) -> OutboundRequest {
         let mut headers = Headers::builder();
         for (name, value) in &self.headers {
             headers.push(name, value);
@@ -64,14 +64,14 @@ impl Scene {
             },
             rule: None,
         };
-        write(&call, &Prepared::new(&target).unwrap(), Timestamp::from_millis(5_999))
+        write(&call, &PreparedTarget::new(&target).unwrap(), Timestamp::from_millis(5_999))
     }
 }
 
 /// Name and value of each header, by name.
-fn sent(letter: &Letter) -> Vec<(String, String)> {
+fn sent(request: &OutboundRequest) -> Vec<(String, String)> {
     let text = |value: &HeaderValue| value.to_str().unwrap().to_owned();
-    let mut sent: Vec<_> = letter.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect();
+    let mut sent: Vec<_> = request.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect();
     sent.sort();
     sent.retain(|(name, _)| name != "user-agent");
     sent
@@ -81,14 +81,15 @@ fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
-fn event(scene: Scene) -> Value {
-    serde_json::from_slice(&scene.letter().body).unwrap()
+fn event(scene: EnvelopeScene) -> Value {
+    serde_json::from_slice(&scene.request().body).unwrap()
 }
 
 #[test]
 fn binary_has_the_payload_as_it_was_and_everything_else_in_headers() {
-    let letter = Scene::new(Envelope::Binary, &[("content-type", b"text/plain"), ("x-env", b"prod")]).letter();
-    assert_eq!(letter.body, "body");
+    let request =
+        EnvelopeScene::new(Envelope::Binary, &[("content-type", b"text/plain"), ("x-env", b"prod")]).request();
+    assert_eq!(request.body, "body");
     let expected = [
         ("ce-id", "m-1"),
         ("ce-partitionkey", "k1"),
@@ -107,14 +108,14 @@ fn binary_has_the_payload_as_it_was_and_everything_else_in_headers() {
         ("whimbrel-topic", "orders"),
         ("x-env", "prod"),
     ];
-    assert_eq!(sent(&letter), pairs(&expected));
+    assert_eq!(sent(&request), pairs(&expected));
 }
 
 #[test]
-fn what_a_publisher_says_of_its_event_stays() {
+fn attributes_of_the_publisher_stay_unchanged() {
     let own: &[(&str, &[u8])] =
         &[("ce-id", b"other"), ("ce-type", b"order.paid"), ("ce-source", b"/shop"), ("ce-traceparent", b"t")];
-    let letter = Scene::new(Envelope::Binary, own).letter();
+    let request = EnvelopeScene::new(Envelope::Binary, own).request();
     for (name, value) in [
         ("ce-id", "other"),
         ("ce-type", "order.paid"),
@@ -122,10 +123,10 @@ fn what_a_publisher_says_of_its_event_stays() {
         ("ce-traceparent", "t"),
         ("webhook-id", "m-1"),
     ] {
-        let all: Vec<_> = letter.headers.get_all(name).iter().collect();
+        let all: Vec<_> = request.headers.get_all(name).iter().collect();
         assert_eq!(all, [value], "{name}");
     }
-    let event = event(Scene::new(Envelope::Structured, own));
+    let event = event(EnvelopeScene::new(Envelope::Structured, own));
     assert_eq!(
         (&event["id"], &event["whimbrelid"], &event["source"]),
         (&json!("other"), &json!("m-1"), &json!("/shop"))
@@ -133,10 +134,10 @@ fn what_a_publisher_says_of_its_event_stays() {
 }
 
 #[test]
-fn an_event_without_an_id_of_its_own_has_the_messages() {
+fn an_event_without_its_own_id_has_the_id_of_the_message() {
     for own in [&[][..], &[("ce-id", &b""[..])]] {
-        assert_eq!(Scene::new(Envelope::Binary, own).letter().headers["ce-id"], "m-1");
-        assert_eq!(event(Scene::new(Envelope::Structured, own))["id"], "m-1");
+        assert_eq!(EnvelopeScene::new(Envelope::Binary, own).request().headers["ce-id"], "m-1");
+        assert_eq!(event(EnvelopeScene::new(Envelope::Structured, own))["id"], "m-1");
     }
 }
 
@@ -144,8 +145,9 @@ fn an_event_without_an_id_of_its_own_has_the_messages() {
 fn attributes_are_encoded_in_headers_and_decoded_in_json() {
     let subject = |brought: &'static [u8]| {
         let own = [("ce-subject", brought)];
-        let header = Scene::new(Envelope::Binary, &own).letter().headers["ce-subject"].to_str().unwrap().to_owned();
-        (header, event(Scene::new(Envelope::Structured, &own))["subject"].as_str().unwrap().to_owned())
+        let header =
+            EnvelopeScene::new(Envelope::Binary, &own).request().headers["ce-subject"].to_str().unwrap().to_owned();
+        (header, event(EnvelopeScene::new(Envelope::Structured, &own))["subject"].as_str().unwrap().to_owned())
     };
     for (brought, header, json) in [
         ("ord%C3%A9r", "ord%C3%A9r", "ordér"),
@@ -160,14 +162,14 @@ fn attributes_are_encoded_in_headers_and_decoded_in_json() {
 }
 
 #[test]
-fn a_dead_letter_says_where_it_comes_from() {
+fn a_dead_letter_includes_its_origin() {
     let record: &[(&str, &[u8])] = &[("whimbrel-origin", b"{\"reason\":\"answered 500\"}")];
-    let letter = Scene { topic: "_dead.billing", ..Scene::new(Envelope::Binary, record) }.letter();
-    assert_eq!(letter.headers["whimbrel-origin"], "{\"reason\":\"answered 500\"}");
+    let request = EnvelopeScene { topic: "_dead.billing", ..EnvelopeScene::new(Envelope::Binary, record) }.request();
+    assert_eq!(request.headers["whimbrel-origin"], "{\"reason\":\"answered 500\"}");
 }
 
 #[test]
-fn headers_of_the_system_and_of_the_connection_stay_behind() {
+fn headers_of_the_system_and_of_the_connection_are_not_sent() {
     let record: &[(&str, &[u8])] = &[
         ("whimbrel-id", b"m-1"),
         ("whimbrel-due", b"1"),
@@ -183,62 +185,62 @@ fn headers_of_the_system_and_of_the_connection_stay_behind() {
         ("x-line", b"a\r\nb: c"),
     ];
     for envelope in [Envelope::Binary, Envelope::Structured, Envelope::Kmq] {
-        let letter = Scene::new(envelope, record).letter();
-        let plain = Scene::new(envelope, &[]).letter();
-        assert_eq!(sent(&letter), sent(&plain), "{envelope:?}");
+        let request = EnvelopeScene::new(envelope, record).request();
+        let plain = EnvelopeScene::new(envelope, &[]).request();
+        assert_eq!(sent(&request), sent(&plain), "{envelope:?}");
     }
 }
 
 #[test]
 fn a_repeated_header_of_a_message_is_repeated() {
-    let letter = Scene::new(Envelope::Binary, &[("x-a", b"1"), ("x-a", b"2")]).letter();
-    assert_eq!(letter.headers.get_all("x-a").iter().collect::<Vec<_>>(), ["1", "2"]);
+    let request = EnvelopeScene::new(Envelope::Binary, &[("x-a", b"1"), ("x-a", b"2")]).request();
+    assert_eq!(request.headers.get_all("x-a").iter().collect::<Vec<_>>(), ["1", "2"]);
 }
 
 #[test]
 fn a_message_cannot_change_what_the_endpoint_sends() {
-    let mut scene = Scene::new(Envelope::Binary, &[("x-env", b"forged")]);
+    let mut scene = EnvelopeScene::new(Envelope::Binary, &[("x-env", b"forged")]);
     scene.endpoint_headers = pairs(&[("X-Env", "prod"), ("Authorization", "Bearer s")]);
-    let letter = scene.letter();
-    assert_eq!(letter.headers.get_all("x-env").iter().collect::<Vec<_>>(), ["prod"]);
-    assert_eq!(letter.headers["authorization"], "Bearer s");
+    let request = scene.request();
+    assert_eq!(request.headers.get_all("x-env").iter().collect::<Vec<_>>(), ["prod"]);
+    assert_eq!(request.headers["authorization"], "Bearer s");
 }
 
 #[test]
 fn a_key_that_no_header_can_carry_is_percent_encoded() {
-    let mut scene = Scene::new(Envelope::Binary, &[]);
+    let mut scene = EnvelopeScene::new(Envelope::Binary, &[]);
     scene.key = Some("a b\"%ü\n".as_bytes());
-    assert_eq!(scene.letter().headers["ce-partitionkey"], "a%20b%22%25%C3%BC%0A");
-    let mut scene = Scene::new(Envelope::Binary, &[]);
+    assert_eq!(scene.request().headers["ce-partitionkey"], "a%20b%22%25%C3%BC%0A");
+    let mut scene = EnvelopeScene::new(Envelope::Binary, &[]);
     scene.key = None;
-    assert!(!scene.letter().headers.contains_key("ce-partitionkey"));
+    assert!(!scene.request().headers.contains_key("ce-partitionkey"));
 }
 
 #[test]
-fn a_payload_of_no_type_is_bytes() {
-    assert_eq!(Scene::new(Envelope::Binary, &[]).letter().headers["content-type"], "application/octet-stream");
+fn a_payload_without_a_type_is_binary() {
+    assert_eq!(EnvelopeScene::new(Envelope::Binary, &[]).request().headers["content-type"], "application/octet-stream");
 }
 
 #[test]
 fn the_signature_covers_the_body_that_is_sent() {
     for envelope in [Envelope::Binary, Envelope::Structured, Envelope::Kmq] {
         let secrets = [SigningSecret { secret: SECRET.to_owned(), until_ms: None }];
-        let mut scene = Scene::new(envelope, &[]);
+        let mut scene = EnvelopeScene::new(envelope, &[]);
         scene.secrets = secrets.to_vec();
-        let letter = scene.letter();
+        let request = scene.request();
         let mut expected = BytesMut::new();
         let signers = super::super::signature::Signers::new(&secrets).unwrap();
-        signers.write("m-1", Timestamp::from_millis(5_000), &letter.body, &mut expected);
-        assert_eq!(letter.headers["webhook-signature"].as_bytes(), expected, "{envelope:?}");
-        assert_eq!(letter.headers["webhook-id"], "m-1");
-        assert_eq!(letter.headers["webhook-timestamp"], "5");
+        signers.write("m-1", Timestamp::from_millis(5_000), &request.body, &mut expected);
+        assert_eq!(request.headers["webhook-signature"].as_bytes(), expected, "{envelope:?}");
+        assert_eq!(request.headers["webhook-id"], "m-1");
+        assert_eq!(request.headers["webhook-timestamp"], "5");
     }
 }
 
 #[test]
-fn kmq_is_what_kafka_pusher_sends() {
-    let letter = Scene::new(Envelope::Kmq, &[("x-kmq-logid", b"l-9"), ("x-env", b"prod")]).letter();
-    assert_eq!(letter.body, "body");
+fn kmq_has_the_headers_of_kafka_pusher() {
+    let request = EnvelopeScene::new(Envelope::Kmq, &[("x-kmq-logid", b"l-9"), ("x-env", b"prod")]).request();
+    assert_eq!(request.body, "body");
     let expected = [
         ("content-type", "application/x-www-form-urlencoded"),
         ("x-env", "prod"),
@@ -250,7 +252,7 @@ fn kmq_is_what_kafka_pusher_sends() {
         ("x-kmq-topic", "orders"),
         ("x-retry-times", "1"),
     ];
-    assert_eq!(sent(&letter), pairs(&expected));
+    assert_eq!(sent(&request), pairs(&expected));
 }
 
 #[test]
@@ -264,13 +266,13 @@ fn structured_is_a_cloud_event() {
         ("ce-not-a-name", b"1"),
         ("x-env", b"prod"),
     ];
-    let mut scene = Scene::new(Envelope::Structured, own);
+    let mut scene = EnvelopeScene::new(Envelope::Structured, own);
     scene.payload = b"{\"paid\":  true}";
-    let letter = scene.letter();
-    assert_eq!(letter.headers["content-type"], "application/cloudevents+json");
-    assert_eq!(letter.headers["x-env"], "prod");
-    assert!(!letter.headers.contains_key("ce-id"), "the event says it");
-    let event: Value = serde_json::from_slice(&letter.body).unwrap();
+    let request = scene.request();
+    assert_eq!(request.headers["content-type"], "application/cloudevents+json");
+    assert_eq!(request.headers["x-env"], "prod");
+    assert!(!request.headers.contains_key("ce-id"), "the event says it");
+    let event: Value = serde_json::from_slice(&request.body).unwrap();
     let expected = json!({
         "id": "m-1", "specversion": "1.0", "source": "/topics/orders", "type": "order.paid", "time": PUBLISHED_AT,
         "partitionkey": "k1", "shop": "7", "whimbrelid": "m-1", "whimbrelsubscription": "billing", "whimbreltopic": "orders",
@@ -283,7 +285,7 @@ fn structured_is_a_cloud_event() {
 #[test]
 fn the_data_of_an_event_is_json_text_or_base64() {
     let data = |content_type: &'static [u8], payload: &'static [u8]| {
-        let mut scene = Scene::new(Envelope::Structured, &[("content-type", content_type)]);
+        let mut scene = EnvelopeScene::new(Envelope::Structured, &[("content-type", content_type)]);
         scene.payload = payload;
         let event = event(scene);
         (event.get("data").cloned(), event.get("data_base64").cloned())
@@ -296,7 +298,7 @@ fn the_data_of_an_event_is_json_text_or_base64() {
 }
 
 #[test]
-fn an_endpoint_that_cannot_be_called_says_why() {
+fn an_invalid_endpoint_is_rejected_with_its_reason() {
     let refused = |url: &str, header: &str, secret: &str| {
         let endpoint = Endpoint {
             url: Some(url.to_owned()),
@@ -307,7 +309,7 @@ fn an_endpoint_that_cannot_be_called_says_why() {
         let secrets = vec![SigningSecret { secret: secret.to_owned(), until_ms: None }];
         let (envelope, subscription) = (Envelope::Binary, "s".to_owned());
         let target = CallTarget { subscription, endpoint, envelope, secrets, workers: None };
-        Prepared::new(&Arc::new(target)).err().map(|failure| failure.detail)
+        PreparedTarget::new(&Arc::new(target)).err().map(|failure| failure.detail)
     };
     assert_eq!(refused("http://a/", "x-a", SECRET), None);
     assert!(refused("nowhere", "x-a", SECRET).unwrap().contains("nowhere"));

@@ -1,35 +1,34 @@
-//! The role `worker`: makes the HTTP callbacks, and says how each went.
+//! The role `worker`: makes the HTTP callbacks and reports the outcome of each.
 //!
-//! A [`Worker`] is stateless: what it is given in a `Call` is all that it knows of a message, and it neither judges a status nor tries again.
-//! Each thread that calls it has connections of its own ([`thread`]), by target, so that no call waits for a lock or crosses threads.
+//! A [`Worker`] is stateless: a `Call` contains all that it needs. It neither interprets a status nor retries. Each calling thread has its
+//! own connections, per target ([`thread_state`]), so that no call waits for a lock or moves between threads.
 //!
-//! In the order of a call: [`prepared`] (once per target and thread), [`envelope`] and [`signature`], [`dial`] with its [`AddressGuard`](whimbrel_api::endpoint::AddressGuard),
-//! [`answer`].
-//!
-//! Where several processes have workers, [`pool`] picks one for each call by a [`strategy`], and [`service`] answers for this process.
+//! A call passes [`prepared_target`] (once per target and thread), [`envelope`] and [`signature`], [`dialer`] with its
+//! [`AddressGuard`](whimbrel_api::endpoint::AddressGuard), and [`response`]. If several nodes have workers, [`pool`] selects one for each
+//! call by a [`strategy`], and [`service`] serves the calls of other nodes.
 
-mod answer;
-mod dial;
+mod call_wire;
+mod cloud_event;
+mod dialer;
 mod envelope;
-mod failure;
-pub mod figures;
-mod handing;
+mod failed_call;
+mod header_names;
 mod limits;
-mod load;
-mod lookup;
-mod names;
-mod origin;
+mod load_sampler;
+pub mod metrics;
+mod origin_pool;
 mod own_callback;
 pub mod pool;
-mod prepared;
+mod prepared_target;
+mod remote_call;
+mod resolver;
+mod response;
 pub mod service;
 mod settings;
 mod signature;
 pub mod strategy;
-mod structured;
-mod team;
-mod thread;
-mod wire;
+mod thread_state;
+mod worker_set;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,112 +42,111 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::time::timeout_at;
 use whimbrel_model::Clock;
-use whimbrel_model::ports::{ANSWER_KEPT_BYTES, Call, CallFailure, CallOutcome, Callbacks, Called, PortFuture};
+use whimbrel_model::ports::{ANSWER_KEPT_BYTES, Call, CallFailure, CallOutcome, CallReport, Callbacks, PortFuture};
 
-use answer::Reading;
-use dial::Dialer;
-use failure::Failure;
-use figures::WorkerFigures;
+use self::metrics::WorkerMetrics;
+use dialer::CallbackDialer;
+use failed_call::FailedCall;
 use limits::{ANSWER_READ_BYTES_MAX, OWN_TIMEOUT_MAX, STALE_CONNECTIONS_MAX, SUCCESS_BODY_WITHIN};
-use load::Sampler;
-use origin::Sender;
-use own_callback::OwnWay;
-use prepared::{Destination, Prepared};
-use strategy::Load;
+use load_sampler::LoadSampler;
+use origin_pool::RequestSender;
+use own_callback::OwnCallbackRequest;
+use prepared_target::{PreparedTarget, RequestTarget};
+use response::BodyReader;
+use strategy::WorkerLoad;
 
-pub use figures::NAMES as METRIC_NAMES;
+pub use self::metrics::NAMES as METRIC_NAMES;
 
 pub use pool::{PoolParts, WorkerPool};
-pub use service::{CallDesks, WorkersDoor, workers_service};
+pub use service::{LocalCallbacks, WorkersService, workers_service};
 pub use settings::{WorkerError, WorkerSettings};
 
-pub use team::WORKER_ROLE;
+pub use worker_set::WORKER_ROLE;
 
-pub(crate) use answer::retry_after;
-pub(crate) use dial::client_tls;
-pub(crate) use handing::{Silence, hand_over};
-pub(crate) use names::{WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP};
+pub(crate) use call_wire::target_bytes;
+pub(crate) use dialer::client_tls;
+pub(crate) use header_names::{WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP};
+pub(crate) use remote_call::{NoOutcome, call_remote};
+pub(crate) use response::retry_after;
 pub(crate) use signature::Signers;
-pub(crate) use wire::target_bytes;
 
-/// Makes callbacks from this process. Cloning shares it.
+/// Makes callbacks from this process. Clones share its state.
 #[derive(Clone)]
 pub struct Worker {
     core: Arc<WorkerCore>,
 }
 
-/// What the threads of a worker share.
+/// The state that the threads of a worker share.
 struct WorkerCore {
-    dialer: Dialer,
+    dialer: CallbackDialer,
     connect_timeout: Duration,
-    /// Dates signatures, and tells how long a `Retry-After` with a date is.
+    /// The time of signatures, and of `Retry-After` headers with a date.
     clock: Arc<dyn Clock>,
     in_flight: AtomicU64,
-    sampler: Sampler,
-    figures: WorkerFigures,
+    sampler: LoadSampler,
+    metrics: WorkerMetrics,
 }
 
 impl Worker {
-    /// A recorder of metrics must be installed before, or nothing is counted.
+    /// The metrics recorder must be installed first; otherwise nothing is counted.
     pub fn new(settings: WorkerSettings) -> Result<Self, WorkerError> {
-        let dialer = Dialer::new(settings.guard, &settings.extra_roots_pem).map_err(WorkerError)?;
-        let (in_flight, sampler, figures) = (AtomicU64::new(0), Sampler::new(), WorkerFigures::new());
+        let dialer = CallbackDialer::new(settings.guard, &settings.extra_roots_pem).map_err(WorkerError)?;
+        let (in_flight, sampler, metrics) = (AtomicU64::new(0), LoadSampler::new(), WorkerMetrics::new());
         let (connect_timeout, clock) = (settings.connect_timeout, settings.clock);
-        let core = WorkerCore { dialer, connect_timeout, clock, in_flight, sampler, figures };
+        let core = WorkerCore { dialer, connect_timeout, clock, in_flight, sampler, metrics };
         Ok(Self { core: Arc::new(core) })
     }
 
-    /// Calls under way on all threads.
+    /// Calls in progress on all threads.
     pub fn in_flight(&self) -> u64 {
         self.core.in_flight.load(Ordering::Relaxed)
     }
 
-    /// How much it has to do.
-    pub fn load(&self) -> Load {
+    pub fn load(&self) -> WorkerLoad {
         let (cpu, memory) = self.core.sampler.parts();
-        Load { in_flight: self.in_flight(), cpu, memory }
+        WorkerLoad { in_flight: self.in_flight(), cpu, memory }
     }
 }
 
 impl Callbacks for Worker {
-    fn call(&self, call: Call) -> PortFuture<'_, Called> {
+    fn call(&self, call: Call) -> PortFuture<'_, CallReport> {
         Box::pin(async move {
             let began = Instant::now();
-            let _flight = Flight::begin(&self.core);
+            let _flight = InFlightGuard::begin(&self.core);
             let outcome = match exchange(&self.core, &call, began).await {
                 Ok(answered) => answered,
-                Err(Failure { why, detail }) => CallOutcome::Failed { why, detail },
+                Err(FailedCall { why, detail }) => CallOutcome::Failed { why, detail },
             };
-            let called = Called { outcome, took: began.elapsed() };
-            self.core.figures.ended(&called);
+            let called = CallReport { outcome, took: began.elapsed() };
+            self.core.metrics.ended(&called);
             called
         })
     }
 }
 
 /// Counts a call as under way until it has ended or was dropped.
-struct Flight<'a> {
+struct InFlightGuard<'a> {
     core: &'a WorkerCore,
 }
 
-impl<'a> Flight<'a> {
+impl<'a> InFlightGuard<'a> {
     fn begin(core: &'a WorkerCore) -> Self {
         core.in_flight.fetch_add(1, Ordering::Relaxed);
-        core.figures.in_flight.increment(1.0);
+        core.metrics.in_flight.increment(1.0);
         Self { core }
     }
 }
 
-impl Drop for Flight<'_> {
+impl Drop for InFlightGuard<'_> {
     fn drop(&mut self) {
         self.core.in_flight.fetch_sub(1, Ordering::Relaxed);
-        self.core.figures.in_flight.decrement(1.0);
+        self.core.metrics.in_flight.decrement(1.0);
     }
 }
 
-/// The whole call, within its time.
-async fn exchange(core: &Arc<WorkerCore>, call: &Call, began: Instant) -> Result<CallOutcome, Failure> {
-    let prepared = thread::prepared(core, &call.target, began)?;
+/// Makes the call within its timeout.
+async fn exchange(core: &Arc<WorkerCore>, call: &Call, began: Instant) -> Result<CallOutcome, FailedCall> {
+    let prepared = thread_state::prepared(core, &call.target, began)?;
     let own_timeout = call.rule.as_ref().and_then(|rule| rule.timeout_ms).map(Duration::from_millis);
     let timeout = own_timeout.map_or(prepared.timeout, |own| own.min(OWN_TIMEOUT_MAX));
     let deadline = (began + timeout).into();
@@ -156,14 +154,14 @@ async fn exchange(core: &Arc<WorkerCore>, call: &Call, began: Instant) -> Result
 
     let connect_within = prepared.connect_timeout.unwrap_or(core.connect_timeout).min(timeout);
     let sent = timeout_at(deadline, send(core, &destination, request, connect_within)).await;
-    let late = |_| Failure::new(CallFailure::Timeout, format!("no answer within {timeout:?}"));
+    let late = |_| FailedCall::new(CallFailure::Timeout, format!("no response within {timeout:?}"));
     let (sender, response) = sent.map_err(late)??;
 
     let (head, body) = response.into_parts();
     let status = head.status;
-    // The endpoint of a callback that the message brought reports success in the body, see `center::dispatch::judge`.
+    // A callback that the message names reports success in its body; the dispatcher interprets it.
     let body_counts = prepared.destination.is_none();
-    let mut reading = Reading::new(match (body_counts, status.is_success()) {
+    let mut reading = BodyReader::new(match (body_counts, status.is_success()) {
         (true, true) => ANSWER_READ_BYTES_MAX,
         (false, true) => 0,
         (_, false) => ANSWER_KEPT_BYTES,
@@ -173,7 +171,7 @@ async fn exchange(core: &Arc<WorkerCore>, call: &Call, began: Instant) -> Result
     } else {
         let patience = tokio::time::Instant::now() + SUCCESS_BODY_WITHIN;
         let until = if status.is_success() && !body_counts { deadline.min(patience) } else { deadline };
-        // The status has come: what is missing of the body when the time is over is only missing from the record.
+        // The status has arrived. If the rest of the body is late, only the stored response is incomplete.
         let _ = timeout_at(until, reading.read(body)).await;
     }
     if reading.is_whole {
@@ -186,35 +184,35 @@ async fn exchange(core: &Arc<WorkerCore>, call: &Call, began: Instant) -> Result
 fn request_of(
     core: &Arc<WorkerCore>,
     call: &Call,
-    prepared: &Prepared,
+    prepared: &PreparedTarget,
     now: Instant,
-) -> Result<(Destination, Request<Full<Bytes>>), Failure> {
-    let envelope::Letter { mut headers, mut body } = envelope::write(call, prepared, core.clock.now());
+) -> Result<(RequestTarget, Request<Full<Bytes>>), FailedCall> {
+    let envelope::OutboundRequest { mut headers, mut body } = envelope::write(call, prepared, core.clock.now());
     let mut method = Method::POST;
     let own = call.rule.as_ref().and_then(|rule| rule.callback.as_ref());
-    // A subscription that says where it is called is called nowhere else: its headers and signatures are for that place, and whoever
-    // may publish must not be able to send them to another.
+    // A subscription with an endpoint is called only there. Its headers and signatures are meant for that endpoint, and a publisher must
+    // not be able to redirect them.
     let destination = match (&prepared.destination, own) {
         (Some(destination), _) => destination.clone(),
         (None, Some(own)) => {
-            let way = OwnWay::of(own, &call.record.value)?;
+            let way = OwnCallbackRequest::of(own, &call.record.value)?;
             if way.method == Method::GET {
-                // There is no body whose type could be told, and none that was signed.
+                // A GET has no body, so it needs no content type and no signature.
                 headers.remove(CONTENT_TYPE);
-                headers.remove(names::WEBHOOK_SIGNATURE);
+                headers.remove(header_names::WEBHOOK_SIGNATURE);
                 body = Bytes::new();
             }
             method = way.method;
-            thread::own_destination(core, way.place, now)
+            thread_state::own_destination(core, way.place, now)
         }
         (None, None) => {
-            let detail = "neither the subscription nor the message says where to call";
-            return Err(Failure::new(CallFailure::BadTarget, detail));
+            let detail = "neither the subscription nor the message has a URL";
+            return Err(FailedCall::new(CallFailure::BadTarget, detail));
         }
     };
     headers.insert(HOST, destination.authority.clone());
     if body.is_empty() && method != Method::GET {
-        // A receiver may well ask how long the body is before it looks at it.
+        // Some receivers require a length.
         headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
     }
     let mut request = Request::new(Full::new(body));
@@ -224,14 +222,14 @@ fn request_of(
     Ok((destination, request))
 }
 
-/// Sends on a connection that is kept, or on a new one. A kept one that the other side has closed is passed over, but only where it is
-/// certain that nothing of the request was sent: a subscriber shall not have a message twice because of us.
+/// Sends the request on an idle connection, or on a new one. If an idle connection turns out to be closed, it is skipped, but only if no
+/// part of the request was sent: the retry must not deliver a message twice.
 async fn send(
     core: &WorkerCore,
-    destination: &Destination,
+    destination: &RequestTarget,
     mut request: Request<Full<Bytes>>,
     connect_within: Duration,
-) -> Result<(Sender, Response<Incoming>), Failure> {
+) -> Result<(RequestSender, Response<Incoming>), FailedCall> {
     let origin = &*destination.origin;
     let mut stale = 0;
     loop {
@@ -241,7 +239,7 @@ async fn send(
             Some(sender) => sender,
             None => {
                 let sender = core.dialer.dial(origin, connect_within).await?;
-                core.figures.connections_opened.increment(1);
+                core.metrics.connections_opened.increment(1);
                 sender
             }
         };
@@ -251,7 +249,7 @@ async fn send(
         };
         request = match error.take_message() {
             Some(unsent) if is_kept => unsent,
-            _ => return Err(Failure::broken(error.error())),
+            _ => return Err(FailedCall::broken(error.error())),
         };
         stale += 1;
     }

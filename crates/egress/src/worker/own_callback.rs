@@ -1,4 +1,4 @@
-//! The callback that a message brings itself, as soraka's messages do: its own URL and method, and for a GET its JSON in the query.
+//! Callbacks that a message names itself, as soraka's messages do: its own URL and method. A GET has the message's JSON in its query.
 
 use std::fmt::Write;
 
@@ -8,41 +8,41 @@ use serde_json::Value;
 use whimbrel_model::ports::CallFailure;
 use whimbrel_model::subscription::OwnCallback;
 
-use super::failure::Failure;
+use super::failed_call::FailedCall;
 use whimbrel_api::endpoint::EndpointUrl;
 use whimbrel_api::endpoint::URL_BYTES_MAX;
 
-/// Where the message goes, and how. A GET has no body.
-pub(super) struct OwnWay {
+/// The URL and method of such a callback. A GET has no body.
+pub(super) struct OwnCallbackRequest {
     pub(super) place: EndpointUrl,
     pub(super) method: Method,
 }
 
-impl OwnWay {
-    pub(super) fn of(callback: &OwnCallback, payload: &[u8]) -> Result<Self, Failure> {
-        let bad = |detail: String| Failure::new(CallFailure::BadTarget, detail);
+impl OwnCallbackRequest {
+    pub(super) fn of(callback: &OwnCallback, payload: &[u8]) -> Result<Self, FailedCall> {
+        let bad = |detail: String| FailedCall::new(CallFailure::BadTarget, detail);
         let mut place = EndpointUrl::parse(&callback.url).map_err(|error| bad(error.to_string()))?;
         if callback.method.eq_ignore_ascii_case("POST") {
             return Ok(Self { place, method: Method::POST });
         }
         if !callback.method.eq_ignore_ascii_case("GET") {
-            return Err(bad(format!("`{}` is no method of a callback: GET and POST are", callback.method)));
+            return Err(bad(format!("the method of a callback must be GET or POST, not `{}`", callback.method)));
         }
         place.path = with_query(&place.path, payload)?;
         Ok(Self { place, method: Method::GET })
     }
 }
 
-/// Adds the members of a JSON object to a query. Text stands as it is, everything else as its JSON.
-fn with_query(path: &PathAndQuery, payload: &[u8]) -> Result<PathAndQuery, Failure> {
-    let bad = |detail: &str| Failure::new(CallFailure::BadTarget, detail);
+/// Adds the members of a JSON object to the query. Strings are added without quotes, other values as JSON.
+fn with_query(path: &PathAndQuery, payload: &[u8]) -> Result<PathAndQuery, FailedCall> {
+    let bad = |detail: &str| FailedCall::new(CallFailure::BadTarget, detail);
     if payload.is_empty() {
         return Ok(path.clone());
     }
     let members = match serde_json::from_slice(payload) {
         Ok(Value::Object(members)) => members,
         Ok(Value::Null) => return Ok(path.clone()),
-        _ => return Err(bad("the parameters of a GET are no JSON object")),
+        _ => return Err(bad("the parameters of a GET are not a JSON object")),
     };
     let mut text = path.as_str().to_owned();
     let mut separator = if path.query().is_some() { '&' } else { '?' };
@@ -67,7 +67,7 @@ fn encode(text: &str, out: &mut String) {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             out.push(char::from(byte));
         } else {
-            write!(out, "%{byte:02X}").expect("a string takes all");
+            write!(out, "%{byte:02X}").expect("writing to a string cannot fail");
         }
     }
 }
@@ -78,7 +78,7 @@ mod tests {
 
     fn way(method: &str, url: &str, payload: &str) -> Result<(Method, String), CallFailure> {
         let callback = OwnCallback { method: method.to_owned(), url: url.to_owned() };
-        let way = OwnWay::of(&callback, payload.as_bytes());
+        let way = OwnCallbackRequest::of(&callback, payload.as_bytes());
         way.map(|way| (way.method, way.place.path.to_string())).map_err(|failure| failure.why)
     }
 
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_called_is_told() {
+    fn an_invalid_callback_is_a_bad_target() {
         assert_eq!(way("PUT", "http://a/x", "{}"), Err(CallFailure::BadTarget));
         assert_eq!(way("GET", "http://a/x", "[1]"), Err(CallFailure::BadTarget));
         assert_eq!(way("GET", "http://a/x", "{"), Err(CallFailure::BadTarget));

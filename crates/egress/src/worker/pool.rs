@@ -1,8 +1,8 @@
-//! The port `Callbacks` over all workers there are: the one of this process and those of others.
+//! The port `Callbacks` over all workers: the one of this process and those of other nodes.
 //!
-//! Where this process has the only worker a call goes straight to it. Otherwise one is picked for each call, by the strategy of the
-//! subscription or its topic; a call whose worker cannot be reached, or goes away with it, is handed to another: a subscriber may then see
-//! it twice, as at-least-once allows, and never not at all.
+//! If this process has the only worker, calls go straight to it. Otherwise the strategy of the subscription or its topic selects a worker
+//! for each call. A call whose worker is not reachable or fails during the call goes to another worker. So a subscriber may receive the
+//! call twice, as at-least-once delivery allows, but never misses it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,50 +12,48 @@ use arc_swap::ArcSwap;
 use futures_util::future::join_all;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
-use whimbrel_model::ports::{Call, CallFailure, CallOutcome, Callbacks, Called, Node, PortFuture};
+use whimbrel_model::ports::{Call, CallFailure, CallOutcome, CallReport, Callbacks, Node, PortFuture};
 
 use super::Worker;
-use super::handing::{Silence, hand_over};
+use super::call_wire::from_load;
 use super::limits::{HANDING_GRACE, HANDS_MAX, LOAD_EVERY};
-use super::team::{Colleague, Team};
-use super::wire::from_load;
+use super::remote_call::{NoOutcome, call_remote};
+use super::worker_set::{PoolWorker, WorkerSet};
 use whimbrel_cluster::wire::protocol::LoadRequest;
 use whimbrel_cluster::wire::protocol::workers_client::WorkersClient;
-use whimbrel_cluster::{Peers, Sight};
+use whimbrel_cluster::{ClusterWatch, PeerClients};
 
-/// What the numbers for picking at random grow by: the golden ratio, so that they spread.
+/// The step between random numbers: the golden ratio, which spreads them.
 const RANDOM_STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// What a pool is made of.
 pub struct PoolParts {
-    /// The worker of this process, where it has that role.
+    /// The worker of this process, if it has the role.
     pub local: Option<Worker>,
-    /// What this process is called among the members.
+    /// The name of this process in the cluster.
     pub name: String,
-    pub peers: Arc<Peers>,
+    pub peers: Arc<PeerClients>,
 }
 
-/// All workers.
 pub struct WorkerPool {
     local: Option<Worker>,
     name: String,
-    peers: Arc<Peers>,
-    team: ArcSwap<Team>,
+    peers: Arc<PeerClients>,
+    team: ArcSwap<WorkerSet>,
     random: AtomicU64,
 }
 
 impl WorkerPool {
-    /// A pool that knows the worker of this process only, until it sees others.
+    /// A pool with only the worker of this process, until [`Self::see`] adds others.
     pub fn new(parts: PoolParts) -> Self {
         let PoolParts { local, name, peers } = parts;
-        let team = Team::new(None, local.as_ref().map(|_| &*name), None, &[]);
+        let team = WorkerSet::new(None, local.as_ref().map(|_| &*name), None, &[]);
         let seed = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
         let random = AtomicU64::new(seed.subsec_nanos().into());
         Self { local, name, peers, team: ArcSwap::from_pointee(team), random }
     }
 
-    /// Follows who is there and how much they have to do, until it is cancelled.
-    pub async fn run(&self, mut sight: Sight, until: CancellationToken) {
+    /// Follows the cluster view and the load of all workers, until it is cancelled.
+    pub async fn run(&self, mut sight: ClusterWatch, until: CancellationToken) {
         let mut ticks = interval(LOAD_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.see(sight.me(), &sight.view().nodes);
@@ -68,59 +66,59 @@ impl WorkerPool {
         }
     }
 
-    /// These nodes are there, and this process is `me` among them.
+    /// Replaces the known nodes. `me` is the node number of this process.
     pub fn see(&self, me: Option<u16>, nodes: &[Node]) {
         let here = self.local.as_ref().map(|_| &*self.name);
-        let team = Team::new(Some(&self.team.load()), here, me, nodes);
+        let team = WorkerSet::new(Some(&self.team.load()), here, me, nodes);
         self.team.store(Arc::new(team));
     }
 
-    /// Asks all workers how much they have to do. One that does not answer is asked for calls after the others.
+    /// Requests the load of all workers. A worker that does not reply is selected after the others for a while.
     pub async fn ask_loads(&self) {
         let team = self.team.load_full();
-        if team.colleagues.len() < 2 {
+        if team.workers.len() < 2 {
             return;
         }
-        let asking = team.colleagues.iter().map(|colleague| async {
-            let load = match (&colleague.address, &self.local) {
+        let asking = team.workers.iter().map(|worker| async {
+            let load = match (&worker.address, &self.local) {
                 (Some(address), _) => self.load_of(address).await,
                 (None, Some(local)) => Some(local.load()),
                 (None, None) => None,
             };
             match load {
-                Some(load) => colleague.told(load),
-                None => self.set_aside(colleague, "it does not say how much it has to do"),
+                Some(load) => worker.told(load),
+                None => self.set_aside(worker, "no reply to a request for its load"),
             }
         });
         join_all(asking).await;
     }
 
-    /// Others are asked before it for a while. That is told once, and not for every call.
-    fn set_aside(&self, colleague: &Colleague, reason: &str) {
-        if colleague.set_aside() {
-            tracing::warn!(worker = colleague.name, reason, "a worker did not answer: others are asked before it");
+    /// Selects other workers first for a while. Logs this once, not for each call.
+    fn set_aside(&self, worker: &PoolWorker, reason: &str) {
+        if worker.set_aside() {
+            tracing::warn!(worker = worker.name, reason, "a worker did not reply: others are preferred");
         }
     }
 
-    async fn load_of(&self, address: &str) -> Option<super::strategy::Load> {
+    async fn load_of(&self, address: &str) -> Option<super::strategy::WorkerLoad> {
         let mut client = WorkersClient::new(self.peers.channel(address).ok()?);
         let answer = timeout(LOAD_EVERY, client.load(self.peers.request(LoadRequest {}))).await;
         Some(from_load(answer.ok()?.ok()?.get_ref()))
     }
 
-    /// Hands the call to one worker after the other, until one says how it went.
-    async fn hand_around(&self, team: &Team, call: Call) -> Called {
+    /// Passes the call to one worker after the other, until one returns an outcome.
+    async fn hand_around(&self, team: &WorkerSet, call: Call) -> CallReport {
         let began = Instant::now();
         let group = team.group(&call);
-        let mut tried: Vec<Arc<Colleague>> = Vec::new();
+        let mut tried: Vec<Arc<PoolWorker>> = Vec::new();
         let mut lost = None;
         while tried.len() < HANDS_MAX {
             let random = self.random.fetch_add(RANDOM_STEP, Ordering::Relaxed);
-            let Some(colleague) = group.pick(&tried, random) else { break };
-            let given = colleague.give();
-            let silence = match (&colleague.address, &self.local) {
+            let Some(worker) = group.pick(&tried, random) else { break };
+            let given = worker.give();
+            let silence = match (&worker.address, &self.local) {
                 (Some(address), _) => {
-                    match hand_over(&self.peers, address, &call, group.target_bytes.clone(), HANDING_GRACE).await {
+                    match call_remote(&self.peers, address, &call, group.target_bytes.clone(), HANDING_GRACE).await {
                         Ok(called) => return called,
                         Err(silence) => silence,
                     }
@@ -129,24 +127,24 @@ impl WorkerPool {
                 (None, None) => break,
             };
             drop(given);
-            let Silence { may_have_called, reason } = silence;
-            self.set_aside(&colleague, &reason);
+            let NoOutcome { may_have_called, reason } = silence;
+            self.set_aside(&worker, &reason);
             if may_have_called {
-                lost = Some(format!("the worker {} went away with the call: {reason}", colleague.name));
+                lost = Some(format!("the worker {} did not complete the call: {reason}", worker.name));
             }
-            tried.push(colleague);
+            tried.push(worker);
         }
         let (why, detail) = match lost {
             Some(detail) => (CallFailure::Broken, detail),
-            None if tried.is_empty() => (CallFailure::NoWorker, "there is no worker for this subscription".to_owned()),
-            None => (CallFailure::NoWorker, "no worker of this subscription can be reached".to_owned()),
+            None if tried.is_empty() => (CallFailure::NoWorker, "the subscription's pool has no worker".to_owned()),
+            None => (CallFailure::NoWorker, "no worker of the subscription's pool is reachable".to_owned()),
         };
-        Called { outcome: CallOutcome::Failed { why, detail }, took: began.elapsed() }
+        CallReport { outcome: CallOutcome::Failed { why, detail }, took: began.elapsed() }
     }
 }
 
 impl Callbacks for WorkerPool {
-    fn call(&self, call: Call) -> PortFuture<'_, Called> {
+    fn call(&self, call: Call) -> PortFuture<'_, CallReport> {
         let team = self.team.load();
         match &self.local {
             Some(local) if team.is_alone_for(&call.target) => local.call(call),

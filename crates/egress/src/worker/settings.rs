@@ -1,4 +1,4 @@
-//! What a worker needs to know.
+//! The settings of a worker.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use whimbrel_api::endpoint::AddressGuard;
 
 #[derive(Clone)]
 pub struct WorkerSettings {
-    /// Where callbacks may go.
+    /// The addresses that callbacks may reach.
     pub guard: AddressGuard,
-    /// Certificates in PEM that are believed beside those of the machine.
+    /// Root certificates in PEM that are trusted in addition to those of the machine.
     pub extra_roots_pem: Vec<u8>,
-    /// How long a connection may take to stand, where the endpoint does not say.
+    /// The connect timeout of endpoints that set none.
     pub connect_timeout: Duration,
     /// The clock of the process.
     pub clock: Arc<dyn Clock>,
@@ -41,7 +41,7 @@ impl Default for WorkerSettings {
     }
 }
 
-/// A worker that cannot be.
+/// The worker cannot be created.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("callbacks cannot be made: {0}")]
 pub struct WorkerError(pub(super) String);

@@ -1,4 +1,4 @@
-//! Standard Webhooks signatures: HMAC-SHA256 over `id.timestamp.body`, once for every secret that is live.
+//! Standard Webhooks signatures: HMAC-SHA256 over `id.timestamp.body`, one for each secret that has not expired.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -12,7 +12,7 @@ use whimbrel_model::subscription::SigningSecret;
 /// `v1,` and the base64 of 32 bytes.
 const SIGNATURE_CHARS: usize = 3 + 44;
 
-/// The secrets of a target, keyed already, so that a call only copies a state.
+/// The secrets of a target as keyed HMAC states, so that a call only copies a state.
 #[derive(Clone, Default)]
 pub(crate) struct Signers {
     signers: Vec<Signer>,
@@ -32,7 +32,7 @@ impl Signers {
         secrets.iter().map(signer).collect::<Result<_, _>>().map(|signers| Self { signers })
     }
 
-    /// Writes the signatures of those that are live, a space between; nothing where none is.
+    /// Writes the signatures of all secrets that have not expired, separated by spaces; nothing if there are none.
     pub(crate) fn write(&self, id: &str, now: Timestamp, body: &[u8], out: &mut BytesMut) {
         let mut digits = itoa::Buffer::new();
         let seconds = digits.format(now.as_millis().div_euclid(1000));
@@ -73,7 +73,7 @@ mod tests {
         String::from_utf8(out.to_vec()).unwrap()
     }
 
-    /// HMAC by its definition, and not by the crate that is tested.
+    /// HMAC by its definition, not by the crate under test.
     fn by_definition(key: &[u8], content: &[u8]) -> String {
         let mut block = [0u8; 64];
         block[..key.len()].copy_from_slice(key);
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_is_what_its_definition_gives() {
+    fn a_signature_equals_its_definition() {
         let key = [7u8; 64];
         let secrets = [secret(&format!("whsec_{}", STANDARD.encode(key)), None)];
         assert_eq!(signed(&secrets, "a-1", 5_000, b"body"), by_definition(&key, b"a-1.5.body"));

@@ -1,26 +1,26 @@
-//! How one worker of several is picked, and which ones serve a topic where people name only their number. Pure: loads, randomness and the
+//! Selects one worker of several, and assigns workers to a topic whose setting names only a number. Pure: loads, random numbers and the
 //! state of a rotation are passed in.
 
 use whimbrel_model::subscription::{AssignWorkers, Strategy};
 
-/// What a worker without any load weighs.
+/// The weight of a worker without load.
 pub const WEIGHT_MAX: u32 = 1_000_000;
-/// Calls under way that halve the weight of a worker.
+/// The number of calls in progress that halves the weight of a worker.
 const HALVING_IN_FLIGHT: f64 = 16.0;
-/// However busy the machine, a worker that answers is worth something.
+/// Higher values of CPU or memory use count as this one, so that a worker that replies keeps a weight.
 const BUSY_MAX: f64 = 0.95;
 
-/// How much a worker has to do.
+/// The load of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Load {
+pub struct WorkerLoad {
     pub in_flight: u64,
-    /// Parts of the machine, from 0 to 1.
+    /// The used part of the machine, from 0 to 1.
     pub cpu: f32,
     pub memory: f32,
 }
 
-impl Load {
-    /// What the worker is worth: the less it has to do, the more. Never zero.
+impl WorkerLoad {
+    /// The weight of the worker: the lower the load, the higher. Never zero.
     pub fn weight(&self) -> u32 {
         let free = |busy: f32| 1.0 - f64::from(busy).clamp(0.0, BUSY_MAX);
         let waiting = 1.0 + self.in_flight as f64 / HALVING_IN_FLIGHT;
@@ -29,16 +29,16 @@ impl Load {
     }
 }
 
-/// Where the rotations of one pool stand.
+/// The state of the rotations of one pool.
 #[derive(Debug, Clone, Default)]
-pub struct Turn {
+pub struct Rotation {
     next: usize,
-    /// Of the weighted rotation, by position in the pool.
+    /// The credits of the weighted rotation, by position in the pool.
     credits: Vec<i64>,
 }
 
-/// Picks one of those whose weight is not zero; `None` where there is none.
-pub fn pick(strategy: Strategy, weights: &[u32], turn: &mut Turn, random: u64) -> Option<usize> {
+/// Selects a position whose weight is not zero; `None` if there is none.
+pub fn pick(strategy: Strategy, weights: &[u32], turn: &mut Rotation, random: u64) -> Option<usize> {
     let candidates = || weights.iter().enumerate().filter(|(_, weight)| **weight > 0).map(|(index, _)| index);
     let count = candidates().count();
     if count <= 1 {
@@ -63,7 +63,7 @@ pub fn pick(strategy: Strategy, weights: &[u32], turn: &mut Turn, random: u64) -
         Strategy::WeightedRoundRobin => Some(smoothly(weights, turn)),
         Strategy::LeastLoaded => {
             let best = weights.iter().max()?;
-            // Of equals another one each time, so that many centers do not all begin with the same.
+            // Select randomly among equals, so that several centers do not all start with the same worker.
             let equals = || weights.iter().enumerate().filter(|(_, weight)| *weight == best);
             let nth = (random % equals().count() as u64) as usize;
             equals().nth(nth).map(|(index, _)| index)
@@ -71,13 +71,14 @@ pub fn pick(strategy: Strategy, weights: &[u32], turn: &mut Turn, random: u64) -
     }
 }
 
-/// Each gains its weight, who has most is picked and pays for all: a heavy one is picked often, and not many times in a row.
-fn smoothly(weights: &[u32], turn: &mut Turn) -> usize {
+/// Smooth weighted round robin: each worker gains its weight, and the one with the most credits is selected and pays the sum of all
+/// weights. A worker with a high weight is selected often, but not many times in a row.
+fn smoothly(weights: &[u32], turn: &mut Rotation) -> usize {
     turn.credits.resize(weights.len(), 0);
     let mut picked = 0;
     for (index, weight) in weights.iter().enumerate() {
         if *weight == 0 {
-            // Who cannot be picked saves nothing up.
+            // A worker that cannot be selected keeps no credits.
             turn.credits[index] = 0;
             continue;
         }
@@ -90,10 +91,10 @@ fn smoothly(weights: &[u32], turn: &mut Turn) -> usize {
     picked
 }
 
-/// The `count` workers that serve a topic: those that serve it already stay, as long as they are there; places that are free go to the
-/// least loaded, or to those that the topic's name points to.
+/// Assigns `count` workers to a topic. Present workers stay assigned while they are candidates; free places go to the least loaded workers,
+/// or to those with the highest affinity to the topic.
 ///
-/// `candidates` are names with weights. What is returned are positions in it.
+/// `candidates` are names with weights. Returns positions in it.
 pub fn assign(
     assign: AssignWorkers,
     count: usize,
@@ -113,9 +114,9 @@ pub fn assign(
     order
 }
 
-/// Rendezvous hashing: every node finds the same order of workers for a topic, and one that goes moves nobody else.
+/// Rendezvous hashing: every node computes the same order of workers for a topic, and a worker that leaves moves no other assignment.
 fn affinity(topic: &str, name: &str) -> u64 {
-    // FNV-1a and a finish, and not a hasher of the library: nodes of several versions must agree.
+    // FNV-1a with a finalizer, not a hasher of a library: nodes of different versions must agree.
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     for byte in topic.bytes().chain([0]).chain(name.bytes()) {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -123,7 +124,7 @@ fn affinity(topic: &str, name: &str) -> u64 {
     mixed(hash)
 }
 
-/// A number whose bits all depend on all bits of another.
+/// Mixes the bits of a number, so that each bit of the result depends on all bits of the input.
 pub fn mixed(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -138,9 +139,9 @@ mod tests {
 
     const ROUNDS: u64 = 60_000;
 
-    /// How often each was picked.
+    /// How often each position was selected.
     fn spread(strategy: Strategy, weights: &[u32]) -> Vec<u64> {
-        let (mut turn, mut counts) = (Turn::default(), vec![0; weights.len()]);
+        let (mut turn, mut counts) = (Rotation::default(), vec![0; weights.len()]);
         for round in 0..ROUNDS {
             counts[pick(strategy, weights, &mut turn, mixed(round + 1)).unwrap()] += 1;
         }
@@ -161,7 +162,7 @@ mod tests {
 
     #[test]
     fn round_robin_takes_one_after_the_other() {
-        let mut turn = Turn::default();
+        let mut turn = Rotation::default();
         let picks: Vec<_> = (0..7).filter_map(|_| pick(Strategy::RoundRobin, &[9, 1, 0, 5], &mut turn, 3)).collect();
         assert_eq!(picks, [0, 1, 3, 0, 1, 3, 0]);
     }
@@ -178,7 +179,7 @@ mod tests {
 
     #[test]
     fn weighted_round_robin_is_smooth() {
-        let mut turn = Turn::default();
+        let mut turn = Rotation::default();
         let mut next = || pick(Strategy::WeightedRoundRobin, &[5, 1, 1], &mut turn, 0).unwrap();
         let picks: Vec<_> = (0..7).map(|_| next()).collect();
         assert_eq!(picks, [0, 0, 1, 0, 2, 0, 0], "and not five times the first and then the others");
@@ -192,7 +193,7 @@ mod tests {
 
     #[test]
     fn the_busier_a_worker_the_less_it_weighs() {
-        let load = |in_flight, cpu, memory| Load { in_flight, cpu, memory }.weight();
+        let load = |in_flight, cpu, memory| WorkerLoad { in_flight, cpu, memory }.weight();
         assert_eq!(load(0, 0.0, 0.0), WEIGHT_MAX);
         assert!(load(1, 0.0, 0.0) < load(0, 0.0, 0.0));
         assert!(load(0, 0.5, 0.0) < load(0, 0.1, 0.0));
@@ -238,7 +239,7 @@ mod tests {
         fn whoever_is_picked_can_be_picked(weights in vec(0u32..5, 0..8), randoms: Vec<u64>) {
             use Strategy::*;
             for strategy in [Random, RoundRobin, WeightedRandom, WeightedRoundRobin, LeastLoaded] {
-                let mut turn = Turn::default();
+                let mut turn = Rotation::default();
                 for random in &randoms {
                     match pick(strategy, &weights, &mut turn, *random) {
                         Some(picked) => prop_assert!(weights[picked] > 0),

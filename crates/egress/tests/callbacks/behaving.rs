@@ -1,4 +1,4 @@
-//! Calls that go as they should.
+//! Calls to correct endpoints.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use whimbrel_egress::worker::{Worker, WorkerSettings};
 use whimbrel_model::ports::{Call, CallOutcome, Callbacks};
 use whimbrel_model::subscription::Envelope;
 
-use crate::endpoint::{Heard, answering, call, call_to, endpoint, own_call, status_of, target};
+use crate::endpoint::{Received, answering, call, call_to, endpoint, own_call, status_of, target};
 
 const WITHIN: Duration = Duration::from_secs(5);
 
@@ -18,7 +18,7 @@ fn worker() -> Worker {
 }
 
 #[tokio::test]
-async fn a_message_is_posted_and_its_status_told() {
+async fn a_message_is_posted_and_its_status_returned() {
     let (address, heard) = answering("HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n").await;
     let called = worker().call(call_to(address, WITHIN)).await;
     let nothing = CallOutcome::Answered { status: 202, retry_after: None, answer: "".into() };
@@ -32,7 +32,7 @@ async fn a_message_is_posted_and_its_status_told() {
 }
 
 #[tokio::test]
-async fn an_empty_message_says_that_it_is_empty() {
+async fn an_empty_message_has_a_content_length() {
     let (address, heard) = answering("HTTP/1.1 204 No Content\r\n\r\n").await;
     let mut call = call_to(address, WITHIN);
     call.record.value = bytes::Bytes::new();
@@ -42,7 +42,7 @@ async fn an_empty_message_says_that_it_is_empty() {
 }
 
 #[tokio::test]
-async fn calls_one_after_the_other_share_a_connection() {
+async fn sequential_calls_share_a_connection() {
     let (address, heard) = answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     let (worker, target) = (worker(), Arc::new(target(Some(format!("http://{address}/")), WITHIN)));
     for _ in 0..20 {
@@ -53,7 +53,7 @@ async fn calls_one_after_the_other_share_a_connection() {
 }
 
 #[tokio::test]
-async fn the_start_of_a_refusal_is_kept_and_of_a_success_nothing() {
+async fn the_start_of_an_error_body_is_kept_and_a_success_body_is_not() {
     let (address, _) = answering("HTTP/1.1 503 Busy\r\nretry-after: 7\r\ncontent-length: 4\r\n\r\nlate").await;
     let called = worker().call(call_to(address, WITHIN)).await;
     let retry_after = Some(Duration::from_secs(7));
@@ -64,7 +64,7 @@ async fn the_start_of_a_refusal_is_kept_and_of_a_success_nothing() {
 }
 
 #[tokio::test]
-async fn of_a_callback_that_the_message_brings_the_body_of_a_success_is_kept() {
+async fn the_success_body_of_a_messages_own_callback_is_kept() {
     let (address, _) = answering("HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n{\"result\":true}").await;
     let called = worker().call(own_call("POST", format!("http://{address}/"), b"{}")).await;
     let answer = r#"{"result":true}"#.into();
@@ -72,7 +72,7 @@ async fn of_a_callback_that_the_message_brings_the_body_of_a_success_is_kept() {
 }
 
 #[tokio::test]
-async fn a_redirect_is_an_answer_and_not_followed() {
+async fn a_redirect_is_returned_and_not_followed() {
     let (elsewhere, unheard) = answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     let answer = format!("HTTP/1.1 307 Elsewhere\r\nlocation: http://{elsewhere}/\r\ncontent-length: 0\r\n\r\n");
     let (address, _) = answering(answer.leak()).await;
@@ -81,7 +81,7 @@ async fn a_redirect_is_an_answer_and_not_followed() {
 }
 
 #[tokio::test]
-async fn kmq_headers_have_the_letters_that_kafka_pusher_gives_them() {
+async fn kmq_headers_have_the_capitals_of_kafka_pusher() {
     let (address, heard) = answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     let mut target = target(Some(format!("http://{address}/")), WITHIN);
     target.envelope = Envelope::Kmq;
@@ -96,7 +96,7 @@ async fn kmq_headers_have_the_letters_that_kafka_pusher_gives_them() {
 }
 
 #[tokio::test]
-async fn a_message_that_brings_its_own_callback_is_called_there() {
+async fn a_message_with_its_own_callback_is_sent_to_it() {
     let (address, heard) = answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     let worker = worker();
     let params = br#"{"order":"a b","n":1}"#;
@@ -107,11 +107,11 @@ async fn a_message_that_brings_its_own_callback_is_called_there() {
     assert!(requests[0].ends_with("\r\n\r\n") && !requests[0].contains("content-type"), "{}", requests[0]);
     assert!(requests[1].starts_with("POST /cb HTTP/1.1\r\n"), "{}", requests[1]);
     assert!(requests[1].ends_with(r#"{"order":"a b","n":1}"#), "{}", requests[1]);
-    assert_eq!(heard.connections(), 1, "both went to one place");
+    assert_eq!(heard.connections(), 1, "both used one connection");
 }
 
 #[tokio::test]
-async fn a_message_cannot_send_the_headers_of_a_subscription_elsewhere() {
+async fn a_message_cannot_redirect_the_headers_of_a_subscription() {
     let ok = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
     let ((address, heard), (elsewhere, unheard)) = (answering(ok).await, answering(ok).await);
     let mut target = target(Some(format!("http://{address}/hook")), WITHIN);
@@ -128,8 +128,8 @@ async fn a_message_cannot_send_the_headers_of_a_subscription_elsewhere() {
 }
 
 #[tokio::test]
-async fn calls_under_way_are_counted_until_they_end_or_are_dropped() {
-    let (address, heard) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+async fn calls_in_progress_are_counted_until_they_end_or_are_dropped() {
+    let (address, heard) = endpoint(|mut stream: TcpStream, heard: Received| async move {
         heard.request(&mut stream).await;
         std::future::pending::<()>().await;
     })
@@ -139,7 +139,7 @@ async fn calls_under_way_are_counted_until_they_end_or_are_dropped() {
         let mut calling = std::pin::pin!(worker.call(call_to(address, WITHIN)));
         while heard.requests().is_empty() {
             tokio::select! {
-                _ = &mut calling => panic!("nobody answers"),
+                _ = &mut calling => panic!("the endpoint never answers"),
                 () = tokio::time::sleep(Duration::from_millis(1)) => {}
             }
         }
@@ -149,9 +149,9 @@ async fn calls_under_way_are_counted_until_they_end_or_are_dropped() {
 }
 
 #[tokio::test]
-async fn a_connection_that_was_closed_while_it_waited_costs_no_call() {
+async fn a_connection_that_closed_while_idle_fails_no_call() {
     let (closed, mut on_close) = tokio::sync::mpsc::unbounded_channel();
-    let (address, heard) = endpoint(move |mut stream: TcpStream, heard: Heard| {
+    let (address, heard) = endpoint(move |mut stream: TcpStream, heard: Received| {
         let closed = closed.clone();
         async move {
             heard.request(&mut stream).await;
@@ -166,7 +166,7 @@ async fn a_connection_that_was_closed_while_it_waited_costs_no_call() {
     for _ in 0..20 {
         assert_eq!(status_of(&worker.call(call(&target)).await.outcome), 200);
         on_close.recv().await.unwrap();
-        // The runtime looks at its sockets before it comes back here, and finds the end that is there already.
+        // The runtime polls its sockets before it returns here, and finds the closed connection.
         tokio::task::yield_now().await;
         tokio::task::yield_now().await;
     }
@@ -174,9 +174,9 @@ async fn a_connection_that_was_closed_while_it_waited_costs_no_call() {
 }
 
 #[tokio::test]
-async fn an_endpoint_that_is_called_no_more_is_left_alone() {
+async fn connections_to_an_unused_endpoint_are_closed() {
     let (closed, mut on_close) = tokio::sync::mpsc::unbounded_channel();
-    let (address, heard) = endpoint(move |mut stream: TcpStream, heard: Heard| {
+    let (address, heard) = endpoint(move |mut stream: TcpStream, heard: Received| {
         let closed = closed.clone();
         async move {
             while heard.request(&mut stream).await.is_some() {
@@ -189,13 +189,13 @@ async fn an_endpoint_that_is_called_no_more_is_left_alone() {
     let (worker, target) = (worker(), Arc::new(target(Some(format!("http://{address}/")), WITHIN)));
     assert_eq!(status_of(&worker.call(call(&target)).await.outcome), 200);
     assert_eq!(heard.connections(), 1);
-    // From here on time passes as fast as nothing else happens.
+    // From here on, the paused clock advances whenever all tasks are idle.
     tokio::time::pause();
     on_close.recv().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_large_message_arrives_whole() {
+async fn a_large_message_arrives_complete() {
     let (address, heard) = answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     let mut call = call_to(address, WITHIN);
     call.record.value = vec![b'x'; 1 << 20].into();

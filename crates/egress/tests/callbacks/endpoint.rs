@@ -1,4 +1,4 @@
-//! Endpoints on loopback: one that answers by a script of bytes, however wrong, and what it was asked.
+//! Endpoints on loopback that answer with scripted bytes, even invalid ones, and record their requests.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -11,29 +11,29 @@ use whimbrel_model::ports::{Call, CallFailure, CallOutcome, CallTarget};
 use whimbrel_model::subscription::{DeliveryRule, Endpoint, Envelope, OwnCallback};
 use whimbrel_model::{Headers, Record, Timestamp};
 
-/// What an endpoint does with a connection.
-pub trait Manner: Clone + Send + 'static {
-    fn serve(self, stream: TcpStream, heard: Heard) -> impl Future<Output = ()> + Send;
+/// The behaviour of an endpoint on a connection.
+pub trait Behaviour: Clone + Send + 'static {
+    fn serve(self, stream: TcpStream, heard: Received) -> impl Future<Output = ()> + Send;
 }
 
-impl<F, T> Manner for F
+impl<F, T> Behaviour for F
 where
-    F: Fn(TcpStream, Heard) -> T + Clone + Send + 'static,
+    F: Fn(TcpStream, Received) -> T + Clone + Send + 'static,
     T: Future<Output = ()> + Send,
 {
-    fn serve(self, stream: TcpStream, heard: Heard) -> impl Future<Output = ()> + Send {
+    fn serve(self, stream: TcpStream, heard: Received) -> impl Future<Output = ()> + Send {
         self(stream, heard)
     }
 }
 
-/// The requests that came, as text, and how many connections.
+/// The received requests as text, and the number of connections.
 #[derive(Clone, Default)]
-pub struct Heard {
+pub struct Received {
     requests: Arc<Mutex<Vec<String>>>,
     connections: Arc<Mutex<usize>>,
 }
 
-impl Heard {
+impl Received {
     pub fn requests(&self) -> Vec<String> {
         self.requests.lock().unwrap().clone()
     }
@@ -64,11 +64,11 @@ impl Heard {
     }
 }
 
-/// Listens and behaves so.
-pub async fn endpoint(manner: impl Manner) -> (SocketAddr, Heard) {
+/// Starts an endpoint with this behaviour.
+pub async fn endpoint(manner: impl Behaviour) -> (SocketAddr, Received) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let heard = Heard::default();
+    let heard = Received::default();
     let hearing = heard.clone();
     tokio::spawn(async move {
         loop {
@@ -81,8 +81,8 @@ pub async fn endpoint(manner: impl Manner) -> (SocketAddr, Heard) {
 }
 
 /// Answers every request with the same bytes.
-pub async fn answering(answer: &'static str) -> (SocketAddr, Heard) {
-    endpoint(move |mut stream: TcpStream, heard: Heard| async move {
+pub async fn answering(answer: &'static str) -> (SocketAddr, Received) {
+    endpoint(move |mut stream: TcpStream, heard: Received| async move {
         while heard.request(&mut stream).await.is_some() {
             if stream.write_all(answer.as_bytes()).await.is_err() {
                 return;
@@ -122,12 +122,12 @@ pub fn call(target: &Arc<CallTarget>) -> Call {
     }
 }
 
-/// A call to that address that may take so long.
+/// A call to this address with this timeout.
 pub fn call_to(address: SocketAddr, timeout: Duration) -> Call {
     call(&Arc::new(target(Some(format!("http://{address}/hook")), timeout)))
 }
 
-/// A call whose message brings its own callback.
+/// A call whose message names its own callback.
 pub fn own_call(method: &str, url: String, payload: &'static [u8]) -> Call {
     let callback = OwnCallback { method: method.to_owned(), url };
     let rule = DeliveryRule { callback: Some(callback), ..DeliveryRule::default() };

@@ -1,4 +1,4 @@
-//! The worker against endpoints that behave, and against those that misbehave in every way there is.
+//! Tests of the worker with correct endpoints, and with faulty ones.
 
 mod behaving;
 mod endpoint;

@@ -1,4 +1,4 @@
-//! Endpoints that refuse, hang, drip, flood and lie: every call ends within its time and with a word for what went wrong.
+//! Endpoints that refuse, hang, drip, flood or lie: every call ends within its timeout, with the kind of the failure.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,18 +7,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use whimbrel_api::endpoint::AddressGuard;
 use whimbrel_egress::worker::{Worker, WorkerSettings};
-use whimbrel_model::ports::{ANSWER_KEPT_BYTES, Call, CallFailure, CallOutcome, Callbacks, Called};
+use whimbrel_model::ports::{ANSWER_KEPT_BYTES, Call, CallFailure, CallOutcome, CallReport, Callbacks};
 
-use crate::endpoint::{Heard, answering, call, call_to, endpoint, failure_of, own_call, status_of, target};
+use crate::endpoint::{Received, answering, call, call_to, endpoint, failure_of, own_call, status_of, target};
 
-/// What a call may take that shall run out of time.
+/// The timeout of a call that is expected to time out.
 const SHORT: Duration = Duration::from_millis(300);
-/// What one may take that shall not.
+/// The timeout of a call that is not.
 const LONG: Duration = Duration::from_secs(20);
-/// How much longer than its time a call may take on a busy machine.
+/// The tolerance of timeouts on a busy machine.
 const SLACK: Duration = Duration::from_secs(5);
 
-async fn made(call: Call) -> Called {
+async fn made(call: Call) -> CallReport {
     let worker = Worker::new(WorkerSettings::default()).unwrap();
     let began = Instant::now();
     let timeout = Duration::from_millis(call.target.endpoint.timeout_ms);
@@ -28,12 +28,12 @@ async fn made(call: Call) -> Called {
     called
 }
 
-fn why(called: &Called) -> CallFailure {
+fn why(called: &CallReport) -> CallFailure {
     failure_of(&called.outcome)
 }
 
 #[tokio::test]
-async fn one_that_refuses_is_no_connection() {
+async fn a_refused_connection_is_a_connect_failure() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
@@ -41,14 +41,14 @@ async fn one_that_refuses_is_no_connection() {
 }
 
 #[tokio::test]
-async fn a_name_that_nobody_has_is_no_connection() {
-    let nobody = target(Some("http://nobody.invalid/".to_owned()), LONG);
-    assert_eq!(why(&made(call(&Arc::new(nobody))).await), CallFailure::Connect);
+async fn an_unknown_name_is_a_connect_failure() {
+    let unknown = target(Some("http://nobody.invalid/".to_owned()), LONG);
+    assert_eq!(why(&made(call(&Arc::new(unknown))).await), CallFailure::Connect);
 }
 
 #[tokio::test]
-async fn one_that_never_accepts_runs_out_of_its_time() {
-    // A backlog of one that is full: further connections get no answer.
+async fn an_endpoint_that_never_accepts_times_out() {
+    // A full backlog of one connection: further connections get no response.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(1).unwrap();
@@ -63,7 +63,7 @@ async fn one_that_never_accepts_runs_out_of_its_time() {
 }
 
 #[tokio::test]
-async fn connecting_has_a_time_of_its_own() {
+async fn connecting_has_its_own_timeout() {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(1).unwrap();
@@ -80,8 +80,8 @@ async fn connecting_has_a_time_of_its_own() {
 }
 
 #[tokio::test]
-async fn one_that_hangs_before_its_answer_runs_out_of_its_time() {
-    let (address, _) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+async fn an_endpoint_that_hangs_before_its_response_times_out() {
+    let (address, _) = endpoint(|mut stream: TcpStream, heard: Received| async move {
         heard.request(&mut stream).await;
         std::future::pending::<()>().await;
     })
@@ -92,8 +92,8 @@ async fn one_that_hangs_before_its_answer_runs_out_of_its_time() {
 }
 
 #[tokio::test]
-async fn a_messages_own_timeout_goes_before_its_subscriptions() {
-    let (address, _) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+async fn a_messages_own_timeout_overrides_its_subscriptions() {
+    let (address, _) = endpoint(|mut stream: TcpStream, heard: Received| async move {
         heard.request(&mut stream).await;
         std::future::pending::<()>().await;
     })
@@ -106,7 +106,7 @@ async fn a_messages_own_timeout_goes_before_its_subscriptions() {
 }
 
 #[tokio::test]
-async fn one_that_hangs_after_its_status_has_answered() {
+async fn a_status_is_returned_if_the_endpoint_hangs_after_it() {
     for (answer, status) in [
         ("HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf", 200),
         ("HTTP/1.1 500 No\r\ncontent-length: 100\r\n\r\nhalf", 500),
@@ -115,12 +115,12 @@ async fn one_that_hangs_after_its_status_has_answered() {
         let called = made(call_to(address, SHORT)).await;
         assert_eq!(status_of(&called.outcome), status);
         let CallOutcome::Answered { answer, .. } = called.outcome else { unreachable!() };
-        assert_eq!(answer, if status == 500 { "half" } else { "" }, "what came is kept");
+        assert_eq!(answer, if status == 500 { "half" } else { "" }, "the received bytes are kept");
     }
 }
 
 #[tokio::test]
-async fn a_success_whose_body_never_ends_does_not_take_the_whole_time() {
+async fn a_success_with_an_endless_body_ends_before_the_timeout() {
     let (address, _) = answering("HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf").await;
     let called = made(call_to(address, LONG)).await;
     assert_eq!(status_of(&called.outcome), 200);
@@ -128,8 +128,8 @@ async fn a_success_whose_body_never_ends_does_not_take_the_whole_time() {
 }
 
 #[tokio::test]
-async fn one_that_drips_its_head_runs_out_of_its_time() {
-    let (address, _) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+async fn an_endpoint_that_drips_its_head_times_out() {
+    let (address, _) = endpoint(|mut stream: TcpStream, heard: Received| async move {
         heard.request(&mut stream).await;
         for byte in b"HTTP/1.1 200 OK\r\nx-a: ".iter().chain(std::iter::repeat(&b'a')) {
             if stream.write_all(&[*byte]).await.is_err() {
@@ -143,8 +143,8 @@ async fn one_that_drips_its_head_runs_out_of_its_time() {
 }
 
 #[tokio::test]
-async fn one_that_drips_its_body_has_answered_when_its_time_is_over() {
-    let (address, _) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+async fn a_status_is_returned_at_the_timeout_if_the_body_drips() {
+    let (address, _) = endpoint(|mut stream: TcpStream, heard: Received| async move {
         heard.request(&mut stream).await;
         stream.write_all(b"HTTP/1.1 500 No\r\ncontent-length: 100000\r\n\r\n").await.unwrap();
         while stream.write_all(b"a").await.is_ok() {
@@ -157,10 +157,10 @@ async fn one_that_drips_its_body_has_answered_when_its_time_is_over() {
 }
 
 #[tokio::test]
-async fn of_a_gigabyte_only_the_start_is_read() {
+async fn only_the_start_of_a_huge_body_is_read() {
     for status in ["200 OK", "500 No"] {
         let (sent, mut sent_bytes) = tokio::sync::mpsc::unbounded_channel();
-        let (address, _) = endpoint(move |mut stream: TcpStream, heard: Heard| {
+        let (address, _) = endpoint(move |mut stream: TcpStream, heard: Received| {
             let sent = sent.clone();
             async move {
                 heard.request(&mut stream).await;
@@ -178,30 +178,30 @@ async fn of_a_gigabyte_only_the_start_is_read() {
         assert!(called.took < LONG / 2);
         let CallOutcome::Answered { answer, .. } = called.outcome else { panic!("{called:?}") };
         assert_eq!(answer.len(), if status == "200 OK" { 0 } else { ANSWER_KEPT_BYTES });
-        assert!(sent_bytes.recv().await.unwrap() < 64 << 20, "the connection was closed, and the rest not read");
+        assert!(sent_bytes.recv().await.unwrap() < 64 << 20, "the connection was closed before the rest was read");
     }
 }
 
 #[tokio::test]
-async fn one_that_closes_before_its_answer_is_broken() {
-    let (address, heard) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+async fn a_connection_closed_before_the_response_is_broken() {
+    let (address, heard) = endpoint(|mut stream: TcpStream, heard: Received| async move {
         heard.request(&mut stream).await;
     })
     .await;
     assert_eq!(why(&made(call_to(address, LONG)).await), CallFailure::Broken);
-    assert_eq!(heard.requests().len(), 1, "what may have arrived is not sent again");
+    assert_eq!(heard.requests().len(), 1, "a request that may have arrived is not sent again");
 }
 
 #[tokio::test]
-async fn one_that_closes_at_once_is_broken_and_not_dialled_for_ever() {
-    let (address, heard) = endpoint(|stream: TcpStream, _: Heard| async move { drop(stream) }).await;
+async fn a_connection_closed_at_once_is_broken_and_redials_are_bounded() {
+    let (address, heard) = endpoint(|stream: TcpStream, _: Received| async move { drop(stream) }).await;
     assert_eq!(why(&made(call_to(address, LONG)).await), CallFailure::Broken);
     assert_eq!(heard.connections(), 1);
 }
 
 #[tokio::test]
-async fn one_that_closes_within_its_head_is_broken() {
-    let (address, _) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+async fn a_connection_closed_within_the_head_is_broken() {
+    let (address, _) = endpoint(|mut stream: TcpStream, heard: Received| async move {
         heard.request(&mut stream).await;
         stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-le").await.unwrap();
     })
@@ -210,8 +210,8 @@ async fn one_that_closes_within_its_head_is_broken() {
 }
 
 #[tokio::test]
-async fn one_that_closes_within_its_body_has_answered() {
-    let (address, _) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+async fn a_status_is_returned_if_the_connection_closes_within_the_body() {
+    let (address, _) = endpoint(|mut stream: TcpStream, heard: Received| async move {
         heard.request(&mut stream).await;
         stream.write_all(b"HTTP/1.1 500 No\r\ncontent-length: 100\r\n\r\nhalf").await.unwrap();
     })
@@ -221,8 +221,8 @@ async fn one_that_closes_within_its_body_has_answered() {
 }
 
 #[tokio::test]
-async fn one_that_says_continue_for_ever_runs_out_of_its_time() {
-    let (address, _) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+async fn an_endpoint_that_sends_only_continue_times_out() {
+    let (address, _) = endpoint(|mut stream: TcpStream, heard: Received| async move {
         heard.request(&mut stream).await;
         while stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await.is_ok() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -233,8 +233,8 @@ async fn one_that_says_continue_for_ever_runs_out_of_its_time() {
 }
 
 #[tokio::test]
-async fn one_that_floods_with_continue_does_not_stop_the_thread() {
-    let (address, _) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+async fn a_flood_of_continue_does_not_block_the_thread() {
+    let (address, _) = endpoint(|mut stream: TcpStream, heard: Received| async move {
         heard.request(&mut stream).await;
         let many = b"HTTP/1.1 100 Continue\r\n\r\n".repeat(1000);
         while stream.write_all(&many).await.is_ok() {
@@ -249,7 +249,7 @@ async fn one_that_floods_with_continue_does_not_stop_the_thread() {
 async fn garbage_is_broken() {
     for garbage in ["SSH-2.0-OpenSSH_9.2\r\n", "\0\0\0\0\0\0", "HTTP/1.1 abc\r\n\r\n", "HTTP/1.1 200 OK\r\n: x\r\n\r\n"]
     {
-        let (address, _) = endpoint(move |mut stream: TcpStream, heard: Heard| async move {
+        let (address, _) = endpoint(move |mut stream: TcpStream, heard: Received| async move {
             heard.request(&mut stream).await;
             stream.write_all(garbage.as_bytes()).await.unwrap();
         })
@@ -260,7 +260,7 @@ async fn garbage_is_broken() {
 
 #[tokio::test]
 async fn a_head_without_end_is_broken() {
-    let (address, _) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+    let (address, _) = endpoint(|mut stream: TcpStream, heard: Received| async move {
         heard.request(&mut stream).await;
         stream.write_all(b"HTTP/1.1 200 OK\r\n").await.unwrap();
         while stream.write_all(format!("x: {}\r\n", "y".repeat(8000)).as_bytes()).await.is_ok() {}
@@ -270,8 +270,8 @@ async fn a_head_without_end_is_broken() {
 }
 
 #[tokio::test]
-async fn a_second_answer_that_nobody_asked_for_is_never_taken_for_the_next_one() {
-    let (address, _) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+async fn an_unrequested_second_response_is_never_used_for_the_next_call() {
+    let (address, _) = endpoint(|mut stream: TcpStream, heard: Received| async move {
         heard.request(&mut stream).await;
         let twice = "HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
         stream.write_all(twice.as_bytes()).await.unwrap();
@@ -287,8 +287,8 @@ async fn a_second_answer_that_nobody_asked_for_is_never_taken_for_the_next_one()
 }
 
 #[tokio::test]
-async fn one_that_refuses_a_message_that_it_has_not_read_has_answered() {
-    let (address, heard) = endpoint(|mut stream: TcpStream, _: Heard| async move {
+async fn a_status_is_returned_if_the_endpoint_rejects_an_unread_message() {
+    let (address, heard) = endpoint(|mut stream: TcpStream, _: Received| async move {
         let mut head = [0; 16];
         stream.read_exact(&mut head).await.unwrap();
         stream.write_all(b"HTTP/1.1 413 Too large\r\ncontent-length: 0\r\n\r\n").await.unwrap();
@@ -299,16 +299,16 @@ async fn one_that_refuses_a_message_that_it_has_not_read_has_answered() {
     let target = Arc::new(target(Some(format!("http://{address}/")), LONG));
     for calls in 1..=2 {
         let mut call = call(&target);
-        // More than the buffers between both sides take.
+        // Larger than the buffers between both sides.
         call.record.value = vec![b'x'; 32 << 20].into();
         assert_eq!(status_of(&worker.call(call).await.outcome), 413);
-        assert_eq!(heard.connections(), calls, "a connection with half a message on it is not used again");
+        assert_eq!(heard.connections(), calls, "a connection with a half-sent message is not reused");
     }
 }
 
 #[tokio::test]
-async fn one_that_would_speak_something_else_has_answered_and_its_connection_is_not_used_again() {
-    let (address, heard) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+async fn a_status_is_returned_and_an_upgraded_connection_is_not_reused() {
+    let (address, heard) = endpoint(|mut stream: TcpStream, heard: Received| async move {
         heard.request(&mut stream).await;
         stream.write_all(b"HTTP/1.1 101 Switch\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n").await.unwrap();
         std::future::pending::<()>().await;
@@ -323,8 +323,8 @@ async fn one_that_would_speak_something_else_has_answered_and_its_connection_is_
 }
 
 #[tokio::test]
-async fn an_old_server_that_ends_its_body_by_closing_has_answered() {
-    let (address, heard) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+async fn a_body_that_ends_by_closing_the_connection_is_complete() {
+    let (address, heard) = endpoint(|mut stream: TcpStream, heard: Received| async move {
         heard.request(&mut stream).await;
         stream.write_all(b"HTTP/1.0 500 No\r\n\r\nwhole").await.unwrap();
     })
@@ -339,7 +339,7 @@ async fn an_old_server_that_ends_its_body_by_closing_has_answered() {
 }
 
 #[tokio::test]
-async fn a_forbidden_address_is_not_dialled_whatever_its_name() {
+async fn a_forbidden_address_is_not_dialled_under_any_name() {
     let (address, heard) = answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     let guard = AddressGuard::new(&[], &["127.0.0.0/8".to_owned(), "::1".to_owned()]).unwrap();
     let worker = Worker::new(WorkerSettings { guard, ..WorkerSettings::default() }).unwrap();
@@ -347,7 +347,7 @@ async fn a_forbidden_address_is_not_dialled_whatever_its_name() {
         let target = target(Some(format!("http://{host}:{}/", address.port())), LONG);
         assert_eq!(why(&worker.call(call(&Arc::new(target))).await), CallFailure::Forbidden, "{host}");
         let own = own_call("POST", format!("http://{host}:{}/", address.port()), b"{}");
-        assert_eq!(why(&worker.call(own).await), CallFailure::Forbidden, "{host}, of a message's own");
+        assert_eq!(why(&worker.call(own).await), CallFailure::Forbidden, "{host}, in a message's own callback");
     }
     assert_eq!(heard.connections(), 0);
 }
@@ -363,7 +363,7 @@ async fn metadata_services_are_not_dialled_by_default() {
 }
 
 #[tokio::test]
-async fn a_target_that_cannot_be_called_is_told() {
+async fn an_invalid_target_is_a_bad_target_failure() {
     for url in [None, Some("nowhere".to_owned()), Some("ftp://127.0.0.1/".to_owned())] {
         let called = made(call(&Arc::new(target(url, LONG)))).await;
         assert_eq!(why(&called), CallFailure::BadTarget);

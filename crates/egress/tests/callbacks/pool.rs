@@ -1,7 +1,7 @@
-//! Calls find a worker among several processes, and another where one is gone. Workers elsewhere are real services on loopback, each on
-//! a runtime of its own that can be ended as a process can.
+//! Calls select a worker among several nodes, and another one if it fails. The other workers are real services on loopback, each on its own
+//! runtime, which a test can end like a process.
 //!
-//! Which worker made a call is told by its outcome: those that are marked may not call anybody.
+//! The outcome of a call shows which worker made it: a marked worker may not dial any address.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ use tokio::runtime::Runtime;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use whimbrel_api::endpoint::AddressGuard;
-use whimbrel_cluster::{PeerSettings, Peers};
+use whimbrel_cluster::{PeerClients, PeerSettings};
 use whimbrel_egress::worker::{PoolParts, Worker, WorkerPool, WorkerSettings, workers_service};
 use whimbrel_model::ports::{Call, CallFailure, CallOutcome, Callbacks, Member, Node};
 use whimbrel_model::subscription::{AssignWorkers, Strategy, WorkerChoice};
 
-use crate::endpoint::{Heard, answering, call, endpoint, target};
+use crate::endpoint::{Received, answering, call, endpoint, target};
 
 const WITHIN: Duration = Duration::from_secs(20);
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
@@ -27,13 +27,13 @@ fn worker() -> Worker {
     Worker::new(WorkerSettings::default()).unwrap()
 }
 
-/// A worker that may not call anybody.
+/// A marked worker: it may not dial any address.
 fn marked() -> Worker {
     let guard = AddressGuard::new(&[], &["0.0.0.0/0".to_owned()]).unwrap();
     Worker::new(WorkerSettings { guard, ..WorkerSettings::default() }).unwrap()
 }
 
-/// A process with a worker.
+/// A node with a worker.
 struct Process {
     address: String,
     runtime: Option<Runtime>,
@@ -67,7 +67,7 @@ impl Drop for Process {
 }
 
 fn pool(local: Option<Worker>, others: &[(&str, &str)]) -> WorkerPool {
-    let peers = Arc::new(Peers::new(PeerSettings::default()).unwrap());
+    let peers = Arc::new(PeerClients::new(PeerSettings::default()).unwrap());
     let pool = WorkerPool::new(PoolParts { local, name: "here".to_owned(), peers });
     let nodes: Vec<Node> = others
         .iter()
@@ -92,8 +92,8 @@ fn call_by(url: String, workers: Option<WorkerChoice>) -> Call {
     call(&Arc::new(target))
 }
 
-/// The status, or the word of the failure.
-fn told(outcome: &CallOutcome) -> String {
+/// The status, or the kind of the failure.
+fn word_of(outcome: &CallOutcome) -> String {
     match outcome {
         CallOutcome::Answered { status, .. } => status.to_string(),
         CallOutcome::Failed { why, .. } => why.word().to_owned(),
@@ -102,45 +102,45 @@ fn told(outcome: &CallOutcome) -> String {
 }
 
 #[tokio::test]
-async fn a_process_alone_calls_by_itself_and_only_where_it_may() {
+async fn a_single_node_makes_its_own_calls_if_the_pool_admits_it() {
     let (address, _) = answering(OK).await;
     let pool = pool(Some(worker()), &[]);
     for workers in [None, named(&["*"], Strategy::Random), named(&["here"], Strategy::Random)] {
-        assert_eq!(told(&pool.call(call_by(format!("http://{address}/"), workers)).await.outcome), "200");
+        assert_eq!(word_of(&pool.call(call_by(format!("http://{address}/"), workers)).await.outcome), "200");
     }
     let elsewhere = named(&["elsewhere"], Strategy::Random);
-    assert_eq!(told(&pool.call(call_by(format!("http://{address}/"), elsewhere)).await.outcome), "no_worker");
+    assert_eq!(word_of(&pool.call(call_by(format!("http://{address}/"), elsewhere)).await.outcome), "no_worker");
 }
 
 #[tokio::test]
 async fn without_a_worker_nothing_is_called() {
     let (address, heard) = answering(OK).await;
     let called = pool(None, &[]).call(call_by(format!("http://{address}/"), None)).await;
-    assert_eq!(told(&called.outcome), "no_worker");
+    assert_eq!(word_of(&called.outcome), "no_worker");
     assert_eq!(heard.connections(), 0);
 }
 
 #[tokio::test]
-async fn workers_take_turns_over_processes() {
+async fn workers_of_several_nodes_take_turns() {
     let (address, _) = answering(OK).await;
     let other = Process::start(worker(), None);
     let pool = pool(Some(marked()), &[("other", &other.address)]);
     let call = call_by(format!("http://{address}/"), named(&["*"], Strategy::RoundRobin));
     let mut outcomes = Vec::new();
     for _ in 0..4 {
-        outcomes.push(told(&pool.call(call.clone()).await.outcome));
+        outcomes.push(word_of(&pool.call(call.clone()).await.outcome));
     }
     assert_eq!(outcomes, ["forbidden_address", "200", "forbidden_address", "200"]);
 }
 
 #[tokio::test]
-async fn a_pool_by_name_has_nobody_else() {
+async fn a_pool_by_name_contains_only_the_named_workers() {
     let (address, _) = answering(OK).await;
     let (one, two) = (Process::start(marked(), None), Process::start(worker(), None));
     let pool = pool(Some(marked()), &[("one", &one.address), ("two", &two.address)]);
     let call = call_by(format!("http://{address}/"), named(&["two"], Strategy::Random));
     for _ in 0..8 {
-        assert_eq!(told(&pool.call(call.clone()).await.outcome), "200");
+        assert_eq!(word_of(&pool.call(call.clone()).await.outcome), "200");
     }
 }
 
@@ -156,36 +156,36 @@ async fn a_pool_by_number_keeps_its_workers() {
         ..WorkerChoice::default()
     };
     let call = call_by(format!("http://{address}/"), Some(choice));
-    let first = told(&pool.call(call.clone()).await.outcome);
+    let first = word_of(&pool.call(call.clone()).await.outcome);
     for _ in 0..8 {
-        assert_eq!(told(&pool.call(call.clone()).await.outcome), first);
+        assert_eq!(word_of(&pool.call(call.clone()).await.outcome), first);
     }
 }
 
 #[tokio::test]
-async fn a_call_whose_worker_cannot_be_reached_goes_to_another() {
+async fn a_call_of_an_unreachable_worker_goes_to_another() {
     let (address, heard) = answering(OK).await;
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
     let there = Process::start(worker(), None);
     let pool = pool(None, &[("gone", &gone), ("there", &there.address)]);
     let call = call_by(format!("http://{address}/"), named(&["*"], Strategy::RoundRobin));
     for _ in 0..4 {
-        assert_eq!(told(&pool.call(call.clone()).await.outcome), "200");
+        assert_eq!(word_of(&pool.call(call.clone()).await.outcome), "200");
     }
     assert_eq!(heard.requests().len(), 4);
 }
 
 #[tokio::test]
-async fn where_no_worker_can_be_reached_nothing_was_called() {
+async fn without_a_reachable_worker_nothing_is_called() {
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
     let pool = pool(None, &[("gone", &gone)]);
     let called = pool.call(call_by("http://127.0.0.1:9/".to_owned(), None)).await;
-    assert_eq!(told(&called.outcome), CallFailure::NoWorker.word());
+    assert_eq!(word_of(&called.outcome), CallFailure::NoWorker.word());
 }
 
-/// An endpoint that hangs at its first request and answers all others.
-async fn hanging_once() -> (std::net::SocketAddr, Heard) {
-    endpoint(|mut stream: TcpStream, heard: Heard| async move {
+/// An endpoint that hangs at its first request and answers all later ones.
+async fn hanging_once() -> (std::net::SocketAddr, Received) {
+    endpoint(|mut stream: TcpStream, heard: Received| async move {
         while heard.request(&mut stream).await.is_some() {
             if heard.requests().len() == 1 {
                 std::future::pending::<()>().await;
@@ -197,7 +197,7 @@ async fn hanging_once() -> (std::net::SocketAddr, Heard) {
 }
 
 #[tokio::test]
-async fn a_call_whose_worker_dies_with_it_goes_to_another() {
+async fn a_call_whose_worker_dies_goes_to_another() {
     let (address, heard) = hanging_once().await;
     let (mut dies, lives) = (Process::start(worker(), None), Process::start(worker(), None));
     let pool = Arc::new(pool(None, &[("dies", &dies.address), ("lives", &lives.address)]));
@@ -211,13 +211,13 @@ async fn a_call_whose_worker_dies_with_it_goes_to_another() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     dies.kill();
-    assert_eq!(told(&calling.await.unwrap().outcome), "200");
-    assert!(began.elapsed() < WITHIN, "it did not wait for the call's own time");
-    assert_eq!(heard.requests().len(), 2, "the subscriber saw it twice");
+    assert_eq!(word_of(&calling.await.unwrap().outcome), "200");
+    assert!(began.elapsed() < WITHIN, "it did not wait for the call's timeout");
+    assert_eq!(heard.requests().len(), 2, "the subscriber received it twice");
 }
 
 #[tokio::test]
-async fn a_call_that_died_with_the_only_worker_was_an_attempt() {
+async fn a_call_lost_with_the_only_worker_counts_as_an_attempt() {
     let (address, heard) = hanging_once().await;
     let mut dies = Process::start(worker(), None);
     let pool = Arc::new(pool(None, &[("dies", &dies.address)]));
@@ -230,13 +230,13 @@ async fn a_call_that_died_with_the_only_worker_was_an_attempt() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     dies.kill();
-    assert_eq!(told(&calling.await.unwrap().outcome), "broken");
+    assert_eq!(word_of(&calling.await.unwrap().outcome), "broken");
 }
 
 #[tokio::test]
-async fn a_worker_that_is_busy_gets_less() {
+async fn a_busy_worker_gets_fewer_calls() {
     let (address, _) = answering(OK).await;
-    let (hanging, heard) = endpoint(|mut stream: TcpStream, heard: Heard| async move {
+    let (hanging, heard) = endpoint(|mut stream: TcpStream, heard: Received| async move {
         heard.request(&mut stream).await;
         std::future::pending::<()>().await;
     })
@@ -244,7 +244,7 @@ async fn a_worker_that_is_busy_gets_less() {
     let busy_worker = worker();
     let busy = Process::start(busy_worker.clone(), None);
     let free = Process::start(marked(), None);
-    // Somebody else's calls, which only the busy worker itself knows of.
+    // Calls of another node, which only the busy worker counts.
     for _ in 0..8 {
         let (worker, call) = (busy_worker.clone(), call_by(format!("http://{hanging}/"), None));
         tokio::spawn(async move { worker.call(call).await });
@@ -256,15 +256,15 @@ async fn a_worker_that_is_busy_gets_less() {
     pool.ask_loads().await;
     let call = call_by(format!("http://{address}/"), None);
     for _ in 0..8 {
-        assert_eq!(told(&pool.call(call.clone()).await.outcome), "forbidden_address", "the free one made it");
+        assert_eq!(word_of(&pool.call(call.clone()).await.outcome), "forbidden_address", "the free worker made it");
     }
 }
 
 #[tokio::test]
-async fn whoever_does_not_bring_the_internal_key_calls_nobody() {
+async fn requests_without_the_internal_key_are_rejected() {
     let (address, heard) = answering(OK).await;
     let closed = Process::start(worker(), Some("a key"));
     let called = pool(None, &[("closed", &closed.address)]).call(call_by(format!("http://{address}/"), None)).await;
-    assert_eq!(told(&called.outcome), "no_worker");
+    assert_eq!(word_of(&called.outcome), "no_worker");
     assert_eq!(heard.connections(), 0);
 }

@@ -1,4 +1,4 @@
-//! Endpoints behind TLS: believed by their certificates, and only so.
+//! Endpoints with TLS: trusted only by their certificates.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::endpoint::{answering, call, failure_of, status_of, target};
 
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// An endpoint whose certificate it signed itself, for that name; its port, and the certificate.
+/// An endpoint with a self-signed certificate for `name`: its port, and the certificate.
 async fn self_signed(name: &str) -> (u16, String) {
     let certified = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
     let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(certified.signing_key.serialize_der()));
@@ -47,14 +47,14 @@ async fn called(worker: &Worker, url: String) -> CallOutcome {
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_vouches_for_is_refused() {
+async fn a_self_signed_certificate_is_rejected() {
     let (port, _) = self_signed("localhost").await;
     let worker = Worker::new(WorkerSettings::default()).unwrap();
     assert_eq!(failure_of(&called(&worker, format!("https://localhost:{port}/")).await), CallFailure::Tls);
 }
 
 #[tokio::test]
-async fn a_certificate_that_the_operator_vouches_for_is_believed() {
+async fn a_certificate_that_the_operator_added_is_trusted() {
     let (port, pem) = self_signed("localhost").await;
     let settings = WorkerSettings { extra_roots_pem: pem.into_bytes(), ..WorkerSettings::default() };
     let worker = Worker::new(settings).unwrap();
@@ -62,7 +62,7 @@ async fn a_certificate_that_the_operator_vouches_for_is_believed() {
 }
 
 #[tokio::test]
-async fn a_certificate_of_another_name_is_refused() {
+async fn a_certificate_of_another_name_is_rejected() {
     let (port, pem) = self_signed("hooks.example.com").await;
     let settings = WorkerSettings { extra_roots_pem: pem.into_bytes(), ..WorkerSettings::default() };
     let worker = Worker::new(settings).unwrap();
@@ -70,17 +70,17 @@ async fn a_certificate_of_another_name_is_refused() {
 }
 
 #[tokio::test]
-async fn one_that_does_not_speak_tls_is_told_so() {
+async fn an_endpoint_without_tls_is_a_tls_failure() {
     let (address, _) = answering("HTTP/1.1 400 Bad\r\ncontent-length: 0\r\n\r\n").await;
     let worker = Worker::new(WorkerSettings::default()).unwrap();
     let url = format!("https://localhost:{}/", address.port());
     let outcome = tokio::time::timeout(WITHIN, called(&worker, url)).await.unwrap();
-    // It waits for a head of HTTP that never comes, or answers with something that is not TLS.
+    // The endpoint waits for an HTTP head that never arrives, or answers with bytes that are not TLS.
     assert!([CallFailure::Tls, CallFailure::Timeout].contains(&failure_of(&outcome)), "{outcome:?}");
 }
 
 #[test]
-fn certificates_that_are_none_are_told() {
+fn invalid_root_certificates_are_rejected() {
     let broken = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_vec();
     let settings = WorkerSettings { extra_roots_pem: broken, ..WorkerSettings::default() };
     assert!(Worker::new(settings).is_err());

@@ -1,4 +1,4 @@
-//! APNs: HTTP/2, a token of the team's key, Apple's headers, and what its reasons lead to.
+//! APNs: HTTP/2, tokens of the team's key, Apple's headers, and the outcomes of its reasons.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::Version;
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData as _};
 use serde_json::json;
-use whimbrel_egress::horn::{ApnsSettings, Fate, Horn, HornError, HornParts, HornSettings};
+use whimbrel_egress::horn::{ApnsSettings, DeviceOutcome, Horn, HornError, HornParts, HornSettings};
 use whimbrel_model::ports::{Device, Provider as By};
 use whimbrel_model::push::Notice;
 
@@ -37,17 +37,17 @@ impl Team {
     }
 }
 
-/// A horn whose user has one device.
+/// A horn and a user with one device.
 fn bench(provider: &Provider) -> Bench {
     let bench = Bench::new(Team::new().settings(provider));
     bench.devices.add("u1", device("phone", By::Apns, TOKEN));
     bench
 }
 
-async fn fate_after(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (Fate, Bench, Provider) {
+async fn outcome_after(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (DeviceOutcome, Bench, Provider) {
     let provider = Provider::start(move |_| answer()).await;
     let bench = bench(&provider);
-    (bench.only_fate(&notice("m1")).await, bench, provider)
+    (bench.only_outcome(&notice("m1")).await, bench, provider)
 }
 
 fn said(reason: &str) -> String {
@@ -55,12 +55,12 @@ fn said(reason: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_notice_goes_over_http2_and_tls_with_everything_that_apple_asks_for() {
+async fn a_notice_is_sent_over_http2_and_tls_with_all_required_headers() {
     let team = Team::new();
     let provider = Provider::start_with_tls(|_| answer(200, "")).await;
     let bench = Bench::new(team.settings(&provider));
     bench.devices.add("u1", device("phone", By::Apns, TOKEN));
-    assert_eq!(bench.only_fate(&notice("m1")).await, Fate::Sent);
+    assert_eq!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Sent);
 
     let asked = provider.only();
     assert_eq!(asked.version, Version::HTTP_2);
@@ -82,19 +82,19 @@ async fn a_notice_goes_over_http2_and_tls_with_everything_that_apple_asks_for() 
 }
 
 #[tokio::test]
-async fn what_shows_nothing_wakes_the_app_when_it_suits_the_device() {
+async fn a_notice_without_an_alert_has_low_priority() {
     let provider = Provider::start(|_| answer(200, "")).await;
-    assert_eq!(bench(&provider).only_fate(&silent_notice("m1")).await, Fate::Sent);
+    assert_eq!(bench(&provider).only_outcome(&silent_notice("m1")).await, DeviceOutcome::Sent);
     let asked = provider.only();
     assert_eq!((asked.header("apns-push-type"), asked.header("apns-priority")), ("background", "5"));
     assert_eq!(asked.json()["aps"], json!({ "content-available": 1 }));
 }
 
 #[tokio::test]
-async fn a_repeat_after_the_horn_forgot_everything_has_the_same_names_and_another_notice_has_others() {
+async fn a_repeat_after_a_restart_has_the_same_ids_and_another_notice_has_others() {
     let provider = Provider::start(|_| answer(200, "")).await;
     for id in ["m1", "m1", "m2"] {
-        assert_eq!(bench(&provider).only_fate(&notice(id)).await, Fate::Sent);
+        assert_eq!(bench(&provider).only_outcome(&notice(id)).await, DeviceOutcome::Sent);
     }
     let names: Vec<_> = provider
         .asked()
@@ -106,38 +106,38 @@ async fn a_repeat_after_the_horn_forgot_everything_has_the_same_names_and_anothe
 }
 
 #[tokio::test]
-async fn a_collapse_key_and_a_devices_own_topic_are_passed_on() {
+async fn a_collapse_key_and_a_devices_own_topic_are_sent() {
     let provider = Provider::start(|_| answer(200, "")).await;
     let bench = Bench::new(Team::new().settings(&provider));
     let own = Device { topic: Some("com.example.other".to_owned()), ..device("phone", By::Apns, TOKEN) };
     bench.devices.add("u1", own);
     let notice = Notice { collapse_key: Some("chat-7".to_owned()), ..notice("m1") };
-    assert_eq!(bench.only_fate(&notice).await, Fate::Sent);
+    assert_eq!(bench.only_outcome(&notice).await, DeviceOutcome::Sent);
     let asked = provider.only();
     assert_eq!((asked.header("apns-collapse-id"), asked.header("apns-topic")), ("chat-7", "com.example.other"));
 }
 
 #[tokio::test]
-async fn without_any_topic_nobody_is_asked_and_the_setting_is_named() {
+async fn without_a_topic_apns_is_not_called_and_the_reason_names_the_setting() {
     let provider = Provider::start(|_| answer(200, "")).await;
     let mut settings = Team::new().settings(&provider);
     settings.apns.as_mut().unwrap().topic = String::new();
     let bench = Bench::new(settings);
     bench.devices.add("u1", device("phone", By::Apns, TOKEN));
-    let fate = bench.only_fate(&notice("m1")).await;
-    assert!(matches!(&fate, Fate::Misconfigured { reason } if reason.contains("horn.apns.topic")), "{fate:?}");
+    let got = bench.only_outcome(&notice("m1")).await;
+    assert!(matches!(&got, DeviceOutcome::Misconfigured { reason } if reason.contains("horn.apns.topic")), "{got:?}");
     assert!(provider.asked().is_empty());
 }
 
 #[tokio::test]
-async fn a_token_is_used_for_a_while_and_then_made_anew() {
+async fn a_token_is_reused_for_a_while_and_then_replaced() {
     let team = Team::new();
     let provider = Provider::start(|_| answer(200, "")).await;
     let bench = Bench::new(team.settings(&provider));
     bench.devices.add("u1", device("phone", By::Apns, TOKEN));
     for (id, minutes) in [("m1", 0), ("m2", 40), ("m3", 15)] {
         bench.pass(Duration::from_secs(minutes * 60));
-        assert_eq!(bench.only_fate(&notice(id)).await, Fate::Sent);
+        assert_eq!(bench.only_outcome(&notice(id)).await, DeviceOutcome::Sent);
     }
     let asked = provider.asked();
     let issued = |index: usize| {
@@ -148,10 +148,10 @@ async fn a_token_is_used_for_a_while_and_then_made_anew() {
 }
 
 #[tokio::test]
-async fn a_device_that_apple_knows_no_more_is_taken_out_of_the_registry() {
+async fn a_device_that_apple_does_not_know_any_more_is_removed_from_the_registry() {
     for (status, reason) in [(410, "Unregistered"), (410, "ExpiredToken"), (400, "BadDeviceToken")] {
-        let (fate, bench, _provider) = fate_after(move || answer(status, &said(reason))).await;
-        assert!(matches!(&fate, Fate::Gone { reason: told } if told.contains(reason)), "{fate:?}");
+        let (got, bench, _provider) = outcome_after(move || answer(status, &said(reason))).await;
+        assert!(matches!(&got, DeviceOutcome::Gone { reason: told } if told.contains(reason)), "{got:?}");
         assert!(!bench.devices.has("u1", "phone"));
     }
 }
@@ -162,28 +162,28 @@ async fn a_device_with_a_new_token_stays_when_the_old_one_is_gone() {
     let devices: Arc<OnceLock<Arc<crate::registry::MemoryDevices>>> = Arc::default();
     let seen = Arc::clone(&devices);
     let provider = Provider::start(move |_| {
-        // The app registers its new token while the notice is on its way.
+        // The app registers its new token while the notice is in progress.
         seen.get().unwrap().add("u1", device("phone", By::Apns, "ab12"));
         answer(410, &said("Unregistered"))
     })
     .await;
     let bench = bench(&provider);
     devices.set(Arc::clone(&bench.devices)).ok().unwrap();
-    assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Gone { .. }));
+    assert!(matches!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Gone { .. }));
     assert!(bench.devices.has("u1", "phone"));
 }
 
 #[tokio::test]
-async fn a_token_that_is_none_is_not_sent_anywhere() {
+async fn an_invalid_device_token_is_not_sent() {
     let provider = Provider::start(|_| answer(200, "")).await;
     let bench = Bench::new(Team::new().settings(&provider));
     bench.devices.add("u1", device("phone", By::Apns, "../../admin"));
-    assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Gone { .. }));
+    assert!(matches!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Gone { .. }));
     assert!(provider.asked().is_empty() && !bench.devices.has("u1", "phone"));
 }
 
 #[tokio::test]
-async fn an_expired_provider_token_is_made_anew_and_tried_once_again() {
+async fn an_expired_provider_token_is_replaced_and_the_call_retried_once() {
     let count = AtomicUsize::new(0);
     let provider = Provider::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
         1 => answer(403, &said("ExpiredProviderToken")),
@@ -191,38 +191,38 @@ async fn an_expired_provider_token_is_made_anew_and_tried_once_again() {
     })
     .await;
     let bench = bench(&provider);
-    assert_eq!(bench.only_fate(&notice("m1")).await, Fate::Sent);
+    assert_eq!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Sent);
     bench.pass(Duration::from_secs(120));
-    assert_eq!(bench.only_fate(&notice("m2")).await, Fate::Sent);
+    assert_eq!(bench.only_outcome(&notice("m2")).await, DeviceOutcome::Sent);
     let tokens: Vec<_> = provider.asked().iter().map(|asked| asked.header("authorization").to_owned()).collect();
     assert_eq!(tokens.len(), 3);
     assert!(tokens[0] == tokens[1] && tokens[1] != tokens[2]);
 }
 
 #[tokio::test]
-async fn a_token_that_is_expired_for_ever_is_tried_twice_and_left_for_later() {
-    let (fate, bench, provider) = fate_after(|| answer(403, &said("ExpiredProviderToken"))).await;
-    assert!(matches!(fate, Fate::Later { .. }), "{fate:?}");
+async fn a_call_with_a_repeatedly_expired_token_is_made_twice_and_fails_temporarily() {
+    let (got, bench, provider) = outcome_after(|| answer(403, &said("ExpiredProviderToken"))).await;
+    assert!(matches!(got, DeviceOutcome::Later { .. }), "{got:?}");
     assert_eq!(provider.asked().len(), 2);
     assert!(bench.devices.has("u1", "phone"));
 }
 
 #[tokio::test]
-async fn too_many_for_one_device_are_later_for_that_device_alone() {
+async fn too_many_requests_for_one_device_delay_only_that_device() {
     let provider = Provider::start(|asked| {
         if asked.path.contains(TOKEN) { answer_later(429, &said("TooManyRequests"), 30) } else { answer(200, "") }
     })
     .await;
     let bench = bench(&provider);
-    let fate = bench.only_fate(&notice("m1")).await;
-    assert!(matches!(&fate, Fate::Later { retry_after: Some(wait), .. } if wait.as_secs() == 30), "{fate:?}");
+    let got = bench.only_outcome(&notice("m1")).await;
+    assert!(matches!(&got, DeviceOutcome::Later { retry_after: Some(wait), .. } if wait.as_secs() == 30), "{got:?}");
     bench.devices.add("u2", device("tablet", By::Apns, "ab12"));
     let other = Notice { uid: "u2".to_owned(), ..notice("m2") };
-    assert_eq!(bench.only_fate(&other).await, Fate::Sent);
+    assert_eq!(bench.only_outcome(&other).await, DeviceOutcome::Sent);
 }
 
 #[tokio::test]
-async fn a_service_that_asks_to_be_left_alone_is_left_alone_until_then() {
+async fn a_service_that_asks_for_a_pause_is_not_called_until_it_ends() {
     let count = AtomicUsize::new(0);
     let provider = Provider::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
         0 => answer_later(503, &said("ServiceUnavailable"), 20),
@@ -230,26 +230,26 @@ async fn a_service_that_asks_to_be_left_alone_is_left_alone_until_then() {
     })
     .await;
     let bench = bench(&provider);
-    assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Later { .. }));
+    assert!(matches!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Later { .. }));
     bench.pass(Duration::from_secs(5));
-    let fate = bench.only_fate(&notice("m2")).await;
-    assert!(matches!(&fate, Fate::Later { retry_after: Some(wait), .. } if wait.as_secs() == 15), "{fate:?}");
-    assert_eq!(provider.asked().len(), 1, "it was not asked again");
+    let got = bench.only_outcome(&notice("m2")).await;
+    assert!(matches!(&got, DeviceOutcome::Later { retry_after: Some(wait), .. } if wait.as_secs() == 15), "{got:?}");
+    assert_eq!(provider.asked().len(), 1, "it was not called again");
     bench.pass(Duration::from_secs(16));
-    assert_eq!(bench.only_fate(&notice("m1")).await, Fate::Sent);
+    assert_eq!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Sent);
 }
 
 #[tokio::test]
-async fn trouble_on_apples_side_is_later() {
+async fn an_error_of_apple_is_temporary() {
     for (status, reason) in [(500, "InternalServerError"), (503, "Shutdown"), (429, "TooManyProviderTokenUpdates")] {
-        let (fate, ..) = fate_after(move || answer(status, &said(reason))).await;
-        assert!(matches!(&fate, Fate::Later { retry_after: None, .. }), "{fate:?}");
-        assert!(reason_of(&fate).contains(reason));
+        let (got, ..) = outcome_after(move || answer(status, &said(reason))).await;
+        assert!(matches!(&got, DeviceOutcome::Later { retry_after: None, .. }), "{got:?}");
+        assert!(reason_of(&got).contains(reason));
     }
 }
 
 #[tokio::test]
-async fn what_no_repeat_can_mend_is_refused_with_apples_reason() {
+async fn a_permanent_error_has_apples_reason() {
     let kinds = [
         (400, "DeviceTokenNotForTopic"),
         (400, "BadExpirationDate"),
@@ -259,14 +259,14 @@ async fn what_no_repeat_can_mend_is_refused_with_apples_reason() {
         (413, "PayloadTooLarge"),
     ];
     for (status, reason) in kinds {
-        let (fate, bench, _provider) = fate_after(move || answer(status, &said(reason))).await;
-        assert!(matches!(&fate, Fate::Refused { .. }) && reason_of(&fate).contains(reason), "{fate:?}");
+        let (got, bench, _provider) = outcome_after(move || answer(status, &said(reason))).await;
+        assert!(matches!(&got, DeviceOutcome::Refused { .. }) && reason_of(&got).contains(reason), "{got:?}");
         assert!(bench.devices.has("u1", "phone"), "{reason}");
     }
 }
 
 #[tokio::test]
-async fn a_setting_that_somebody_may_mend_is_told_apart_with_apples_reason() {
+async fn a_rejected_setting_has_its_own_outcome_and_apples_reason() {
     let kinds = [
         (400, "BadTopic"),
         (400, "TopicDisallowed"),
@@ -276,51 +276,51 @@ async fn a_setting_that_somebody_may_mend_is_told_apart_with_apples_reason() {
         (405, "MethodNotAllowed"),
     ];
     for (status, reason) in kinds {
-        let (fate, bench, _provider) = fate_after(move || answer(status, &said(reason))).await;
-        assert!(matches!(&fate, Fate::Misconfigured { .. }) && reason_of(&fate).contains(reason), "{fate:?}");
+        let (got, bench, _provider) = outcome_after(move || answer(status, &said(reason))).await;
+        assert!(matches!(&got, DeviceOutcome::Misconfigured { .. }) && reason_of(&got).contains(reason), "{got:?}");
         assert!(bench.devices.has("u1", "phone"), "{reason}");
     }
 }
 
 #[tokio::test]
-async fn an_answer_that_is_not_apples_forgets_no_device_and_gives_no_notice_up() {
+async fn a_response_of_another_server_removes_no_device_and_is_retried() {
     for (status, body) in [(410, ""), (410, "<html>gone</html>"), (400, "{"), (302, ""), (404, "nginx")] {
-        let (fate, bench, _provider) = fate_after(move || answer(status, body)).await;
-        assert!(matches!(fate, Fate::Misconfigured { .. } | Fate::Later { .. }), "{status}: {fate:?}");
+        let (got, bench, _provider) = outcome_after(move || answer(status, body)).await;
+        assert!(matches!(got, DeviceOutcome::Misconfigured { .. } | DeviceOutcome::Later { .. }), "{status}: {got:?}");
         assert!(bench.devices.has("u1", "phone"), "{status}");
     }
 }
 
 #[tokio::test]
-async fn a_provider_that_is_not_there_is_later() {
+async fn an_unreachable_provider_is_a_temporary_failure() {
     let provider = Provider::start(|_| answer(200, "")).await;
     let mut settings = Team::new().settings(&provider);
     let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     settings.apns.as_mut().unwrap().base_url = format!("http://{closed}");
     let bench = Bench::new(settings);
     bench.devices.add("u1", device("phone", By::Apns, TOKEN));
-    assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Later { retry_after: None, .. }));
+    assert!(matches!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Later { retry_after: None, .. }));
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_vouches_for_is_not_believed() {
+async fn a_self_signed_certificate_is_not_trusted() {
     let provider = Provider::start_with_tls(|_| answer(200, "")).await;
     let bench = Bench::new(HornSettings { extra_roots_pem: Vec::new(), ..Team::new().settings(&provider) });
     bench.devices.add("u1", device("phone", By::Apns, TOKEN));
-    let fate = bench.only_fate(&notice("m1")).await;
-    assert!(matches!(&fate, Fate::Later { reason, .. } if reason.contains("TLS")), "{fate:?}");
+    let got = bench.only_outcome(&notice("m1")).await;
+    assert!(matches!(&got, DeviceOutcome::Later { reason, .. } if reason.contains("TLS")), "{got:?}");
     assert!(provider.asked().is_empty());
 }
 
 #[tokio::test]
-async fn a_key_that_is_none_is_told_at_the_start() {
+async fn an_invalid_key_is_rejected_at_the_start() {
     let provider = Provider::start(|_| answer(200, "")).await;
     let mut settings = Team::new().settings(&provider);
     settings.apns.as_mut().unwrap().key_pem = "no key".to_owned();
     let clock = std::sync::Arc::new(whimbrel_model::SystemClock);
     let devices = std::sync::Arc::new(crate::registry::MemoryDevices::default());
-    let (is_woken, events) = (std::sync::Arc::new(|_: &_| true), std::sync::Arc::new(|_| {}));
-    let parts = HornParts { devices, is_woken, clock, events };
+    let (is_notifiable, events) = (std::sync::Arc::new(|_: &_| true), std::sync::Arc::new(|_| {}));
+    let parts = HornParts { devices, is_notifiable, clock, events };
     let error = Horn::new(settings, parts).err().unwrap();
     assert!(matches!(error, HornError::Key { provider: "apns", .. }), "{error}");
 }

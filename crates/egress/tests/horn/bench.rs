@@ -1,11 +1,11 @@
-//! A horn with a registry and a clock that the tests hold, and what they give it.
+//! A horn with a registry and a clock that tests control, and sample notices and devices.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use whimbrel_api::endpoint::AddressGuard;
-use whimbrel_egress::horn::{Fate, Horn, HornParts, HornSettings, Notified};
+use whimbrel_egress::horn::{DeviceOutcome, Horn, HornParts, HornSettings, NoticeResult};
 use whimbrel_model::people::Platform;
 use whimbrel_model::ports::{Device, Provider};
 use whimbrel_model::push::{Notice, Notify};
@@ -13,7 +13,7 @@ use whimbrel_model::{Clock, Event, Timestamp};
 
 use crate::registry::MemoryDevices;
 
-/// When the tests take place, in milliseconds: 2026-11-15, 20:00.
+/// The time of the tests in milliseconds: 2026-11-15, 20:00.
 pub const NOW_MS: i64 = 1_794_772_800_000;
 
 pub struct HeldClock(AtomicI64);
@@ -32,14 +32,14 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Devices of the platform `quiet` are not woken.
+    /// Devices of the platform `quiet` get no notifications.
     pub fn new(settings: HornSettings) -> Self {
         let (devices, clock) = (Arc::new(MemoryDevices::default()), Arc::new(HeldClock(AtomicI64::new(NOW_MS))));
         let events: Arc<Mutex<Vec<Event>>> = Arc::default();
         let sink = Arc::clone(&events);
         let parts = HornParts {
             devices: Arc::clone(&devices) as _,
-            is_woken: Arc::new(|platform: &Platform| platform.as_str() != "quiet"),
+            is_notifiable: Arc::new(|platform: &Platform| platform.as_str() != "quiet"),
             clock: Arc::clone(&clock) as _,
             events: Arc::new(move |event| sink.lock().unwrap().push(event)),
         };
@@ -50,23 +50,23 @@ impl Bench {
         self.clock.0.fetch_add(time.as_millis() as i64, Ordering::SeqCst);
     }
 
-    /// What became of the only device.
-    pub async fn only_fate(&self, notice: &Notice) -> Fate {
-        let mut fates = self.fates(notice).await;
-        assert_eq!(fates.len(), 1, "{fates:?}");
-        fates.remove(0).1
+    /// The outcome of the only device.
+    pub async fn only_outcome(&self, notice: &Notice) -> DeviceOutcome {
+        let mut outcomes = self.outcomes(notice).await;
+        assert_eq!(outcomes.len(), 1, "{outcomes:?}");
+        outcomes.remove(0).1
     }
 
-    /// What became of each device, by its name.
-    pub async fn fates(&self, notice: &Notice) -> Vec<(String, Fate)> {
+    /// The outcome of each device, by its name.
+    pub async fn outcomes(&self, notice: &Notice) -> Vec<(String, DeviceOutcome)> {
         match self.horn.notify(notice).await.unwrap() {
-            Notified::Devices(devices) => devices.into_iter().map(|each| (each.device, each.fate)).collect(),
-            Notified::Expired => panic!("it expired"),
+            NoticeResult::Devices(devices) => devices.into_iter().map(|each| (each.device, each.outcome)).collect(),
+            NoticeResult::Expired => panic!("it expired"),
         }
     }
 }
 
-/// Without a provider; devices may name places on this machine, where those of the tests are.
+/// Settings without a provider. Devices may register URLs of this machine, where the test providers are.
 pub fn settings() -> HornSettings {
     let guard = AddressGuard::for_devices(&["127.0.0.0/8".to_owned(), "::1".to_owned()], &[]).unwrap();
     HornSettings { http: None, guard, ..HornSettings::default() }
@@ -88,7 +88,7 @@ pub fn device(name: &str, provider: Provider, token: &str) -> Device {
     }
 }
 
-/// Something to show, of use for an hour.
+/// A notice with a title and body that expires in 1 h.
 pub fn notice(id: &str) -> Notice {
     Notice {
         v: 1,
@@ -107,18 +107,18 @@ pub fn notice(id: &str) -> Notice {
     }
 }
 
-/// Something that only wakes the app.
+/// A notice that only wakes the app.
 pub fn silent_notice(id: &str) -> Notice {
     let notice = notice(id);
     Notice { notify: Notify { title: None, body: None, data: notice.notify.data.clone() }, ..notice }
 }
 
-pub fn reason_of(fate: &Fate) -> &str {
-    match fate {
-        Fate::Gone { reason }
-        | Fate::Misconfigured { reason }
-        | Fate::Refused { reason }
-        | Fate::Later { reason, .. } => reason,
-        Fate::Sent | Fate::AlreadySent | Fate::NotConfigured => "",
+pub fn reason_of(outcome: &DeviceOutcome) -> &str {
+    match outcome {
+        DeviceOutcome::Gone { reason }
+        | DeviceOutcome::Misconfigured { reason }
+        | DeviceOutcome::Refused { reason }
+        | DeviceOutcome::Later { reason, .. } => reason,
+        DeviceOutcome::Sent | DeviceOutcome::AlreadySent | DeviceOutcome::NotConfigured => "",
     }
 }

@@ -1,4 +1,4 @@
-//! FCM's HTTP v1 interface and the endpoint that its access tokens come from.
+//! FCM's HTTP v1 API, and the endpoint of its access tokens.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use aws_lc_rs::signature::{KeyPair as _, RsaKeyPair};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use whimbrel_egress::horn::{Fate, FcmSettings, HornSettings, ServiceAccount};
+use whimbrel_egress::horn::{DeviceOutcome, FcmSettings, HornSettings, ServiceAccount};
 use whimbrel_model::ports::Provider as By;
 use whimbrel_model::push::Notice;
 
@@ -23,12 +23,12 @@ const SEND: &str = "/v1/projects/my-project/messages:send";
 
 struct Google {
     key: RsaKeyPair,
-    /// Where messages and claims go.
+    /// The server for messages and claims.
     provider: Provider,
 }
 
 impl Google {
-    /// Grants `token-1`, `token-2` and so on, for an hour each, and answers messages as it is told.
+    /// Grants `token-1`, `token-2` and so on, each for 1 h, and answers messages with `messages`.
     async fn start(messages: impl Fn(&Asked) -> Answer + Send + Sync + 'static) -> Self {
         let granted = AtomicUsize::new(0);
         Self::start_granting(messages, move || {
@@ -52,7 +52,7 @@ impl Google {
         let der = AsDer::<Pkcs8V1Der<'_>>::as_der(&self.key).unwrap();
         let base64 = STANDARD.encode(der.as_ref());
         let pem = format!("-----BEGIN PRIVATE KEY-----\n{base64}\n-----END PRIVATE KEY-----\n");
-        // As Google's file has it, with what is not needed.
+        // The format of Google's file, with members that are not used.
         let file = json!({
             "type": "service_account",
             "project_id": "my-project",
@@ -82,7 +82,7 @@ fn accepted(_: &Asked) -> Answer {
     answer(200, r#"{"name":"projects/my-project/messages/0:1"}"#)
 }
 
-/// An error as FCM writes it.
+/// An error in FCM's format.
 fn error(status: u16, general: &str, own: Option<&str>) -> String {
     let details: Vec<Value> = own
         .map(|code| json!({ "@type": "type.googleapis.com/google.firebase.fcm.v1.FcmError", "errorCode": code }))
@@ -92,9 +92,9 @@ fn error(status: u16, general: &str, own: Option<&str>) -> String {
 }
 
 #[tokio::test]
-async fn a_notice_is_sent_with_a_token_that_was_granted_for_a_signed_claim() {
+async fn a_notice_is_sent_with_a_token_granted_for_a_signed_claim() {
     let google = Google::start(accepted).await;
-    assert_eq!(google.bench().only_fate(&notice("m1")).await, Fate::Sent);
+    assert_eq!(google.bench().only_outcome(&notice("m1")).await, DeviceOutcome::Sent);
 
     let claim = google.claims().remove(0);
     assert_eq!((&*claim.method, claim.header("content-type")), ("POST", "application/x-www-form-urlencoded"));
@@ -128,10 +128,10 @@ async fn a_notice_is_sent_with_a_token_that_was_granted_for_a_signed_claim() {
 }
 
 #[tokio::test]
-async fn what_shows_nothing_may_take_its_time_and_has_a_collapse_key_where_the_notice_has_one() {
+async fn a_notice_without_an_alert_has_low_priority_and_its_collapse_key() {
     let google = Google::start(accepted).await;
     let silent = Notice { collapse_key: Some("chat 7".to_owned()), ..silent_notice("m1") };
-    assert_eq!(google.bench().only_fate(&silent).await, Fate::Sent);
+    assert_eq!(google.bench().only_outcome(&silent).await, DeviceOutcome::Sent);
     let body = google.messages().remove(0).json();
     let android = json!({ "priority": "NORMAL", "ttl": "3600s", "collapse_key": "chat 7" });
     assert_eq!(body["message"]["android"], android);
@@ -139,41 +139,41 @@ async fn what_shows_nothing_may_take_its_time_and_has_a_collapse_key_where_the_n
 }
 
 #[tokio::test]
-async fn a_granted_token_is_used_until_shortly_before_its_end() {
+async fn a_granted_token_is_used_until_shortly_before_it_expires() {
     let google = Google::start(accepted).await;
     let bench = google.bench();
     for (id, minutes) in [("m1", 0), ("m2", 54), ("m3", 2)] {
         bench.pass(Duration::from_secs(minutes * 60));
-        assert_eq!(bench.only_fate(&notice(id)).await, Fate::Sent);
+        assert_eq!(bench.only_outcome(&notice(id)).await, DeviceOutcome::Sent);
     }
     let used: Vec<_> = google.messages().iter().map(|asked| asked.header("authorization").to_owned()).collect();
     assert_eq!(used, ["Bearer token-1", "Bearer token-1", "Bearer token-2"]);
 }
 
 #[tokio::test]
-async fn many_notices_at_once_ask_for_one_token() {
+async fn concurrent_notices_request_one_token() {
     let google = Google::start(accepted).await;
     let bench = google.bench();
     for number in 0..8 {
         bench.devices.add("u1", device(&format!("d{number}"), By::Fcm, &format!("t{number}")));
     }
-    assert!(bench.fates(&notice("m1")).await.iter().all(|(_, fate)| *fate == Fate::Sent));
+    assert!(bench.outcomes(&notice("m1")).await.iter().all(|(_, got)| *got == DeviceOutcome::Sent));
     assert_eq!((google.claims().len(), google.messages().len()), (1, 9));
 }
 
 #[tokio::test]
-async fn a_token_that_fcm_does_not_take_is_made_anew_and_tried_once_again() {
+async fn a_rejected_token_is_replaced_and_the_call_retried_once() {
     let google = Google::start(|asked| match asked.header("authorization") {
         "Bearer token-1" => answer(401, &error(401, "UNAUTHENTICATED", None)),
         _ => accepted(asked),
     })
     .await;
-    assert_eq!(google.bench().only_fate(&notice("m1")).await, Fate::Sent);
+    assert_eq!(google.bench().only_outcome(&notice("m1")).await, DeviceOutcome::Sent);
     assert_eq!((google.claims().len(), google.messages().len()), (2, 2));
 }
 
 #[tokio::test]
-async fn a_device_that_fcm_knows_no_more_is_taken_out_of_the_registry() {
+async fn a_device_that_fcm_does_not_know_any_more_is_removed_from_the_registry() {
     let violation = json!({ "error": { "code": 400, "status": "INVALID_ARGUMENT", "details": [
         { "@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": [{ "field": "message.token" }] },
     ] } });
@@ -185,22 +185,22 @@ async fn a_device_that_fcm_knows_no_more_is_taken_out_of_the_registry() {
     for (status, body) in answers {
         let google = Google::start(move |_| answer(status, &body)).await;
         let bench = google.bench();
-        let fate = bench.only_fate(&notice("m1")).await;
-        assert!(matches!(fate, Fate::Gone { .. }), "{fate:?}");
+        let got = bench.only_outcome(&notice("m1")).await;
+        assert!(matches!(got, DeviceOutcome::Gone { .. }), "{got:?}");
         assert!(!bench.devices.has("u1", "phone"));
     }
 }
 
 #[tokio::test]
-async fn a_404_that_is_not_fcms_own_forgets_no_device() {
+async fn a_404_of_another_server_removes_no_device() {
     let google = Google::start(|_| answer(404, "<html>no such page</html>")).await;
     let bench = google.bench();
-    assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Misconfigured { .. }));
+    assert!(matches!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Misconfigured { .. }));
     assert!(bench.devices.has("u1", "phone"));
 }
 
 #[tokio::test]
-async fn a_quota_that_is_used_up_is_obeyed() {
+async fn an_exceeded_quota_pauses_fcm() {
     for (retry_after, wait) in [(Some(90), 90), (None, 60)] {
         let body = error(429, "RESOURCE_EXHAUSTED", Some("QUOTA_EXCEEDED"));
         let google = Google::start(move |_| match retry_after {
@@ -210,31 +210,34 @@ async fn a_quota_that_is_used_up_is_obeyed() {
         .await;
         let bench = google.bench();
         for _ in 0..2 {
-            let fate = bench.only_fate(&notice("m1")).await;
+            let got = bench.only_outcome(&notice("m1")).await;
             assert!(
-                matches!(&fate, Fate::Later { retry_after: Some(asked), .. } if asked.as_secs() == wait),
-                "{fate:?}"
+                matches!(&got, DeviceOutcome::Later { retry_after: Some(asked), .. } if asked.as_secs() == wait),
+                "{got:?}"
             );
         }
-        assert_eq!(google.messages().len(), 1, "it was left alone");
+        assert_eq!(google.messages().len(), 1, "it was paused");
         bench.pass(Duration::from_secs(wait + 1));
-        bench.only_fate(&notice("m1")).await;
+        bench.only_outcome(&notice("m1")).await;
         assert_eq!(google.messages().len(), 2);
     }
 }
 
 #[tokio::test]
-async fn trouble_on_googles_side_is_later() {
+async fn an_error_of_google_is_temporary() {
     for (status, general, own) in [(503, "UNAVAILABLE", "UNAVAILABLE"), (500, "INTERNAL", "INTERNAL")] {
         let google = Google::start(move |_| answer_later(status, &error(status, general, Some(own)), 12)).await;
-        let fate = google.bench().only_fate(&notice("m1")).await;
-        assert!(matches!(&fate, Fate::Later { retry_after: Some(wait), .. } if wait.as_secs() == 12), "{fate:?}");
-        assert!(reason_of(&fate).contains(own));
+        let got = google.bench().only_outcome(&notice("m1")).await;
+        assert!(
+            matches!(&got, DeviceOutcome::Later { retry_after: Some(wait), .. } if wait.as_secs() == 12),
+            "{got:?}"
+        );
+        assert!(reason_of(&got).contains(own));
     }
 }
 
 #[tokio::test]
-async fn a_refusal_tells_fcms_code_and_whether_somebody_may_mend_it() {
+async fn an_error_has_fcms_code_and_is_either_permanent_or_a_rejected_setting() {
     let kinds = [
         (403, "PERMISSION_DENIED", "SENDER_ID_MISMATCH", "refused"),
         (400, "INVALID_ARGUMENT", "INVALID_ARGUMENT", "refused"),
@@ -245,22 +248,25 @@ async fn a_refusal_tells_fcms_code_and_whether_somebody_may_mend_it() {
     for (status, general, own, word) in kinds {
         let google = Google::start(move |_| answer(status, &error(status, general, Some(own)))).await;
         let bench = google.bench();
-        let fate = bench.only_fate(&notice("m1")).await;
-        assert!(fate.word() == word && reason_of(&fate).contains(own), "{fate:?}");
+        let got = bench.only_outcome(&notice("m1")).await;
+        assert!(got.word() == word && reason_of(&got).contains(own), "{got:?}");
         assert!(bench.devices.has("u1", "phone"));
         assert_eq!(google.messages().len(), 1);
     }
 }
 
 #[tokio::test]
-async fn an_account_that_google_does_not_know_may_be_mended_and_a_silent_google_is_later() {
+async fn an_unknown_account_is_a_rejected_setting_and_an_unavailable_google_is_temporary() {
     let refusing = || answer(400, r#"{"error":"invalid_grant"}"#);
-    let fate = Google::start_granting(accepted, refusing).await.bench().only_fate(&notice("m1")).await;
-    assert!(matches!(&fate, Fate::Misconfigured { .. }) && reason_of(&fate).contains("invalid_grant"), "{fate:?}");
+    let got = Google::start_granting(accepted, refusing).await.bench().only_outcome(&notice("m1")).await;
+    assert!(
+        matches!(&got, DeviceOutcome::Misconfigured { .. }) && reason_of(&got).contains("invalid_grant"),
+        "{got:?}"
+    );
     for broken in [answer(503, ""), answer(200, "no token")] {
         let broken = Arc::new(broken);
         let google = Google::start_granting(accepted, move || Answer::clone(&broken)).await;
-        assert!(matches!(google.bench().only_fate(&notice("m1")).await, Fate::Later { .. }));
+        assert!(matches!(google.bench().only_outcome(&notice("m1")).await, DeviceOutcome::Later { .. }));
         assert!(google.messages().is_empty());
     }
 }

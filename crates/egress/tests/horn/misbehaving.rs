@@ -1,4 +1,4 @@
-//! Providers that answer nonsense, break off, or do not answer at all.
+//! Providers that send invalid responses, close the connection, or do not respond at all.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
-use whimbrel_egress::horn::{Fate, HornSettings};
+use whimbrel_egress::horn::{DeviceOutcome, HornSettings};
 use whimbrel_model::ports::Provider as By;
 use whimbrel_model::push::Notice;
 
 use crate::bench::{Bench, device, notice, reason_of, settings};
 
-/// A server that says these bytes to whoever asks for something, and hangs up; its URL.
+/// A server that answers every request with these bytes and closes the connection. Returns its URL.
 async fn saying(answer: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -21,7 +21,7 @@ async fn saying(answer: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> String 
             let (mut stream, _) = listener.accept().await.unwrap();
             let said = answer();
             let mut asked = [0; 4_096];
-            // Who goes away in between is no concern of this server.
+            // This server ignores clients that disconnect.
             let _ = stream.read(&mut asked).await;
             let _ = stream.write_all(&said).await;
         }
@@ -36,38 +36,38 @@ fn bench(url: &str) -> Bench {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_none_or_breaks_off_is_later() {
+async fn an_invalid_or_truncated_response_is_a_temporary_failure() {
     for said in
         ["", "SSH-2.0-OpenSSH_9.6\r\n", "HTTP/1.1 200 O", "HTTP/1.1 200 OK\r\ncontent-le", "HTTP/1.1 99999 ?\r\n\r\n"]
     {
         let url = saying(move || said.into()).await;
-        let fate = bench(&url).only_fate(&notice("m1")).await;
-        assert!(matches!(fate, Fate::Later { retry_after: None, .. }), "{said:?}: {fate:?}");
-        assert!(!reason_of(&fate).is_empty());
+        let got = bench(&url).only_outcome(&notice("m1")).await;
+        assert!(matches!(got, DeviceOutcome::Later { retry_after: None, .. }), "{said:?}: {got:?}");
+        assert!(!reason_of(&got).is_empty());
     }
 }
 
 #[tokio::test]
-async fn an_answer_whose_body_breaks_off_is_judged_by_its_status() {
+async fn a_response_with_a_truncated_body_is_classified_by_its_status() {
     for (status, word) in [("200 OK", "sent"), ("410 Gone", "gone"), ("400 Bad Request", "refused")] {
         let url = saying(move || format!("HTTP/1.1 {status}\r\ncontent-length: 100\r\n\r\nhalf").into()).await;
-        assert_eq!(bench(&url).only_fate(&notice("m1")).await.word(), word);
+        assert_eq!(bench(&url).only_outcome(&notice("m1")).await.word(), word);
     }
 }
 
 #[tokio::test]
-async fn a_retry_after_of_the_past_is_now_and_what_is_none_is_not_obeyed() {
+async fn a_past_retry_after_is_zero_and_an_invalid_one_is_ignored() {
     let past = "Sun, 06 Nov 1994 08:49:37 GMT";
     for (text, wait) in [(past, Some(Duration::ZERO)), ("soon", None), ("-5", None), ("", None)] {
         let url =
             saying(move || format!("HTTP/1.1 503 x\r\nretry-after: {text}\r\ncontent-length: 0\r\n\r\n").into()).await;
-        let fate = bench(&url).only_fate(&notice("m1")).await;
-        assert!(matches!(&fate, Fate::Later { retry_after, .. } if *retry_after == wait), "{text}: {fate:?}");
+        let got = bench(&url).only_outcome(&notice("m1")).await;
+        assert!(matches!(&got, DeviceOutcome::Later { retry_after, .. } if *retry_after == wait), "{text}: {got:?}");
     }
 }
 
 #[tokio::test]
-async fn a_place_that_never_answers_is_left_alone_for_a_while_and_others_are_not() {
+async fn an_unresponsive_endpoint_is_paused_and_others_are_not() {
     let (is_up, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let (up, count) = (Arc::clone(&is_up), Arc::clone(&asked));
     let url = saying(move || {
@@ -78,17 +78,17 @@ async fn a_place_that_never_answers_is_left_alone_for_a_while_and_others_are_not
     let bench = bench(&url);
     let of = |number: usize| notice(&format!("m{number}"));
     for number in 0..8 {
-        assert!(matches!(bench.only_fate(&of(number)).await, Fate::Later { retry_after: None, .. }));
+        assert!(matches!(bench.only_outcome(&of(number)).await, DeviceOutcome::Later { retry_after: None, .. }));
     }
-    let fate = bench.only_fate(&of(8)).await;
-    assert!(matches!(&fate, Fate::Later { retry_after: Some(wait), .. } if wait.as_secs() == 10), "{fate:?}");
+    let got = bench.only_outcome(&of(8)).await;
+    assert!(matches!(&got, DeviceOutcome::Later { retry_after: Some(wait), .. } if wait.as_secs() == 10), "{got:?}");
     assert_eq!(asked.load(Ordering::SeqCst), 8, "it was not called again");
 
     let other = saying(|| "HTTP/1.1 204 x\r\n\r\n".into()).await;
     bench.devices.add("u2", device("pager", By::Http, &other));
-    assert_eq!(bench.only_fate(&Notice { uid: "u2".to_owned(), ..of(9) }).await, Fate::Sent);
+    assert_eq!(bench.only_outcome(&Notice { uid: "u2".to_owned(), ..of(9) }).await, DeviceOutcome::Sent);
 
     is_up.store(true, Ordering::SeqCst);
     bench.pass(Duration::from_secs(11));
-    assert_eq!(bench.only_fate(&of(8)).await, Fate::Sent);
+    assert_eq!(bench.only_outcome(&of(8)).await, DeviceOutcome::Sent);
 }

@@ -1,13 +1,13 @@
-//! A notice as a whole: which devices it is for, what a repeat does, and what the dispatcher is told.
+//! Whole notices: their devices, repeats, and the outcomes for the dispatcher.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use whimbrel_egress::horn::{Fate, HornCallbacks, HornSettings, Notified, Sum};
+use whimbrel_egress::horn::{DeviceOutcome, HornCallbacks, HornSettings, NoticeOutcome, NoticeResult};
 use whimbrel_model::ports::{
-    Again, Call, CallFailure, CallOutcome, CallTarget, Callbacks, Called, Device, PortFuture, Provider as By,
+    Call, CallFailure, CallOutcome, CallReport, CallTarget, Callbacks, Device, PortFuture, Provider as By, RetryAdvice,
 };
 use whimbrel_model::push::{HORN_URL, Notice, NoticeDevice};
 use whimbrel_model::subscription::{Endpoint, Envelope};
@@ -53,14 +53,14 @@ pub fn call_of(notice: &Notice) -> Call {
     call_to(HORN_URL, serde_json::to_vec(notice).unwrap())
 }
 
-pub fn status_of(called: &Called) -> u16 {
+pub fn status_of(called: &CallReport) -> u16 {
     match &called.outcome {
         CallOutcome::Answered { status, .. } => *status,
         other => panic!("{other:?}"),
     }
 }
 
-pub fn not_taken(called: &Called) -> (&str, Again) {
+pub fn not_taken(called: &CallReport) -> (&str, RetryAdvice) {
     match &called.outcome {
         CallOutcome::NotTaken { reason, again } => (reason, *again),
         other => panic!("{other:?}"),
@@ -68,7 +68,7 @@ pub fn not_taken(called: &Called) -> (&str, Again) {
 }
 
 #[tokio::test]
-async fn only_devices_of_the_wanted_platforms_that_are_woken_at_all_get_it() {
+async fn only_devices_of_the_selected_platforms_with_notifications_get_a_notice() {
     let provider = Provider::start(|_| answer(200, "")).await;
     let bench = Bench::new(plain());
     for name in ["ios", "web", "quiet"] {
@@ -76,9 +76,9 @@ async fn only_devices_of_the_wanted_platforms_that_are_woken_at_all_get_it() {
         bench.devices.add("u1", on);
     }
     let names = async |notice: Notice| {
-        let fates = bench.fates(&notice).await;
-        assert!(fates.iter().all(|(_, fate)| *fate == Fate::Sent), "{fates:?}");
-        fates.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
+        let outcomes = bench.outcomes(&notice).await;
+        assert!(outcomes.iter().all(|(_, outcome)| *outcome == DeviceOutcome::Sent), "{outcomes:?}");
+        outcomes.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
     };
     assert_eq!(names(notice("m1")).await, ["ios", "web"]);
     let wanted = Some(vec![platform("web"), platform("quiet")]);
@@ -90,49 +90,52 @@ async fn only_devices_of_the_wanted_platforms_that_are_woken_at_all_get_it() {
 }
 
 #[tokio::test]
-async fn a_notice_that_is_of_no_use_any_more_wakes_nobody() {
+async fn an_expired_notice_is_not_sent() {
     let provider = Provider::start(|_| answer(200, "")).await;
     let bench = Bench::new(plain());
     bench.devices.add("u1", device("pager", By::Http, &provider.url));
     let over = Notice { expires_at_ms: NOW_MS, ..notice("m1") };
-    assert_eq!(bench.horn.notify(&over).await.unwrap(), Notified::Expired);
-    assert_eq!(status_of(&bench.horn.call(call_of(&over)).await), 204, "it is done with");
+    assert_eq!(bench.horn.notify(&over).await.unwrap(), NoticeResult::Expired);
+    assert_eq!(status_of(&bench.horn.call(call_of(&over)).await), 204, "the notice is complete");
     assert!(provider.asked().is_empty());
 }
 
 #[tokio::test]
 async fn a_user_without_devices_is_no_error() {
     let bench = Bench::new(plain());
-    assert_eq!(bench.horn.notify(&notice("m1")).await.unwrap().sum(), Sum::Nobody);
+    assert_eq!(bench.horn.notify(&notice("m1")).await.unwrap().sum(), NoticeOutcome::NoDevice);
     assert_eq!(status_of(&bench.horn.call(call_of(&notice("m1"))).await), 204);
 }
 
 #[tokio::test]
-async fn a_device_of_a_provider_that_is_not_configured_is_told_and_holds_nothing_up() {
+async fn a_provider_without_settings_is_reported_and_delays_no_other_device() {
     let provider = Provider::start(|_| answer(200, "")).await;
     let bench = Bench::new(plain());
     bench.devices.add("u1", device("pager", By::Http, &provider.url));
     bench.devices.add("u1", device("phone", By::Apns, "ab12"));
-    let fates = bench.fates(&notice("m1")).await;
-    assert_eq!(fates, [("pager".to_owned(), Fate::Sent), ("phone".to_owned(), Fate::NotConfigured)]);
+    let outcomes = bench.outcomes(&notice("m1")).await;
+    assert_eq!(
+        outcomes,
+        [("pager".to_owned(), DeviceOutcome::Sent), ("phone".to_owned(), DeviceOutcome::NotConfigured)]
+    );
     assert_eq!(status_of(&bench.horn.call(call_of(&notice("m1"))).await), 204);
     let kinds: Vec<_> = bench.events.lock().unwrap().iter().map(|event| event.kind).collect();
-    assert_eq!(kinds, ["provider_not_configured"], "it is told once for a while");
+    assert_eq!(kinds, ["provider_not_configured"], "it is reported once for a while");
 }
 
 #[tokio::test]
-async fn where_nobody_else_is_woken_a_provider_that_is_not_configured_says_what_to_set_and_is_not_asked_again() {
+async fn without_another_device_a_provider_without_settings_is_a_permanent_error_that_names_them() {
     let bench = Bench::new(plain());
     for (by, setting) in [(By::Apns, "horn.apns.key_file"), (By::Fcm, "horn.fcm.service_account")] {
         bench.devices.add("u1", device("phone", by, "ab12"));
         let called = bench.horn.call(call_of(&notice("m1"))).await;
         let (reason, again) = not_taken(&called);
-        assert!(reason.contains(setting) && again == Again::Never, "{reason}");
+        assert!(reason.contains(setting) && again == RetryAdvice::Never, "{reason}");
     }
 }
 
 #[tokio::test]
-async fn a_repeat_wakes_only_those_that_have_not_been_woken() {
+async fn a_repeat_notifies_only_devices_that_were_not_notified() {
     let is_up = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&is_up);
     let provider = Provider::start(move |asked| {
@@ -144,8 +147,8 @@ async fn a_repeat_wakes_only_those_that_have_not_been_woken() {
     bench.devices.add("u1", device("a", By::Http, &format!("{}/a", provider.url)));
     bench.devices.add("u1", device("b", By::Http, &format!("{}/b", provider.url)));
     let called = bench.horn.call(call_of(&notice("m1"))).await;
-    let later = Again::Later(Some(Duration::from_secs(9)));
-    assert_eq!(not_taken(&called), ("b (http) not now: the device's URL answered 503", later));
+    let later = RetryAdvice::Later(Some(Duration::from_secs(9)));
+    assert_eq!(not_taken(&called), ("b (http) failed temporarily: the device's URL answered 503", later));
     is_up.store(true, Ordering::SeqCst);
     assert_eq!(status_of(&bench.horn.call(call_of(&notice("m1"))).await), 204);
     let paths: Vec<_> = provider.asked().into_iter().map(|asked| asked.path).collect();
@@ -154,21 +157,25 @@ async fn a_repeat_wakes_only_those_that_have_not_been_woken() {
 }
 
 #[tokio::test]
-async fn the_same_message_wakes_the_devices_of_another_user() {
+async fn the_same_message_notifies_the_devices_of_another_user() {
     let provider = Provider::start(|_| answer(200, "")).await;
     let bench = Bench::new(plain());
     for uid in ["u1", "u2"] {
         bench.devices.add(uid, device("pager", By::Http, &provider.url));
-        assert_eq!(bench.only_fate(&Notice { uid: uid.to_owned(), ..notice("m1") }).await, Fate::Sent);
+        assert_eq!(bench.only_outcome(&Notice { uid: uid.to_owned(), ..notice("m1") }).await, DeviceOutcome::Sent);
     }
     assert_eq!(provider.asked().len(), 2);
 }
 
 #[tokio::test]
-async fn a_refusal_with_nobody_woken_says_why_and_whether_to_ask_again() {
+async fn an_error_without_a_notified_device_has_its_reason_and_whether_to_retry() {
     let kinds = [
-        (400, "pager (http) refused for good: the device's URL answered 400", Again::Never),
-        (403, "pager (http) refused until somebody mends it: the device's URL answered 403", Again::Later(None)),
+        (400, "pager (http) rejected permanently: the device's URL answered 400", RetryAdvice::Never),
+        (
+            403,
+            "pager (http) settings rejected, will be retried: the device's URL answered 403",
+            RetryAdvice::Later(None),
+        ),
     ];
     for (status, reason, again) in kinds {
         let provider = Provider::start(move |_| answer(status, "")).await;
@@ -179,48 +186,48 @@ async fn a_refusal_with_nobody_woken_says_why_and_whether_to_ask_again() {
 }
 
 #[tokio::test]
-async fn what_is_no_notice_is_never_asked_for_again_and_a_registry_that_is_down_stops_everybody() {
+async fn an_invalid_notice_is_never_retried_and_a_failed_registry_delays_all_notices() {
     let bench = Bench::new(plain());
     for value in [&b""[..], b"{", b"{\"v\":1}"] {
         let called = bench.horn.call(call_to(HORN_URL, value.to_vec())).await;
         let (why, again) = not_taken(&called);
-        assert!(again == Again::Never && why.contains("cannot be read"), "{why}");
+        assert!(again == RetryAdvice::Never && why.contains("cannot be decoded"), "{why}");
     }
     let nobody = Notice { uid: String::new(), ..notice("m1") };
-    assert_eq!(not_taken(&bench.horn.call(call_of(&nobody)).await).1, Again::Never);
+    assert_eq!(not_taken(&bench.horn.call(call_of(&nobody)).await).1, RetryAdvice::Never);
     bench.devices.is_down.store(true, Ordering::SeqCst);
-    assert_eq!(not_taken(&bench.horn.call(call_of(&notice("m1"))).await).1, Again::LaterForAll);
+    assert_eq!(not_taken(&bench.horn.call(call_of(&notice("m1"))).await).1, RetryAdvice::LaterForAll);
 }
 
 #[tokio::test]
-async fn a_provider_that_never_answers_takes_its_time_and_no_more() {
+async fn a_provider_that_never_responds_times_out() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let bench = Bench::new(HornSettings { timeout: Duration::from_millis(200), ..plain() });
     bench.devices.add("u1", device("pager", By::Http, &url));
-    let fate = bench.only_fate(&notice("m1")).await;
-    assert_eq!(fate, Fate::Later { reason: "no answer in time".to_owned(), retry_after: None });
+    let outcome = bench.only_outcome(&notice("m1")).await;
+    assert_eq!(outcome, DeviceOutcome::Later { reason: "no response in time".to_owned(), retry_after: None });
 }
 
-/// Counts the calls that are made of it.
+/// Counts its calls.
 #[derive(Default)]
 pub struct Others {
     calls: AtomicUsize,
 }
 
 impl Callbacks for Others {
-    fn call(&self, _call: Call) -> PortFuture<'_, Called> {
+    fn call(&self, _call: Call) -> PortFuture<'_, CallReport> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         let outcome = CallOutcome::Answered { status: 299, retry_after: None, answer: Bytes::new() };
-        Box::pin(std::future::ready(Called { outcome, took: Duration::ZERO }))
+        Box::pin(std::future::ready(CallReport { outcome, took: Duration::ZERO }))
     }
 }
 
 #[tokio::test]
-async fn notices_go_to_the_horn_and_all_other_calls_past_it() {
+async fn notices_go_to_the_horn_and_all_other_calls_to_the_workers() {
     let bench = Bench::new(plain());
     let others = Arc::new(Others::default());
-    let callbacks = HornCallbacks { horn: Some(bench.horn), elsewhere: None, others: Arc::clone(&others) as _ };
+    let callbacks = HornCallbacks { horn: Some(bench.horn), remote: None, others: Arc::clone(&others) as _ };
     assert_eq!(status_of(&callbacks.call(call_of(&notice("m1"))).await), 204);
     assert_eq!(others.calls.load(Ordering::SeqCst), 0);
     assert_eq!(status_of(&callbacks.call(call_to("http://127.0.0.1:1/", Vec::new())).await), 299);
@@ -228,18 +235,18 @@ async fn notices_go_to_the_horn_and_all_other_calls_past_it() {
 }
 
 #[tokio::test]
-async fn where_there_is_no_horn_a_notice_waits_and_it_is_no_attempt() {
-    let callbacks = HornCallbacks { horn: None, elsewhere: None, others: Arc::new(Others::default()) };
+async fn without_a_horn_a_notice_waits_and_the_call_does_not_count_as_an_attempt() {
+    let callbacks = HornCallbacks { horn: None, remote: None, others: Arc::new(Others::default()) };
     let outcome = callbacks.call(call_of(&notice("m1"))).await.outcome;
     assert!(matches!(outcome, CallOutcome::Failed { why: CallFailure::NoWorker, .. }), "{outcome:?}");
 }
 
 #[tokio::test]
-async fn answers_that_are_garbage_or_endless_are_judged_by_their_status() {
+async fn garbage_and_endless_bodies_are_classified_by_their_status() {
     for (status, word) in [(200, "sent"), (500, "later"), (410, "gone")] {
         let provider = Provider::start(move |_| answer(status, &"\u{fffd}{".repeat(300_000))).await;
         let bench = Bench::new(plain());
         bench.devices.add("u1", device("pager", By::Http, &provider.url));
-        assert_eq!(bench.only_fate(&notice("m1")).await.word(), word);
+        assert_eq!(bench.only_outcome(&notice("m1")).await.word(), word);
     }
 }

@@ -1,11 +1,11 @@
-//! Plain HTTP: JSON to the device's URL, signed where there is a secret.
+//! Plain HTTP: JSON to the device's URL, signed if there is a secret.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde_json::json;
 use sha2::Sha256;
-use whimbrel_egress::horn::{Fate, HornSettings, HttpSettings};
+use whimbrel_egress::horn::{DeviceOutcome, HornSettings, HttpSettings};
 use whimbrel_model::ports::Provider as By;
 use whimbrel_model::subscription::SigningSecret;
 
@@ -25,11 +25,11 @@ fn bench(settings: HornSettings, url: &str) -> Bench {
 }
 
 #[tokio::test]
-async fn a_notice_is_json_that_is_signed_as_standard_webhooks_says() {
+async fn a_notice_is_json_with_a_standard_webhooks_signature() {
     let provider = Provider::start(|_| answer(204, "")).await;
     let secret = SigningSecret { secret: format!("whsec_{}", STANDARD.encode(KEY)), until_ms: None };
     let bench = bench(plain(vec![secret]), &format!("{}/notify?x=1#part", provider.url));
-    assert_eq!(bench.only_fate(&notice("m1")).await, Fate::Sent);
+    assert_eq!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Sent);
 
     let asked = provider.only();
     assert_eq!((&*asked.method, &*asked.path), ("POST", "/notify?x=1"));
@@ -48,15 +48,15 @@ async fn a_notice_is_json_that_is_signed_as_standard_webhooks_says() {
 }
 
 #[tokio::test]
-async fn without_a_secret_nothing_is_signed_and_the_id_is_there() {
+async fn without_a_secret_a_notice_has_an_id_and_no_signature() {
     let provider = Provider::start(|_| answer(200, "")).await;
-    assert_eq!(bench(plain(Vec::new()), &provider.url).only_fate(&notice("m1")).await, Fate::Sent);
+    assert_eq!(bench(plain(Vec::new()), &provider.url).only_outcome(&notice("m1")).await, DeviceOutcome::Sent);
     let asked = provider.only();
     assert!(!asked.headers.contains_key("webhook-signature") && asked.headers.contains_key("webhook-id"));
 }
 
 #[tokio::test]
-async fn answers_are_judged_by_kind() {
+async fn responses_are_classified_by_status() {
     for (status, word) in [
         (410, "gone"),
         (503, "later"),
@@ -71,45 +71,45 @@ async fn answers_are_judged_by_kind() {
     ] {
         let provider = Provider::start(move |_| answer(status, "")).await;
         let bench = bench(plain(Vec::new()), &provider.url);
-        assert_eq!(bench.only_fate(&notice("m1")).await.word(), word, "{status}");
+        assert_eq!(bench.only_outcome(&notice("m1")).await.word(), word, "{status}");
         assert_eq!(bench.devices.has("u1", "pager"), status != 410);
         assert_eq!(provider.asked().len(), 1, "nothing is followed or tried again");
     }
 }
 
 #[tokio::test]
-async fn one_url_that_asks_to_wait_holds_no_other_device_up() {
+async fn one_url_with_a_retry_after_delays_no_other_device() {
     let provider =
         Provider::start(|asked| if asked.path == "/a" { answer_later(429, "", 40) } else { answer(200, "") }).await;
     let bench = bench(plain(Vec::new()), &format!("{}/a", provider.url));
-    let fate = bench.only_fate(&notice("m1")).await;
-    assert!(matches!(&fate, Fate::Later { retry_after: Some(wait), .. } if wait.as_secs() == 40), "{fate:?}");
+    let got = bench.only_outcome(&notice("m1")).await;
+    assert!(matches!(&got, DeviceOutcome::Later { retry_after: Some(wait), .. } if wait.as_secs() == 40), "{got:?}");
     bench.devices.add("u1", device("other", By::Http, &format!("{}/b", provider.url)));
-    let fates = bench.fates(&notice("m2")).await;
-    assert_eq!((&*fates[0].0, &fates[0].1), ("other", &Fate::Sent));
+    let outcomes = bench.outcomes(&notice("m2")).await;
+    assert_eq!((&*outcomes[0].0, &outcomes[0].1), ("other", &DeviceOutcome::Sent));
 }
 
 #[tokio::test]
-async fn places_that_devices_may_not_name_are_not_called() {
+async fn forbidden_addresses_are_not_called() {
     let provider = Provider::start(|_| answer(200, "")).await;
     let guard = HornSettings::default().guard;
     let port = provider.url.rsplit(':').next().unwrap().to_owned();
-    // The last ones are names until they are looked up.
+    // The last ones are names until they are resolved.
     let own = ["127.0.0.1", "[::ffff:127.0.0.1]", "localhost", "127.1", "2130706433"];
     let own = own.map(|host| format!("http://{host}:{port}/"));
     for url in own.into_iter().chain(["http://169.254.169.254/latest".to_owned(), "http://10.0.0.1/".to_owned()]) {
         let bench = bench(HornSettings { guard: guard.clone(), ..plain(Vec::new()) }, &url);
-        let fate = bench.only_fate(&notice("m1")).await;
-        let is_refused = matches!(&fate, Fate::Refused { .. }) && reason_of(&fate).contains("horn.allow");
-        assert!(is_refused, "{url}: {fate:?}");
+        let got = bench.only_outcome(&notice("m1")).await;
+        let is_refused = matches!(&got, DeviceOutcome::Refused { .. }) && reason_of(&got).contains("horn.allow");
+        assert!(is_refused, "{url}: {got:?}");
     }
     assert!(provider.asked().is_empty());
 }
 
 #[tokio::test]
-async fn what_is_no_url_is_refused() {
+async fn an_invalid_url_is_a_permanent_error() {
     for url in ["", "pager", "ftp://a/", "http://user:secret@127.0.0.1/"] {
-        let fate = bench(plain(Vec::new()), url).only_fate(&notice("m1")).await;
-        assert!(matches!(fate, Fate::Refused { .. }), "{url}: {fate:?}");
+        let got = bench(plain(Vec::new()), url).only_outcome(&notice("m1")).await;
+        assert!(matches!(got, DeviceOutcome::Refused { .. }), "{url}: {got:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Checks what providers check: signatures of tokens by the public key, and the claims in them.
+//! The checks of providers: signatures of tokens by the public key, and their claims.
 
 use aws_lc_rs::signature::{
     ECDSA_P256_SHA256_FIXED, RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey, VerificationAlgorithm,
@@ -11,12 +11,12 @@ pub fn unbase64(text: &str) -> Vec<u8> {
     URL_SAFE_NO_PAD.decode(text).unwrap_or_else(|error| panic!("`{text}`: {error}"))
 }
 
-/// Header and claims of a token that this P-256 point signed.
+/// The header and claims of a token signed by this P-256 key.
 pub fn es256(token: &str, point: &[u8]) -> (Value, Value) {
     verified(token, "ES256", &ECDSA_P256_SHA256_FIXED, point)
 }
 
-/// Header and claims of a token that this RSA key signed.
+/// The header and claims of a token signed by this RSA key.
 pub fn rs256(token: &str, public: &[u8]) -> (Value, Value) {
     verified(token, "RS256", &RSA_PKCS1_2048_8192_SHA256, public)
 }

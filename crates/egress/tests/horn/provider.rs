@@ -1,4 +1,4 @@
-//! A provider on loopback: HTTP/1.1 and HTTP/2, with TLS or without, that remembers what it was asked and answers as it is told.
+//! A provider on loopback: HTTP/1.1 and HTTP/2, with or without TLS. It records requests and sends scripted responses.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-/// What a provider was asked.
+/// A request to a provider.
 #[derive(Debug, Clone)]
 pub struct Asked {
     pub version: Version,
@@ -48,11 +48,11 @@ pub fn answer_later(status: u16, body: &str, seconds: u64) -> Answer {
     (status, vec![("retry-after", seconds.to_string())], body.to_owned())
 }
 
-type Manner = dyn Fn(&Asked) -> Answer + Send + Sync;
+type Behaviour = dyn Fn(&Asked) -> Answer + Send + Sync;
 
 pub struct Provider {
     pub url: String,
-    /// The certificate to believe, where there is TLS.
+    /// The certificate to trust, if the provider has TLS.
     pub certificate: String,
     asked: Arc<Mutex<Vec<Asked>>>,
 }
@@ -74,7 +74,7 @@ impl Provider {
         Self { certificate: certified.cert.pem(), ..provider }
     }
 
-    async fn listen(manner: Arc<Manner>, tls: Option<TlsAcceptor>) -> Self {
+    async fn listen(manner: Arc<Behaviour>, tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let url = if tls.is_some() { format!("https://localhost:{port}") } else { format!("http://127.0.0.1:{port}") };
@@ -103,7 +103,7 @@ impl Provider {
         self.asked.lock().unwrap().clone()
     }
 
-    /// The only question that there was.
+    /// The only request.
     pub fn only(&self) -> Asked {
         let asked = self.asked();
         assert_eq!(asked.len(), 1, "{asked:?}");
@@ -113,7 +113,7 @@ impl Provider {
 
 async fn serve(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    manner: Arc<Manner>,
+    manner: Arc<Behaviour>,
     remembered: Arc<Mutex<Vec<Asked>>>,
 ) {
     let service = service_fn(move |request: Request<Incoming>| {
@@ -133,6 +133,6 @@ async fn serve(
             Ok::<_, hyper::Error>(response.body(Full::new(Bytes::from(text))).unwrap())
         }
     });
-    // A client that goes away is no concern of the provider.
+    // The provider ignores clients that disconnect.
     let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
 }

@@ -1,4 +1,4 @@
-//! The port `Devices` in memory, which can be told to fail.
+//! The port `Devices` in memory. A test can make it fail.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

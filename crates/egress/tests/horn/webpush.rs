@@ -1,4 +1,4 @@
-//! Web Push: a push service that checks the sender's token and a browser that decrypts what is for it alone.
+//! Web Push: a push service that checks the sender's token, and a browser that decrypts the payload.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde_json::{Value, json};
 use sha2::Sha256;
-use whimbrel_egress::horn::{Fate, HornSettings, WebPushSettings};
+use whimbrel_egress::horn::{DeviceOutcome, HornSettings, WebPushSettings};
 use whimbrel_model::ports::{Device, Provider as By};
 use whimbrel_model::push::{Notice, Notify};
 
@@ -41,7 +41,7 @@ impl Browser {
         Device { p256dh, auth: Some(URL_SAFE_NO_PAD.encode(self.auth)), ..device(name, By::Webpush, endpoint) }
     }
 
-    /// Reads a body as RFC 8188 and RFC 8291 say, with HKDF by its definition and not by what encrypted it.
+    /// Decrypts a body by RFC 8188 and RFC 8291, with HKDF by its definition, not by the code under test.
     fn read(&self, body: &[u8]) -> Vec<u8> {
         let (salt, rest) = body.split_at(16);
         assert_eq!(rest[..4], 4096u32.to_be_bytes());
@@ -72,7 +72,7 @@ fn hkdf(salt: &[u8], secret: &[u8], info: &[u8], length: usize) -> Vec<u8> {
     out
 }
 
-/// A VAPID key as tools hand it out, and its public point.
+/// A VAPID key in the format of tools, and its public point.
 fn vapid_key() -> (String, Vec<u8>) {
     let key = PrivateKey::generate(&ECDH_P256).unwrap();
     let number = AsBigEndian::<EcPrivateKeyBin<'_>>::as_be_bytes(&key).unwrap();
@@ -90,10 +90,10 @@ fn bench(browser: &Browser, provider: &Provider) -> Bench {
     bench
 }
 
-async fn fate_after(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (Fate, Bench, Provider) {
+async fn outcome_after(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (DeviceOutcome, Bench, Provider) {
     let provider = Provider::start(move |_| answer()).await;
     let bench = bench(&Browser::new(), &provider);
-    (bench.only_fate(&notice("m1")).await, bench, provider)
+    (bench.only_outcome(&notice("m1")).await, bench, provider)
 }
 
 /// The token and the key of a `vapid` authorization.
@@ -103,14 +103,14 @@ fn vapid_parts(authorization: &str) -> (&str, Vec<u8>) {
 }
 
 #[tokio::test]
-async fn a_notice_is_for_the_browser_alone_and_says_who_sends_it() {
+async fn a_notice_is_encrypted_for_the_browser_and_identifies_the_sender() {
     let (browser, (private_key, public)) = (Browser::new(), vapid_key());
     let provider = Provider::start_with_tls(|_| answer(201, "")).await;
     let mut settings = settings_with(private_key);
     settings.extra_roots_pem = provider.certificate.clone().into_bytes();
     let bench = Bench::new(settings);
     bench.devices.add("u1", browser.device("laptop", &format!("{}/push/abc?d=1", provider.url)));
-    assert_eq!(bench.only_fate(&notice("m1")).await, Fate::Sent);
+    assert_eq!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Sent);
 
     let asked = provider.only();
     assert_eq!((&*asked.method, &*asked.path), ("POST", "/push/abc?d=1"));
@@ -129,26 +129,26 @@ async fn a_notice_is_for_the_browser_alone_and_says_who_sends_it() {
 }
 
 #[tokio::test]
-async fn no_two_notices_are_encrypted_with_the_same_key() {
+async fn each_notice_is_encrypted_with_its_own_key() {
     let (browser, provider) = (Browser::new(), Provider::start(|_| answer(201, "")).await);
     let bench = bench(&browser, &provider);
     for id in ["m1", "m2"] {
-        assert_eq!(bench.only_fate(&notice(id)).await, Fate::Sent);
+        assert_eq!(bench.only_outcome(&notice(id)).await, DeviceOutcome::Sent);
     }
     let asked = provider.asked();
     assert_ne!(asked[0].body[..16], asked[1].body[..16], "the salt");
     assert_ne!(asked[0].body[21..86], asked[1].body[21..86], "the sender's key");
-    assert_eq!(asked[0].header("authorization"), asked[1].header("authorization"), "who sends stays the same");
+    assert_eq!(asked[0].header("authorization"), asked[1].header("authorization"), "the sender stays the same");
 }
 
 #[tokio::test]
-async fn a_token_is_made_anew_long_before_it_ends() {
+async fn a_token_is_replaced_long_before_it_expires() {
     let (browser, provider) = (Browser::new(), Provider::start(|_| answer(201, "")).await);
     let bench = bench(&browser, &provider);
     for (id, hours) in [("m1", 0), ("m2", 7)] {
         bench.pass(Duration::from_secs(hours * 3600));
         let late = Notice { expires_at_ms: NOW_MS + 10 * 3_600_000, ..notice(id) };
-        assert_eq!(bench.only_fate(&late).await, Fate::Sent);
+        assert_eq!(bench.only_outcome(&late).await, DeviceOutcome::Sent);
     }
     let asked = provider.asked();
     let (token, key) = vapid_parts(asked[1].header("authorization"));
@@ -161,16 +161,16 @@ async fn notices_of_one_collapse_key_have_the_same_topic() {
     let bench = bench(&browser, &provider);
     for (id, key) in [("m1", "chat 7"), ("m2", "chat 7"), ("m3", "chat 8")] {
         let notice = Notice { collapse_key: Some(key.to_owned()), ..silent_notice(id) };
-        assert_eq!(bench.only_fate(&notice).await, Fate::Sent);
+        assert_eq!(bench.only_outcome(&notice).await, DeviceOutcome::Sent);
     }
     let asked = provider.asked();
     assert_eq!(asked[0].header("topic"), asked[1].header("topic"));
     assert_ne!(asked[0].header("topic"), asked[2].header("topic"));
-    assert_eq!(asked[0].header("urgency"), "normal", "it shows nothing");
+    assert_eq!(asked[0].header("urgency"), "normal", "the notice has no alert");
 }
 
 #[tokio::test]
-async fn a_key_in_pem_and_keys_in_the_other_base64_are_taken() {
+async fn a_key_in_pem_and_keys_in_the_other_base64_are_accepted() {
     let (browser, provider) = (Browser::new(), Provider::start(|_| answer(201, "")).await);
     let pem = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap().serialize_pem();
     let bench = Bench::new(settings_with(pem));
@@ -180,33 +180,33 @@ async fn a_key_in_pem_and_keys_in_the_other_base64_are_taken() {
         ..browser.device("laptop", &provider.url)
     };
     bench.devices.add("u1", padded);
-    assert_eq!(bench.only_fate(&notice("m1")).await, Fate::Sent);
+    assert_eq!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Sent);
     browser.read(&provider.only().body);
 }
 
 #[tokio::test]
-async fn a_subscription_that_ended_is_taken_out_of_the_registry() {
+async fn an_ended_subscription_is_removed_from_the_registry() {
     for status in [404, 410] {
-        let (fate, bench, _provider) = fate_after(move || answer(status, "gone")).await;
-        assert!(matches!(fate, Fate::Gone { .. }), "{fate:?}");
+        let (got, bench, _provider) = outcome_after(move || answer(status, "gone")).await;
+        assert!(matches!(got, DeviceOutcome::Gone { .. }), "{got:?}");
         assert!(!bench.devices.has("u1", "laptop"));
     }
 }
 
 #[tokio::test]
-async fn a_refusal_tells_the_status_alone_and_whether_somebody_may_mend_it() {
+async fn an_error_has_only_the_status_and_is_either_permanent_or_a_rejected_setting() {
     let kinds =
         [(400, "refused"), (413, "refused"), (401, "misconfigured"), (403, "misconfigured"), (302, "misconfigured")];
     for (status, word) in kinds {
-        let (fate, bench, _provider) = fate_after(move || answer(status, "BadJwtToken")).await;
-        assert_eq!(fate.word(), word, "{fate:?}");
-        assert_eq!(reason_of(&fate), format!("the push service answered {status}"));
+        let (got, bench, _provider) = outcome_after(move || answer(status, "BadJwtToken")).await;
+        assert_eq!(got.word(), word, "{got:?}");
+        assert_eq!(reason_of(&got), format!("the push service answered {status}"));
         assert!(bench.devices.has("u1", "laptop"));
     }
 }
 
 #[tokio::test]
-async fn a_device_that_is_throttled_is_left_alone_and_no_other_of_its_push_service_is() {
+async fn a_throttled_device_is_paused_and_no_other_of_its_push_service() {
     let count = AtomicUsize::new(0);
     let throttling = Provider::start(move |asked| match &*asked.path {
         "/push/abc" if count.fetch_add(1, Ordering::SeqCst) == 0 => answer_later(429, "", 3_600),
@@ -215,37 +215,37 @@ async fn a_device_that_is_throttled_is_left_alone_and_no_other_of_its_push_servi
     .await;
     let browser = Browser::new();
     let bench = bench(&browser, &throttling);
-    assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Later { .. }));
+    assert!(matches!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Later { .. }));
     bench.devices.add("u1", browser.device("tablet", &format!("{}/push/other", throttling.url)));
-    let fates = bench.fates(&notice("m2")).await;
-    assert!(matches!(fates[0].1, Fate::Later { retry_after: Some(_), .. }), "{fates:?}");
-    assert_eq!(fates[1].1, Fate::Sent);
-    assert_eq!(throttling.asked().len(), 2, "the one that was throttled is not called");
+    let outcomes = bench.outcomes(&notice("m2")).await;
+    assert!(matches!(outcomes[0].1, DeviceOutcome::Later { retry_after: Some(_), .. }), "{outcomes:?}");
+    assert_eq!(outcomes[1].1, DeviceOutcome::Sent);
+    assert_eq!(throttling.asked().len(), 2, "the throttled device is not called");
     bench.pass(Duration::from_secs(3_600));
     let late = Notice { expires_at_ms: NOW_MS + 2 * 3_600_000, ..notice("m1") };
-    assert_eq!(bench.fates(&late).await[0].1, Fate::Sent);
+    assert_eq!(bench.outcomes(&late).await[0].1, DeviceOutcome::Sent);
 }
 
 #[tokio::test]
-async fn many_throttled_devices_have_their_push_service_left_alone_for_a_minute_at_most() {
+async fn many_throttled_devices_pause_their_push_service_for_at_most_a_minute() {
     let throttling = Provider::start(|_| answer_later(429, "", 3_600)).await;
     let other = Provider::start(|_| answer(201, "")).await;
     let (browser, bench) = (Browser::new(), Bench::new(settings_with(vapid_key().0)));
     for number in 0..6 {
         let uid = format!("u{number}");
         bench.devices.add(&uid, browser.device("laptop", &format!("{}/{number}", throttling.url)));
-        assert!(matches!(bench.only_fate(&Notice { uid, ..notice("m1") }).await, Fate::Later { .. }));
+        assert!(matches!(bench.only_outcome(&Notice { uid, ..notice("m1") }).await, DeviceOutcome::Later { .. }));
     }
-    assert_eq!(throttling.asked().len(), 5, "five devices speak for all");
+    assert_eq!(throttling.asked().len(), 5, "five devices pause the service");
     bench.devices.add("u7", browser.device("laptop", &other.url));
-    assert_eq!(bench.only_fate(&Notice { uid: "u7".to_owned(), ..notice("m1") }).await, Fate::Sent);
+    assert_eq!(bench.only_outcome(&Notice { uid: "u7".to_owned(), ..notice("m1") }).await, DeviceOutcome::Sent);
     bench.pass(Duration::from_secs(61));
-    bench.only_fate(&Notice { uid: "u5".to_owned(), ..notice("m1") }).await;
+    bench.only_outcome(&Notice { uid: "u5".to_owned(), ..notice("m1") }).await;
     assert_eq!(throttling.asked().len(), 6);
 }
 
 #[tokio::test]
-async fn a_push_service_in_trouble_is_left_alone_for_a_minute_at_most() {
+async fn a_push_service_with_a_retry_after_is_paused_for_at_most_a_minute() {
     let count = AtomicUsize::new(0);
     let troubled = Provider::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
         0 => answer_later(503, "", 3_600),
@@ -254,38 +254,38 @@ async fn a_push_service_in_trouble_is_left_alone_for_a_minute_at_most() {
     .await;
     let bench = bench(&Browser::new(), &troubled);
     for _ in 0..2 {
-        assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Later { .. }));
+        assert!(matches!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Later { .. }));
     }
     assert_eq!(troubled.asked().len(), 1);
     bench.pass(Duration::from_secs(61));
-    assert_eq!(bench.only_fate(&notice("m1")).await, Fate::Sent);
+    assert_eq!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Sent);
 }
 
 #[tokio::test]
-async fn trouble_of_the_push_service_is_later() {
+async fn an_error_of_the_push_service_is_temporary() {
     for status in [500, 502, 503] {
-        let (fate, ..) = fate_after(move || answer(status, "")).await;
-        assert!(matches!(fate, Fate::Later { retry_after: None, .. }), "{fate:?}");
+        let (got, ..) = outcome_after(move || answer(status, "")).await;
+        assert!(matches!(got, DeviceOutcome::Later { retry_after: None, .. }), "{got:?}");
     }
 }
 
 #[tokio::test]
-async fn a_notice_larger_than_any_push_service_takes_is_refused_before_it_is_sent() {
+async fn a_notice_larger_than_push_services_accept_is_rejected_before_it_is_sent() {
     let (browser, provider) = (Browser::new(), Provider::start(|_| answer(201, "")).await);
     let bench = bench(&browser, &provider);
     let long = |bytes: usize| Notice {
         notify: Notify { title: Some("x".repeat(bytes)), body: None, data: None },
         ..notice("m1")
     };
-    assert!(matches!(bench.only_fate(&long(4_000)).await, Fate::Refused { .. }));
+    assert!(matches!(bench.only_outcome(&long(4_000)).await, DeviceOutcome::Refused { .. }));
     assert!(provider.asked().is_empty());
-    // `{"id":"m1","title":""}` stands around it.
-    assert_eq!(bench.only_fate(&long(3_993 - 22)).await, Fate::Sent);
+    // The payload adds `{"id":"m1","title":""}`.
+    assert_eq!(bench.only_outcome(&long(3_993 - 22)).await, DeviceOutcome::Sent);
     assert_eq!(provider.only().body.len(), 4_096);
 }
 
 #[tokio::test]
-async fn a_subscription_without_usable_keys_is_refused() {
+async fn a_subscription_without_valid_keys_is_a_permanent_error() {
     let provider = Provider::start(|_| answer(201, "")).await;
     let (browser, bench) = (Browser::new(), Bench::new(settings_with(vapid_key().0)));
     let whole = browser.device("laptop", &provider.url);
@@ -296,29 +296,29 @@ async fn a_subscription_without_usable_keys_is_refused() {
     ];
     for device in broken {
         bench.devices.add("u1", device);
-        assert!(matches!(bench.only_fate(&notice("m1")).await, Fate::Refused { .. }));
+        assert!(matches!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Refused { .. }));
     }
     assert!(provider.asked().is_empty());
 }
 
 #[tokio::test]
-async fn an_endpoint_on_the_servers_own_network_is_not_called_unless_that_is_allowed() {
+async fn an_endpoint_on_the_servers_own_network_is_called_only_if_allowed() {
     let provider = Provider::start(|_| answer(201, "")).await;
     let guard = HornSettings::default().guard;
     let bench = Bench::new(HornSettings { guard, ..settings_with(vapid_key().0) });
     bench.devices.add("u1", Browser::new().device("laptop", &provider.url));
-    let fate = bench.only_fate(&notice("m1")).await;
-    assert!(matches!(&fate, Fate::Refused { .. }) && reason_of(&fate).contains("127.0.0.1"), "{fate:?}");
-    assert!(reason_of(&fate).contains("horn.allow"), "{fate:?}");
+    let got = bench.only_outcome(&notice("m1")).await;
+    assert!(matches!(&got, DeviceOutcome::Refused { .. }) && reason_of(&got).contains("127.0.0.1"), "{got:?}");
+    assert!(reason_of(&got).contains("horn.allow"), "{got:?}");
     assert!(provider.asked().is_empty());
 }
 
 #[tokio::test]
-async fn a_redirect_leads_nowhere() {
+async fn a_redirect_is_not_followed() {
     let inner = Provider::start(|_| answer(201, "")).await;
     let target = inner.url.clone();
     let outer = Provider::start(move |_| (307, vec![("location", target.clone())], String::new())).await;
     let bench = bench(&Browser::new(), &outer);
-    assert_eq!(bench.only_fate(&notice("m1")).await.word(), "misconfigured");
+    assert_eq!(bench.only_outcome(&notice("m1")).await.word(), "misconfigured");
     assert!(inner.asked().is_empty());
 }

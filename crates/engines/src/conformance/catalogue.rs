@@ -1,16 +1,16 @@
-//! What every [`Catalogue`] must hold.
+//! The contract of [`Catalogue`], as properties that every engine must have.
 //!
-//! An engine takes part by a [`Factory`]:
+//! An engine provides a [`CatalogueFactory`]:
 //!
 //! ```ignore
-//! pub trait Factory: Send + Sync {
+//! pub trait CatalogueFactory: Send + Sync {
 //!     fn open(&self) -> PortFuture<'_, OpenCatalogue>;
 //!     fn reopen(&self, catalogue: OpenCatalogue) -> PortFuture<'_, OpenCatalogue>;
 //!     fn skip(&self) -> Option<String> { None }
 //! }
 //! ```
 //!
-//! Keys begin with a word that no other test of the machine uses, so that all properties may share one store.
+//! Keys begin with a word that no other test of the machine uses, so that all properties can share one store.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -20,7 +20,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures_util::future::join_all;
 use whimbrel_model::ports::{Catalogue, CatalogueError, PortFuture};
 
-/// Every property.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! catalogue_properties {
@@ -29,8 +28,8 @@ macro_rules! catalogue_properties {
             $($port, $factory;)?
             properties: [
                 a_key_that_was_never_written_is_not_there,
-                a_value_comes_back_with_the_version_its_write_gave,
-                a_first_write_conflicts_where_the_key_is_there,
+                a_value_is_returned_with_the_version_of_its_write,
+                a_first_write_conflicts_if_the_key_exists,
                 a_write_at_an_old_version_conflicts_and_changes_nothing,
                 a_write_at_a_version_of_a_missing_key_conflicts,
                 one_of_many_writers_at_one_version_wins,
@@ -43,7 +42,7 @@ macro_rules! catalogue_properties {
                 a_watcher_is_woken_by_a_removal,
                 a_watcher_misses_nothing_between_its_calls,
                 a_watcher_without_news_waits,
-                what_was_written_is_there_after_a_restart,
+                writes_survive_a_restart,
                 versions_grow_across_a_restart,
             ]
         }
@@ -53,39 +52,39 @@ macro_rules! catalogue_properties {
 crate::catalogue_properties! { conformance_exports }
 
 /// Makes catalogues of one engine for the suite.
-pub trait Factory: Send + Sync {
-    /// An instance, on an empty store of its own or on one that is shared with other tests.
+pub trait CatalogueFactory: Send + Sync {
+    /// An instance on an empty store of its own, or on a store that is shared with other tests.
     fn open(&self) -> PortFuture<'_, OpenCatalogue>;
 
-    /// Ends the instance, of which the suite has dropped every other handle, and opens its store anew.
+    /// Closes the instance and opens its store again. The suite has dropped every other handle of the instance.
     fn reopen(&self, catalogue: OpenCatalogue) -> PortFuture<'_, OpenCatalogue>;
 
-    /// Why the suite cannot run here, where that is so and is allowed.
+    /// The reason why the suite is skipped here, if it may be skipped.
     fn skip(&self) -> Option<String> {
         None
     }
 }
 
-/// One open instance. What its factory needs to open it again is in `store`.
+/// One open instance. `store` contains the data that the factory needs to open it again.
 pub struct OpenCatalogue {
     pub catalogue: Arc<dyn Catalogue>,
     pub store: Arc<dyn Any + Send + Sync>,
 }
 
-/// How long a watcher waits for what must come.
+/// The timeout of a watcher that must be woken.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a watcher that must wait is watched.
+/// The time for which a test observes a watcher that must keep waiting.
 const STILLNESS: Duration = Duration::from_millis(200);
 
 mod properties {
     use super::*;
 
-    pub async fn a_key_that_was_never_written_is_not_there(factory: &dyn Factory) {
+    pub async fn a_key_that_was_never_written_is_not_there(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         assert_eq!(open.catalogue.get(&key).await, Ok(None));
     }
 
-    pub async fn a_value_comes_back_with_the_version_its_write_gave(factory: &dyn Factory) {
+    pub async fn a_value_is_returned_with_the_version_of_its_write(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         let first = put(&open, &key, b"one", None).await;
         assert_value(&open, &key, b"one", first).await;
@@ -94,14 +93,14 @@ mod properties {
         assert_value(&open, &key, b"two", second).await;
     }
 
-    pub async fn a_first_write_conflicts_where_the_key_is_there(factory: &dyn Factory) {
+    pub async fn a_first_write_conflicts_if_the_key_exists(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         let version = put(&open, &key, b"mine", None).await;
         assert_eq!(open.catalogue.put(&key, b"theirs".to_vec(), None).await, Err(conflict(&key, Some(version))));
         assert_value(&open, &key, b"mine", version).await;
     }
 
-    pub async fn a_write_at_an_old_version_conflicts_and_changes_nothing(factory: &dyn Factory) {
+    pub async fn a_write_at_an_old_version_conflicts_and_changes_nothing(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         let old = put(&open, &key, b"one", None).await;
         let new = put(&open, &key, b"two", Some(old)).await;
@@ -109,13 +108,13 @@ mod properties {
         assert_value(&open, &key, b"two", new).await;
     }
 
-    pub async fn a_write_at_a_version_of_a_missing_key_conflicts(factory: &dyn Factory) {
+    pub async fn a_write_at_a_version_of_a_missing_key_conflicts(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         assert_eq!(open.catalogue.put(&key, b"x".to_vec(), Some(1)).await, Err(conflict(&key, None)));
         assert_eq!(open.catalogue.get(&key).await, Ok(None));
     }
 
-    pub async fn one_of_many_writers_at_one_version_wins(factory: &dyn Factory) {
+    pub async fn one_of_many_writers_at_one_version_wins(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         let mut version = put(&open, &key, b"start", None).await;
         for _ in 0..5 {
@@ -129,7 +128,7 @@ mod properties {
         }
     }
 
-    pub async fn a_removed_key_is_gone(factory: &dyn Factory) {
+    pub async fn a_removed_key_is_gone(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         let version = put(&open, &key, b"x", None).await;
         assert_eq!(open.catalogue.remove(&key, version).await, Ok(()));
@@ -137,7 +136,7 @@ mod properties {
         assert_eq!(open.catalogue.list(&key).await, Ok(Vec::new()));
     }
 
-    pub async fn a_removal_at_an_old_version_conflicts(factory: &dyn Factory) {
+    pub async fn a_removal_at_an_old_version_conflicts(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         let old = put(&open, &key, b"one", None).await;
         let new = put(&open, &key, b"two", Some(old)).await;
@@ -147,7 +146,7 @@ mod properties {
         assert_eq!(open.catalogue.remove(&key, new).await, Err(conflict(&key, None)));
     }
 
-    pub async fn versions_grow_across_a_removal(factory: &dyn Factory) {
+    pub async fn versions_grow_across_a_removal(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         let mut last = 0;
         for round in 0..4 {
@@ -158,7 +157,7 @@ mod properties {
         }
     }
 
-    pub async fn a_prefix_lists_its_keys_in_order_and_no_others(factory: &dyn Factory) {
+    pub async fn a_prefix_lists_its_keys_in_order_and_no_others(factory: &dyn CatalogueFactory) {
         let (open, prefix) = (factory.open().await, new_prefix());
         for name in ["b", "a/2", "a/10", "a", "c"] {
             put(&open, &format!("{prefix}/{name}"), name.as_bytes(), None).await;
@@ -175,13 +174,13 @@ mod properties {
         assert_eq!(names(some), ["a/10", "a/2"]);
     }
 
-    pub async fn an_empty_value_is_a_value(factory: &dyn Factory) {
+    pub async fn an_empty_value_is_a_value(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         let version = put(&open, &key, b"", None).await;
         assert_value(&open, &key, b"", version).await;
     }
 
-    pub async fn a_watcher_is_woken_by_a_write(factory: &dyn Factory) {
+    pub async fn a_watcher_is_woken_by_a_write(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         let version = put(&open, &key, b"x", None).await;
         let seen = settle(&open).await;
@@ -189,7 +188,7 @@ mod properties {
         assert!(woken > seen);
     }
 
-    pub async fn a_watcher_is_woken_by_a_removal(factory: &dyn Factory) {
+    pub async fn a_watcher_is_woken_by_a_removal(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         let version = put(&open, &key, b"x", None).await;
         let seen = settle(&open).await;
@@ -198,7 +197,7 @@ mod properties {
         assert!(woken > seen);
     }
 
-    pub async fn a_watcher_misses_nothing_between_its_calls(factory: &dyn Factory) {
+    pub async fn a_watcher_misses_nothing_between_its_calls(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         let mut version = put(&open, &key, b"x", None).await;
         let mut seen = settle(&open).await;
@@ -208,21 +207,21 @@ mod properties {
             assert!(next > seen);
             seen = next;
             let found = open.catalogue.get(&key).await.expect("it can be read").expect("it is there");
-            assert_eq!(found.version, version, "what woke the watcher can be read");
+            assert_eq!(found.version, version, "a read returns the change that woke the watcher");
         }
     }
 
-    pub async fn a_watcher_without_news_waits(factory: &dyn Factory) {
+    pub async fn a_watcher_without_news_waits(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         put(&open, &key, b"x", None).await;
         let seen = settle(&open).await;
-        // On a store shared with other tests their writes may wake it, with a revision that has grown.
+        // On a shared store, writes of other tests may wake it, with a later revision.
         if let Ok(woken) = tokio::time::timeout(STILLNESS, open.catalogue.changed(seen)).await {
-            assert!(woken.expect("it can be watched") > seen, "woken without news");
+            assert!(woken.expect("it can be watched") > seen, "woken without a change");
         }
     }
 
-    pub async fn what_was_written_is_there_after_a_restart(factory: &dyn Factory) {
+    pub async fn writes_survive_a_restart(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         let removed = format!("{key}-removed");
         let version = put(&open, &key, b"kept", None).await;
@@ -233,14 +232,14 @@ mod properties {
         assert_eq!(open.catalogue.get(&removed).await, Ok(None));
     }
 
-    pub async fn versions_grow_across_a_restart(factory: &dyn Factory) {
+    pub async fn versions_grow_across_a_restart(factory: &dyn CatalogueFactory) {
         let (open, key) = (factory.open().await, new_prefix());
         let removed = format!("{key}-removed");
         let version = put(&open, &key, b"one", None).await;
         let gone = put(&open, &removed, b"one", None).await;
         open.catalogue.remove(&removed, gone).await.expect("it can be removed");
         let open = factory.reopen(open).await;
-        assert!(put(&open, &removed, b"two", None).await > gone, "also where the key was removed before it");
+        assert!(put(&open, &removed, b"two", None).await > gone, "also if the key was removed before the restart");
         assert!(put(&open, &key, b"two", Some(version)).await > version);
     }
 }
@@ -259,7 +258,7 @@ async fn changed(open: &OpenCatalogue, seen: u64) -> u64 {
     changed.expect("the watcher is woken").expect("the catalogue can be watched")
 }
 
-/// The present revision: after at least one write, watching from zero answers at once, until there is nothing newer.
+/// The present revision. After at least one write, a watch from zero returns at once, until there is nothing newer.
 async fn settle(open: &OpenCatalogue) -> u64 {
     let mut seen = changed(open, 0).await;
     while let Ok(next) = tokio::time::timeout(Duration::from_millis(20), open.catalogue.changed(seen)).await {

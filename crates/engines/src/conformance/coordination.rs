@@ -1,7 +1,7 @@
-//! What every [`Coordination`] must hold.
+//! The contract of [`Coordination`], as properties that every engine must have.
 //!
-//! An engine takes part by a [`Factory`]. Each property has a cluster of its own. An engine whose sessions can end by
-//! themselves offers [`Factory::open_cut_off`]; for one whose sessions cannot, those properties hold by themselves.
+//! An engine provides a [`CoordinationFactory`]. Each property has a cluster of its own. An engine whose sessions can expire provides
+//! [`CoordinationFactory::open_cut_off`]. Other engines pass those properties without a check.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::timeout;
-use whimbrel_model::ports::{Coordination, CoordinationError, Member, Membership, Owner, Picture, PortFuture};
+use whimbrel_model::ports::{ClusterSnapshot, Coordination, CoordinationError, Member, Membership, Owner, PortFuture};
 
-/// Every property.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! coordination_properties {
@@ -20,19 +19,19 @@ macro_rules! coordination_properties {
             $($port, $factory;)?
             properties: [
                 members_have_node_numbers_of_their_own,
-                a_wanted_number_is_given_where_it_is_free,
-                a_number_that_is_taken_is_not_given_twice,
-                the_name_of_a_living_member_is_refused,
-                one_of_many_who_take_a_name_at_once_owns_it,
-                taking_what_is_ones_own_answers_with_the_same_epoch,
-                epochs_grow_over_a_release,
-                epochs_grow_over_a_departure,
-                epochs_grow_over_a_restart,
-                what_is_owned_is_asked_of_the_engine,
-                what_another_owns_cannot_be_released,
-                who_leaves_frees_everything_at_once,
+                a_requested_node_number_is_given_if_it_is_free,
+                a_node_number_in_use_is_not_given_twice,
+                the_name_of_a_live_member_is_rejected,
+                one_of_many_concurrent_requests_gets_a_name,
+                owning_a_name_again_returns_the_same_epoch,
+                epochs_increase_after_a_release,
+                epochs_increase_after_a_member_leaves,
+                epochs_increase_after_a_restart,
+                ownership_is_checked_with_the_engine,
+                a_name_of_another_owner_cannot_be_released,
+                a_member_that_leaves_releases_everything_at_once,
                 a_membership_that_was_left_is_lost,
-                the_picture_shows_who_is_there_and_who_owns_what,
+                the_picture_lists_members_and_owners,
                 a_watcher_of_the_picture_is_woken,
                 a_watcher_of_the_picture_without_news_waits,
                 a_session_that_is_cut_off_is_lost_before_another_can_own,
@@ -45,17 +44,17 @@ macro_rules! coordination_properties {
 crate::coordination_properties! { conformance_exports }
 
 /// Makes clusters of one engine for the suite.
-pub trait Factory: Send + Sync {
+pub trait CoordinationFactory: Send + Sync {
     /// An empty cluster.
     fn open(&self) -> PortFuture<'_, OpenCoordination>;
 
-    /// The same cluster as another process of it sees it.
+    /// The same cluster, from another process.
     fn open_beside<'a>(&'a self, first: &'a OpenCoordination) -> PortFuture<'a, OpenCoordination>;
 
-    /// Ends the instance, of which the suite has dropped every other handle, and opens the same cluster anew.
+    /// Closes the instance and opens the same cluster again. The suite has dropped every other handle of the instance.
     fn reopen(&self, coordination: OpenCoordination) -> PortFuture<'_, OpenCoordination>;
 
-    /// The same cluster as a process sees it that can be cut off from it.
+    /// The same cluster, from a process that the test can cut off from the engine.
     fn open_cut_off<'a>(
         &'a self,
         _first: &'a OpenCoordination,
@@ -63,34 +62,34 @@ pub trait Factory: Send + Sync {
         Box::pin(async { None })
     }
 
-    /// Why the suite cannot run here, where that is so and is allowed.
+    /// The reason why the suite is skipped here, if it may be skipped.
     fn skip(&self) -> Option<String> {
         None
     }
 }
 
-/// Cuts an instance off from its engine: what it sends does not arrive and gets no answer.
+/// Cuts an instance off from its engine: its requests do not arrive and get no answer.
 pub trait Switch: Send + Sync {
     fn cut(&self);
 
     fn mend(&self);
 }
 
-/// One open instance. What its factory needs to open it again is in `store`.
+/// One open instance. `store` contains the data that the factory needs to open it again.
 pub struct OpenCoordination {
     pub coordination: Arc<dyn Coordination>,
     pub store: Arc<dyn Any + Send + Sync>,
 }
 
-/// How long a property waits for what must come.
+/// The timeout of a condition that must become true.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a watcher that must wait is watched.
+/// The time for which a test observes a watcher that must keep waiting.
 const STILLNESS: Duration = Duration::from_millis(200);
 
 mod properties {
     use super::*;
 
-    pub async fn members_have_node_numbers_of_their_own(factory: &dyn Factory) {
+    pub async fn members_have_node_numbers_of_their_own(factory: &dyn CoordinationFactory) {
         let first = factory.open().await;
         let second = factory.open_beside(&first).await;
         let names = ["a", "b", "c", "d", "e", "f"];
@@ -103,20 +102,20 @@ mod properties {
         assert!(numbers.iter().all(|number| *number < 1 << 12), "it must fit into a minted id");
     }
 
-    pub async fn a_wanted_number_is_given_where_it_is_free(factory: &dyn Factory) {
+    pub async fn a_requested_node_number_is_given_if_it_is_free(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let membership = open.coordination.join(member("a"), Some(1234)).await.expect("it can join");
         assert_eq!(membership.node(), 1234);
     }
 
-    pub async fn a_number_that_is_taken_is_not_given_twice(factory: &dyn Factory) {
+    pub async fn a_node_number_in_use_is_not_given_twice(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let first = open.coordination.join(member("a"), Some(7)).await.expect("it can join");
         let second = open.coordination.join(member("b"), Some(7)).await.expect("it can join");
         assert_ne!(first.node(), second.node());
     }
 
-    pub async fn the_name_of_a_living_member_is_refused(factory: &dyn Factory) {
+    pub async fn the_name_of_a_live_member_is_rejected(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let beside = factory.open_beside(&open).await;
         let first = join(&open, "a").await;
@@ -126,7 +125,7 @@ mod properties {
         join(&beside, "a").await;
     }
 
-    pub async fn one_of_many_who_take_a_name_at_once_owns_it(factory: &dyn Factory) {
+    pub async fn one_of_many_concurrent_requests_gets_a_name(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let beside = factory.open_beside(&open).await;
         let members = join_all([join(&open, "a"), join(&beside, "b"), join(&open, "c"), join(&beside, "d")]).await;
@@ -136,7 +135,7 @@ mod properties {
         assert_eq!(outcomes.iter().filter(|outcome| **outcome == Err(refused.clone())).count(), 3, "{outcomes:?}");
     }
 
-    pub async fn taking_what_is_ones_own_answers_with_the_same_epoch(factory: &dyn Factory) {
+    pub async fn owning_a_name_again_returns_the_same_epoch(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let membership = join(&open, "a").await;
         let epoch = own(&membership, "holds/0").await;
@@ -144,7 +143,7 @@ mod properties {
         assert_eq!(own(&membership, "holds/0").await, epoch);
     }
 
-    pub async fn epochs_grow_over_a_release(factory: &dyn Factory) {
+    pub async fn epochs_increase_after_a_release(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let (first, second) = (join(&open, "a").await, join(&open, "b").await);
         let mut last = own(&first, "holds/0").await;
@@ -158,7 +157,7 @@ mod properties {
         }
     }
 
-    pub async fn epochs_grow_over_a_departure(factory: &dyn Factory) {
+    pub async fn epochs_increase_after_a_member_leaves(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let first = join(&open, "a").await;
         let epoch = own(&first, "holds/0").await;
@@ -166,7 +165,7 @@ mod properties {
         assert!(own(&join(&open, "b").await, "holds/0").await > epoch);
     }
 
-    pub async fn epochs_grow_over_a_restart(factory: &dyn Factory) {
+    pub async fn epochs_increase_after_a_restart(factory: &dyn CoordinationFactory) {
         let mut open = factory.open().await;
         let mut last = 0;
         for _ in 0..3 {
@@ -180,7 +179,7 @@ mod properties {
         }
     }
 
-    pub async fn what_is_owned_is_asked_of_the_engine(factory: &dyn Factory) {
+    pub async fn ownership_is_checked_with_the_engine(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let (first, second) = (join(&open, "a").await, join(&open, "b").await);
         let epoch = own(&first, "holds/0").await;
@@ -191,20 +190,20 @@ mod properties {
         first.release("holds/0").await.expect("it can be released");
         assert_eq!(first.owns("holds/0", epoch).await, Ok(false));
         let newer = own(&first, "holds/0").await;
-        assert_eq!(first.owns("holds/0", epoch).await, Ok(false), "that was an earlier time");
+        assert_eq!(first.owns("holds/0", epoch).await, Ok(false), "the epoch is an earlier one");
         assert_eq!(first.owns("holds/0", newer).await, Ok(true));
     }
 
-    pub async fn what_another_owns_cannot_be_released(factory: &dyn Factory) {
+    pub async fn a_name_of_another_owner_cannot_be_released(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let (first, second) = (join(&open, "a").await, join(&open, "b").await);
         let epoch = own(&first, "holds/0").await;
         assert_eq!(second.release("holds/0").await, Ok(()));
-        assert_eq!(second.release("holds/1").await, Ok(()), "what is not owned is no error");
+        assert_eq!(second.release("holds/1").await, Ok(()), "releasing a name without an owner is no error");
         assert_eq!(first.owns("holds/0", epoch).await, Ok(true));
     }
 
-    pub async fn who_leaves_frees_everything_at_once(factory: &dyn Factory) {
+    pub async fn a_member_that_leaves_releases_everything_at_once(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let beside = factory.open_beside(&open).await;
         let first = open.coordination.join(member("a"), Some(9)).await.expect("it can join");
@@ -217,19 +216,19 @@ mod properties {
         own(&second, "holds/1").await;
     }
 
-    pub async fn a_membership_that_was_left_is_lost(factory: &dyn Factory) {
+    pub async fn a_membership_that_was_left_is_lost(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let membership = join(&open, "a").await;
-        assert!(membership.stands());
-        assert!(timeout(STILLNESS, membership.lost()).await.is_err(), "a session that stands is not lost");
+        assert!(membership.is_valid());
+        assert!(timeout(STILLNESS, membership.lost()).await.is_err(), "a valid session is not lost");
         membership.leave().await;
-        assert!(!membership.stands());
-        timeout(PATIENCE, membership.lost()).await.expect("it is told");
+        assert!(!membership.is_valid());
+        timeout(PATIENCE, membership.lost()).await.expect("the loss is reported");
         assert!(matches!(membership.own("holds/0").await, Err(CoordinationError::Lost(_))));
         membership.leave().await;
     }
 
-    pub async fn the_picture_shows_who_is_there_and_who_owns_what(factory: &dyn Factory) {
+    pub async fn the_picture_lists_members_and_owners(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let beside = factory.open_beside(&open).await;
         let first = open.coordination.join(member("a"), Some(3)).await.expect("it can join");
@@ -237,14 +236,14 @@ mod properties {
         let epoch = own(&first, "holds/11").await;
         own(&second, "holds/2").await;
         let owner = Owner { node: 3, epoch };
-        let seen = |picture: &Picture| picture.owners.len() == 2 && picture.nodes.len() == 2;
+        let seen = |picture: &ClusterSnapshot| picture.owners.len() == 2 && picture.nodes.len() == 2;
         let picture = picture_where(&beside, seen).await;
         assert!(picture.owners.contains(&("holds/11".to_owned(), owner)));
         let nodes: Vec<_> = picture.nodes.iter().map(|node| (node.number, node.member.clone())).collect();
         assert_eq!(nodes, [(2, member("b")), (3, member("a"))], "by number");
     }
 
-    pub async fn a_watcher_of_the_picture_is_woken(factory: &dyn Factory) {
+    pub async fn a_watcher_of_the_picture_is_woken(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let beside = factory.open_beside(&open).await;
         let first = join(&open, "a").await;
@@ -259,16 +258,16 @@ mod properties {
         picture_where(&beside, |picture| picture.owners.is_empty() && picture.nodes.is_empty()).await;
     }
 
-    pub async fn a_watcher_of_the_picture_without_news_waits(factory: &dyn Factory) {
+    pub async fn a_watcher_of_the_picture_without_news_waits(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let _first = join(&open, "a").await;
         let seen = picture_where(&open, |picture| picture.nodes.len() == 1).await;
-        if let Ok(woken) = timeout(STILLNESS, open.coordination.picture(seen.revision)).await {
-            assert!(woken.expect("it can be watched").revision > seen.revision, "woken without news");
+        if let Ok(woken) = timeout(STILLNESS, open.coordination.snapshot(seen.revision)).await {
+            assert!(woken.expect("it can be watched").revision > seen.revision, "woken without a change");
         }
     }
 
-    pub async fn a_session_that_is_cut_off_is_lost_before_another_can_own(factory: &dyn Factory) {
+    pub async fn a_session_that_is_cut_off_is_lost_before_another_can_own(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let Some((apart, switch)) = factory.open_cut_off(&open).await else { return };
         let (victim, heir) = (join(&apart, "a").await, join(&open, "b").await);
@@ -279,28 +278,28 @@ mod properties {
                 match heir.own("holds/0").await {
                     Ok(newer) => break newer,
                     Err(CoordinationError::Owned(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
-                    Err(other) => panic!("the heir is not cut off: {other}"),
+                    Err(other) => panic!("the successor is not cut off: {other}"),
                 }
             }
         };
         let newer = timeout(PATIENCE, inherits).await.expect("a session that is cut off ends");
-        assert!(!victim.stands(), "another owns what the victim still believes to be its own");
-        timeout(STILLNESS, victim.lost()).await.expect("it was told");
+        assert!(!victim.is_valid(), "another member owns a name that the victim still owns by its own clock");
+        timeout(STILLNESS, victim.lost()).await.expect("the loss was reported");
         assert!(newer > epoch, "epochs grow over a lapse");
-        assert!(heir.stands(), "a session that is kept alive outlives its lease");
+        assert!(heir.is_valid(), "a session that is kept alive outlives its lease");
         assert!(matches!(victim.own("holds/1").await, Err(CoordinationError::Lost(_))));
     }
 
-    pub async fn a_session_that_is_cut_off_does_not_come_back(factory: &dyn Factory) {
+    pub async fn a_session_that_is_cut_off_does_not_come_back(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let Some((apart, switch)) = factory.open_cut_off(&open).await else { return };
         let victim = join(&apart, "a").await;
         own(&victim, "holds/0").await;
         switch.cut();
-        timeout(PATIENCE, victim.lost()).await.expect("it is told by its own clock");
+        timeout(PATIENCE, victim.lost()).await.expect("its own clock reports the loss");
         switch.mend();
         picture_where(&open, |picture| picture.nodes.is_empty()).await;
-        assert!(!victim.stands());
+        assert!(!victim.is_valid());
         let again = async {
             loop {
                 match apart.coordination.join(member("a"), None).await {
@@ -309,9 +308,9 @@ mod properties {
                 }
             }
         };
-        let again = timeout(PATIENCE, again).await.expect("who was cut off can join again");
+        let again = timeout(PATIENCE, again).await.expect("a member that was cut off can join again");
         own(&again, "holds/0").await;
-        assert!(!victim.stands());
+        assert!(!victim.is_valid());
     }
 }
 
@@ -330,12 +329,12 @@ async fn own(membership: &Arc<dyn Membership>, name: &str) -> u64 {
     membership.own(name).await.expect("the name is free")
 }
 
-/// Watches until the picture is so.
-async fn picture_where(open: &OpenCoordination, is_so: impl Fn(&Picture) -> bool) -> Picture {
+/// Watches until the picture satisfies the condition.
+async fn picture_where(open: &OpenCoordination, is_so: impl Fn(&ClusterSnapshot) -> bool) -> ClusterSnapshot {
     let watched = async {
         let mut seen = 0;
         loop {
-            let picture = open.coordination.picture(seen).await.expect("it can be watched");
+            let picture = open.coordination.snapshot(seen).await.expect("it can be watched");
             assert!(picture.revision > seen);
             if is_so(&picture) {
                 break picture;
@@ -343,5 +342,5 @@ async fn picture_where(open: &OpenCoordination, is_so: impl Fn(&Picture) -> bool
             seen = picture.revision;
         }
     };
-    timeout(PATIENCE, watched).await.expect("the picture comes to be so")
+    timeout(PATIENCE, watched).await.expect("the picture satisfies the condition")
 }

@@ -1,6 +1,6 @@
-//! What every [`Devices`] must hold.
+//! The contract of [`Devices`], as properties that every engine must have.
 //!
-//! An engine takes part by a [`Factory`]. Each property has a store of its own, or a prefix that no other has.
+//! An engine provides a [`DevicesFactory`]. Each property has a store or a prefix of its own.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -9,7 +9,6 @@ use futures_util::future::join_all;
 use whimbrel_model::people::{Platform, Uid};
 use whimbrel_model::ports::{DEVICES_PER_USER_MAX, Device, Devices, DevicesError, PortFuture, Provider};
 
-/// Every property.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! devices_properties {
@@ -18,14 +17,14 @@ macro_rules! devices_properties {
             $($port, $factory;)?
             properties: [
                 a_user_without_devices_has_none,
-                devices_come_back_as_they_were_put_by_name,
-                a_device_takes_the_place_of_the_one_of_the_same_name,
+                devices_are_returned_as_they_were_put_sorted_by_name,
+                a_device_replaces_the_one_of_the_same_name,
                 a_device_that_was_removed_is_gone,
                 a_device_is_removed_by_token_only_where_it_still_has_that,
                 one_device_too_many_is_refused_and_another_can_be_replaced,
                 users_have_devices_of_their_own,
-                what_was_put_survives_the_process,
-                of_many_that_come_at_once_no_more_than_the_maximum_stay,
+                devices_survive_a_restart,
+                concurrent_registrations_do_not_exceed_the_maximum,
             ]
         }
     };
@@ -34,36 +33,35 @@ macro_rules! devices_properties {
 crate::devices_properties! { conformance_exports }
 
 /// Makes registries of one engine for the suite.
-pub trait Factory: Send + Sync {
+pub trait DevicesFactory: Send + Sync {
     /// An empty registry.
     fn open(&self) -> PortFuture<'_, OpenDevices>;
 
-    /// The same registry, as another process finds it.
+    /// The same registry, from another process.
     fn reopen(&self, open: OpenDevices) -> PortFuture<'_, OpenDevices>;
 
-    /// Why the suite cannot run here, where that is so and is allowed.
+    /// The reason why the suite is skipped here, if it may be skipped.
     fn skip(&self) -> Option<String> {
         None
     }
 }
 
-/// One open instance.
 pub struct OpenDevices {
     pub devices: Arc<dyn Devices>,
-    /// What must live as long as the instance.
+    /// Dropped with the instance, not earlier.
     pub store: Arc<dyn Any + Send + Sync>,
 }
 
 mod properties {
     use super::*;
 
-    pub async fn a_user_without_devices_has_none(factory: &dyn Factory) {
+    pub async fn a_user_without_devices_has_none(factory: &dyn DevicesFactory) {
         let open = factory.open().await;
         assert_eq!(open.devices.of(&uid("u")).await, Ok(vec![]));
         assert_eq!(open.devices.remove(&uid("u"), "phone", None).await, Ok(false));
     }
 
-    pub async fn devices_come_back_as_they_were_put_by_name(factory: &dyn Factory) {
+    pub async fn devices_are_returned_as_they_were_put_sorted_by_name(factory: &dyn DevicesFactory) {
         let open = factory.open().await;
         let browser = Device {
             provider: Provider::Webpush,
@@ -79,14 +77,14 @@ mod properties {
         assert_eq!(open.devices.of(&uid("u")).await, Ok(all.to_vec()));
     }
 
-    pub async fn a_device_takes_the_place_of_the_one_of_the_same_name(factory: &dyn Factory) {
+    pub async fn a_device_replaces_the_one_of_the_same_name(factory: &dyn DevicesFactory) {
         let open = factory.open().await;
         put(&open, "u", device("phone", "old")).await;
         put(&open, "u", device("phone", "new")).await;
         assert_eq!(open.devices.of(&uid("u")).await, Ok(vec![device("phone", "new")]));
     }
 
-    pub async fn a_device_that_was_removed_is_gone(factory: &dyn Factory) {
+    pub async fn a_device_that_was_removed_is_gone(factory: &dyn DevicesFactory) {
         let open = factory.open().await;
         put(&open, "u", device("phone", "t1")).await;
         put(&open, "u", device("tablet", "t2")).await;
@@ -95,7 +93,7 @@ mod properties {
         assert_eq!(open.devices.of(&uid("u")).await, Ok(vec![device("tablet", "t2")]));
     }
 
-    pub async fn a_device_is_removed_by_token_only_where_it_still_has_that(factory: &dyn Factory) {
+    pub async fn a_device_is_removed_by_token_only_where_it_still_has_that(factory: &dyn DevicesFactory) {
         let open = factory.open().await;
         put(&open, "u", device("phone", "nëw")).await;
         assert_eq!(open.devices.remove(&uid("u"), "phone", Some("old")).await, Ok(false));
@@ -104,7 +102,7 @@ mod properties {
         assert_eq!(open.devices.of(&uid("u")).await, Ok(vec![]));
     }
 
-    pub async fn one_device_too_many_is_refused_and_another_can_be_replaced(factory: &dyn Factory) {
+    pub async fn one_device_too_many_is_refused_and_another_can_be_replaced(factory: &dyn DevicesFactory) {
         let open = factory.open().await;
         for number in 0..DEVICES_PER_USER_MAX {
             put(&open, "u", device(&format!("device-{number}"), "t")).await;
@@ -116,9 +114,9 @@ mod properties {
         assert_eq!(open.devices.of(&uid("u")).await.map(|devices| devices.len()), Ok(DEVICES_PER_USER_MAX));
     }
 
-    pub async fn users_have_devices_of_their_own(factory: &dyn Factory) {
+    pub async fn users_have_devices_of_their_own(factory: &dyn DevicesFactory) {
         let open = factory.open().await;
-        // Ids that begin others, and that a store's own marks could be taken for.
+        // Ids that are prefixes of others, or that look like separators of a store.
         for name in ["u", "u1", "u}x", "{u"] {
             put(&open, name, device("phone", name)).await;
         }
@@ -128,14 +126,14 @@ mod properties {
         }
     }
 
-    pub async fn what_was_put_survives_the_process(factory: &dyn Factory) {
+    pub async fn devices_survive_a_restart(factory: &dyn DevicesFactory) {
         let open = factory.open().await;
         put(&open, "u", device("phone", "t")).await;
         let open = factory.reopen(open).await;
         assert_eq!(open.devices.of(&uid("u")).await, Ok(vec![device("phone", "t")]));
     }
 
-    pub async fn of_many_that_come_at_once_no_more_than_the_maximum_stay(factory: &dyn Factory) {
+    pub async fn concurrent_registrations_do_not_exceed_the_maximum(factory: &dyn DevicesFactory) {
         let open = factory.open().await;
         let user = uid("u");
         let puts =

@@ -1,9 +1,9 @@
-//! What every [`Log`] and [`LogTopics`] must hold.
+//! The contract of [`Log`] and [`LogTopics`], as properties that every engine must have.
 //!
-//! An engine takes part by a [`Factory`]:
+//! An engine provides a [`LogFactory`]:
 //!
 //! ```ignore
-//! pub trait Factory: Send + Sync {
+//! pub trait LogFactory: Send + Sync {
 //!     fn open(&self) -> PortFuture<'_, OpenLog>;
 //!     fn open_beside<'a>(&'a self, first: &'a OpenLog) -> PortFuture<'a, Option<OpenLog>>;
 //!     fn reopen(&self, log: OpenLog) -> PortFuture<'_, OpenLog>;
@@ -28,7 +28,7 @@ mod scene;
 mod topics;
 mod trim;
 
-/// Every property, by the file that has it.
+/// The properties of the suite, by file.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! log_properties {
@@ -39,15 +39,15 @@ macro_rules! log_properties {
                 records_of_one_call_keep_their_order_within_a_partition,
                 offsets_grow_from_call_to_call,
                 a_call_over_several_partitions_is_answered_in_its_own_order,
-                an_empty_append_is_answered_with_nothing,
+                an_empty_append_returns_no_offsets,
                 a_record_of_the_largest_size_is_taken,
                 a_record_over_the_limit_is_refused_and_its_neighbours_are_taken,
                 an_unknown_partition_is_the_error_of_its_record_alone,
-                an_append_that_nobody_waits_for_harms_no_other,
-                what_was_acknowledged_is_there_after_a_restart,
+                a_dropped_append_does_not_affect_others,
+                acknowledged_records_survive_a_restart,
             ]
             contents: [
-                a_record_comes_back_exactly,
+                a_record_is_read_exactly_as_appended,
                 no_key_is_not_an_empty_key,
                 an_empty_value_stays_empty,
                 headers_keep_order_repeats_and_binary_values,
@@ -56,13 +56,13 @@ macro_rules! log_properties {
                 a_reader_at_the_end_is_woken_by_an_append,
                 a_reader_at_the_end_is_woken_by_a_commit,
                 a_read_without_waiting_is_empty_at_the_end,
-                a_read_that_waited_in_vain_is_empty,
-                a_read_finds_what_was_acknowledged_just_before,
-                an_offset_beyond_the_end_is_told_with_the_end,
+                a_read_that_times_out_is_empty,
+                a_read_returns_a_record_acknowledged_just_before,
+                an_offset_beyond_the_end_is_rejected_with_the_end,
                 a_read_returns_no_more_records_than_asked,
                 a_read_returns_no_more_bytes_than_asked_but_one_record_at_least,
                 reading_on_from_next_misses_and_repeats_nothing,
-                reading_back_begins_where_it_was_asked,
+                reading_back_begins_at_the_requested_offset,
                 a_time_leads_to_the_first_record_at_or_after_it,
                 a_time_in_an_empty_partition_leads_to_its_end,
                 an_unknown_partition_cannot_be_read,
@@ -70,21 +70,21 @@ macro_rules! log_properties {
             concurrent: [
                 many_appenders_at_once_lose_nothing_and_share_no_offset,
                 appends_beside_commits_lose_nothing,
-                a_time_does_not_lead_past_a_record_that_is_being_appended,
+                a_time_lookup_does_not_skip_a_record_that_is_being_appended,
                 readers_at_different_places_do_not_disturb_each_other,
                 waiting_readers_do_not_keep_others_from_reading,
                 many_waiting_readers_are_all_woken,
                 a_burst_reaches_every_reader_at_the_tail_whole_and_in_order,
-                a_reader_that_sleeps_while_others_read_on_misses_nothing,
+                a_reader_that_is_not_polled_while_others_read_misses_nothing,
             ]
             trim: [
                 an_empty_partition_begins_and_ends_at_zero,
                 bounds_count_everything_acknowledged,
-                trimming_never_goes_past_what_was_asked,
-                a_trimmed_offset_is_told_with_the_first_kept_one,
-                what_a_trim_left_is_read_unharmed,
+                trimming_never_removes_more_than_requested,
+                a_trimmed_offset_is_rejected_with_the_first_kept_one,
+                records_kept_by_a_trim_are_readable,
                 trimming_does_not_move_the_end,
-                a_reader_that_a_trim_overtakes_is_told_and_does_not_jump,
+                a_waiting_reader_gets_an_error_when_a_trim_passes_its_offset,
             ]
             commit: [
                 a_commit_over_partitions_and_topics_is_all_visible,
@@ -92,29 +92,29 @@ macro_rules! log_properties {
                 an_empty_commit_is_done,
                 a_zombie_is_fenced_and_wrote_nothing,
                 the_newest_fence_commits,
-                fences_of_different_names_stand_beside_each_other,
+                fences_of_different_names_are_independent,
                 a_fence_of_another_instance_voids_this_one,
                 a_commit_with_a_record_too_large_is_refused_by_its_index_and_writes_nothing,
                 a_commit_to_an_unknown_partition_is_refused_by_its_index_and_writes_nothing,
-                a_fence_stands_after_a_refused_commit,
+                a_fence_remains_valid_after_a_rejected_commit,
                 reading_passes_what_commits_leave_behind_and_reaches_the_end,
-                a_commit_that_nobody_waits_for_is_whole_or_absent,
+                a_dropped_commit_is_whole_or_absent,
             ]
             topics: [
-                creating_twice_keeps_what_is_there,
-                a_topic_keeps_more_partitions_than_it_is_told,
+                creating_a_topic_twice_keeps_its_records,
+                a_topic_keeps_its_partitions_if_it_is_created_with_fewer,
                 altering_grows_and_new_partitions_begin_at_zero,
                 altering_never_shrinks,
-                deleting_what_is_not_there_is_no_error,
+                deleting_a_missing_topic_is_no_error,
                 an_identity_belongs_to_one_topic_and_not_to_a_later_one_of_its_name,
                 a_late_deletion_keeps_a_later_topic_of_that_name,
                 an_instance_deletes_a_topic_that_it_does_not_know,
-                a_deleted_topic_takes_and_gives_nothing,
-                a_reader_that_waits_in_a_topic_is_told_of_its_deletion,
+                a_deleted_topic_rejects_reads_and_writes,
+                a_waiting_reader_gets_an_error_when_its_topic_is_deleted,
                 a_topic_made_again_under_an_old_name_inherits_nothing,
                 a_topic_is_described_partition_by_partition,
                 an_unknown_topic_cannot_be_described,
-                another_instance_reads_what_this_one_wrote,
+                another_instance_reads_the_records_of_this_one,
                 another_instance_wakes_a_reader_of_this_one,
             ]
         }
@@ -124,39 +124,39 @@ macro_rules! log_properties {
 crate::log_properties! { conformance_exports }
 
 /// Makes logs of one engine for the suite.
-pub trait Factory: Send + Sync {
-    /// An instance of the engine, on an empty store of its own or on one that is shared with other tests.
+pub trait LogFactory: Send + Sync {
+    /// An instance of the engine on an empty store of its own, or on a store that is shared with other tests.
     fn open(&self) -> PortFuture<'_, OpenLog>;
 
-    /// A second instance on the store of `first`, independent of it and at the same time, as another process would be. `None`
-    /// where a store has one instance at a time; the properties that need a second one are then empty.
+    /// A second instance on the store of `first`, independent and concurrent, like another process. `None` if a store has one instance at a
+    /// time: the properties that need a second one then pass.
     fn open_beside<'a>(&'a self, first: &'a OpenLog) -> PortFuture<'a, Option<OpenLog>>;
 
-    /// Ends the instance, of which the suite has dropped every other handle, and opens its store anew.
+    /// Closes the instance and opens its store again. The suite has dropped every other handle of the instance.
     fn reopen(&self, log: OpenLog) -> PortFuture<'_, OpenLog>;
 
-    /// What the suite must know of the engine.
+    /// The properties of the engine that the suite depends on.
     fn traits(&self) -> LogTraits;
 
-    /// Why the suite cannot run here, where that is so and is allowed.
+    /// The reason why the suite is skipped here, if it may be skipped.
     fn skip(&self) -> Option<String> {
         None
     }
 }
 
-/// One open instance. What the engine's factory needs to open it again (a folder, an address) is in `store`.
+/// One open instance. `store` contains the data that the factory needs to open it again (a folder, an address).
 pub struct OpenLog {
     pub log: Arc<dyn Log>,
     pub topics: Arc<dyn LogTopics>,
     pub store: Arc<dyn Any + Send + Sync>,
 }
 
-/// What differs between engines and is no fault.
+/// Differences between engines that the contract allows.
 #[derive(Debug, Clone, Copy)]
 pub struct LogTraits {
-    /// The largest [`whimbrel_model::Record::size`] that is taken. One byte more is refused.
+    /// The maximum [`whimbrel_model::Record::size`] that the engine accepts. One byte more is rejected.
     pub record_bytes_max: usize,
-    /// How many bytes of records make one piece that a trim drops as a whole, at most; zero where a trim is exact. A factory
-    /// with a configurable piece sets it small.
+    /// The maximum bytes of records in one piece that a trim drops whole. Zero if a trim is exact. A factory with a configurable piece size
+    /// sets it small.
     pub trim_piece_bytes: usize,
 }

@@ -1,5 +1,5 @@
-//! The conformance suites: what every engine of a port must hold, one named property each, run against any engine through a
-//! factory. It knows ports and nothing of engines.
+//! The conformance suites: the contract of each port as named properties, which run against any engine through a factory. They depend on
+//! the ports, not on engines.
 //!
 //! A test binary of an engine writes one line per port:
 //!
@@ -14,19 +14,18 @@
 //! whimbrel_engines::conformance_suite!(devices, MyDevices);
 //! ```
 //!
-//! The expression makes a value that implements the `Factory` of the port's module; it is evaluated once per
-//! property. Each property becomes a test `log::<property>`, so that a failure names what does not hold. To add
-//! a property, write the function beside its kin and its name into the list at the top of that port's module: a property that
-//! is not listed is dead code, and the compiler says so.
+//! The expression creates a value that implements the factory trait of the port's module. It is evaluated once per property. Each property
+//! becomes a test `log::<property>`, so that a failure names the property. To add a property, write the function and add its name to the
+//! list at the top of the port's module. The compiler reports an unlisted property as dead code.
 
 pub mod catalogue;
 pub mod coordination;
 pub mod devices;
-mod dice;
 pub mod inbox;
 pub mod log;
 pub mod progress;
 pub mod receipts;
+mod seeded_random;
 pub mod sessions;
 mod tests_from_properties;
 pub mod timers;
@@ -36,7 +35,7 @@ use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long one property may take. An engine that hangs fails by name, not by the patience of whoever waits.
+/// The time limit of one property. A property of an engine that hangs fails under its own name, before the test runner's timeout.
 pub const PROPERTY_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// Reports that tests did not run, once per reason and test binary. The report bypasses the test runner's capture, so that it is visible.

@@ -1,16 +1,15 @@
-//! What every [`Progress`] must hold.
+//! The contract of [`Progress`], as properties that every engine must have.
 //!
-//! An engine takes part by a [`Factory`]. Each property has a store of its own, or numbers of subscriptions that no other has.
+//! An engine provides a [`ProgressFactory`]. Each property has a store or subscription numbers of its own.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use whimbrel_model::ports::{PortFuture, Progress, ProgressError, ProgressPlace, ProgressRow};
+use whimbrel_model::ports::{PortFuture, Progress, ProgressError, ProgressKey, ProgressRow};
 use whimbrel_model::{PartitionId, SubscriptionNumber, TopicNumber};
 
-/// Every property.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! progress_properties {
@@ -18,15 +17,15 @@ macro_rules! progress_properties {
         $crate::$receiver! {
             $($port, $factory;)?
             properties: [
-                a_subscription_that_nobody_saved_has_no_rows,
-                what_was_saved_is_there_when_it_is_opened_again,
-                what_was_saved_survives_the_process,
+                a_subscription_without_saves_has_no_rows,
+                saved_rows_are_returned_by_the_next_open,
+                saved_rows_survive_a_restart,
                 the_last_save_of_a_row_replaces_it_whole,
                 rows_that_are_not_saved_again_stay,
                 lines_and_partitions_have_rows_of_their_own,
                 an_older_epoch_cannot_open,
                 the_same_epoch_opens_again,
-                a_newer_epoch_refuses_what_the_earlier_owner_saves,
+                a_newer_epoch_rejects_saves_of_the_earlier_owner,
                 an_epoch_is_remembered_before_anything_is_saved,
                 an_epoch_that_did_not_open_cannot_save,
                 epochs_of_many_digits_compare_as_numbers,
@@ -35,14 +34,14 @@ macro_rules! progress_properties {
                 runs_of_many_digits_compare_as_numbers,
                 rows_are_saved_all_or_none,
                 saving_nothing_is_still_refused_under_an_older_epoch,
-                a_store_that_was_lost_takes_a_save,
-                a_store_that_was_lost_knows_the_epoch_after_a_save,
-                a_line_that_is_over_is_gone_and_others_stay,
-                a_line_that_is_over_may_begin_again_with_an_older_run,
+                a_lost_store_accepts_a_save,
+                a_lost_store_has_the_epoch_after_a_save,
+                an_ended_line_is_removed_and_others_stay,
+                an_ended_line_may_begin_again_with_an_older_run,
                 an_older_epoch_cannot_end_a_line,
                 a_line_that_has_no_rows_can_be_ended,
-                what_is_forgotten_is_gone_with_its_epoch,
-                what_was_never_there_can_be_forgotten,
+                a_forgotten_subscription_loses_its_rows_and_its_epoch,
+                a_missing_subscription_can_be_forgotten,
                 rows_of_another_subscription_are_untouched,
                 a_thousand_rows_are_saved_at_once,
                 a_row_may_be_a_mebibyte,
@@ -56,23 +55,22 @@ macro_rules! progress_properties {
 crate::progress_properties! { conformance_exports }
 
 /// Makes progress stores of one engine for the suite.
-pub trait Factory: Send + Sync {
+pub trait ProgressFactory: Send + Sync {
     /// An empty store.
     fn open(&self) -> PortFuture<'_, OpenProgress>;
 
-    /// The same store, as another process finds it.
+    /// The same store, from another process.
     fn reopen(&self, open: OpenProgress) -> PortFuture<'_, OpenProgress>;
 
-    /// Why the suite cannot run here, where that is so and is allowed.
+    /// The reason why the suite is skipped here, if it may be skipped.
     fn skip(&self) -> Option<String> {
         None
     }
 }
 
-/// One open instance.
 pub struct OpenProgress {
     pub progress: Arc<dyn Progress>,
-    /// What must live as long as the instance.
+    /// Dropped with the instance, not earlier.
     pub store: Arc<dyn Any + Send + Sync>,
 }
 
@@ -81,12 +79,12 @@ const SUB: SubscriptionNumber = SubscriptionNumber(7);
 mod properties {
     use super::*;
 
-    pub async fn a_subscription_that_nobody_saved_has_no_rows(factory: &dyn Factory) {
+    pub async fn a_subscription_without_saves_has_no_rows(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         assert_eq!(opened(&open, SUB, 1).await, []);
     }
 
-    pub async fn what_was_saved_is_there_when_it_is_opened_again(factory: &dyn Factory) {
+    pub async fn saved_rows_are_returned_by_the_next_open(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 1).await;
         let rows = vec![row(0, 0, 1, "a"), row(0, 1, 1, "b")];
@@ -94,7 +92,7 @@ mod properties {
         assert_eq!(opened(&open, SUB, 2).await, rows);
     }
 
-    pub async fn what_was_saved_survives_the_process(factory: &dyn Factory) {
+    pub async fn saved_rows_survive_a_restart(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 3).await;
         save(&open, SUB, 3, vec![row(0, 0, 5, "a")]).await;
@@ -103,7 +101,7 @@ mod properties {
         assert_eq!(open.progress.open(SUB, 2).await, Err(fenced(SUB, 3)));
     }
 
-    pub async fn the_last_save_of_a_row_replaces_it_whole(factory: &dyn Factory) {
+    pub async fn the_last_save_of_a_row_replaces_it_whole(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 1).await;
         save(&open, SUB, 1, vec![row(0, 0, 1, "a long state")]).await;
@@ -111,7 +109,7 @@ mod properties {
         assert_eq!(opened(&open, SUB, 1).await, [row(0, 0, 1, "short")]);
     }
 
-    pub async fn rows_that_are_not_saved_again_stay(factory: &dyn Factory) {
+    pub async fn rows_that_are_not_saved_again_stay(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 1).await;
         save(&open, SUB, 1, vec![row(0, 0, 1, "a"), row(0, 1, 1, "b")]).await;
@@ -119,13 +117,13 @@ mod properties {
         assert_eq!(opened(&open, SUB, 1).await, [row(0, 0, 1, "a"), row(0, 1, 1, "c")]);
     }
 
-    pub async fn lines_and_partitions_have_rows_of_their_own(factory: &dyn Factory) {
+    pub async fn lines_and_partitions_have_rows_of_their_own(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 1).await;
-        // Numbers whose bytes would be mixed up where places ran into each other, or where text sorted.
+        // Numbers whose bytes would collide if places had no fixed width, or if they sorted as text.
         let places = [(0, 1, 0), (0, 1, 256), (0, 256, 1), (1, 0, 0), (256, 0, 0), (u32::MAX, u32::MAX, u32::MAX)];
         let rows = places.map(|(line, topic, index)| ProgressRow {
-            place: ProgressPlace { line, partition: PartitionId::new(TopicNumber(topic), index) },
+            place: ProgressKey { line, partition: PartitionId::new(TopicNumber(topic), index) },
             run: 1,
             state: Bytes::from(format!("{line} {topic} {index}")),
         });
@@ -133,13 +131,13 @@ mod properties {
         assert_eq!(opened(&open, SUB, 1).await, rows);
     }
 
-    pub async fn an_older_epoch_cannot_open(factory: &dyn Factory) {
+    pub async fn an_older_epoch_cannot_open(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 5).await;
         assert_eq!(open.progress.open(SUB, 4).await, Err(fenced(SUB, 5)));
     }
 
-    pub async fn the_same_epoch_opens_again(factory: &dyn Factory) {
+    pub async fn the_same_epoch_opens_again(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 5).await;
         save(&open, SUB, 5, vec![row(0, 0, 1, "a")]).await;
@@ -147,7 +145,7 @@ mod properties {
         save(&open, SUB, 5, vec![row(0, 0, 1, "b")]).await;
     }
 
-    pub async fn a_newer_epoch_refuses_what_the_earlier_owner_saves(factory: &dyn Factory) {
+    pub async fn a_newer_epoch_rejects_saves_of_the_earlier_owner(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 1).await;
         save(&open, SUB, 1, vec![row(0, 0, 1, "a")]).await;
@@ -156,21 +154,21 @@ mod properties {
         assert_eq!(opened(&open, SUB, 2).await, [row(0, 0, 1, "a")]);
     }
 
-    pub async fn an_epoch_is_remembered_before_anything_is_saved(factory: &dyn Factory) {
+    pub async fn an_epoch_is_remembered_before_anything_is_saved(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 9).await;
         let open = factory.reopen(open).await;
         assert_eq!(open.progress.open(SUB, 8).await, Err(fenced(SUB, 9)));
     }
 
-    pub async fn an_epoch_that_did_not_open_cannot_save(factory: &dyn Factory) {
+    pub async fn an_epoch_that_did_not_open_cannot_save(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 5).await;
         assert_eq!(open.progress.save(SUB, 6, vec![row(0, 0, 1, "a")]).await, Err(fenced(SUB, 5)));
         assert_eq!(opened(&open, SUB, 5).await, []);
     }
 
-    pub async fn epochs_of_many_digits_compare_as_numbers(factory: &dyn Factory) {
+    pub async fn epochs_of_many_digits_compare_as_numbers(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         for (older, newer) in
             [(9, 10), ((1 << 53) - 1, 1 << 53), ((1 << 53) + 1, (1 << 53) + 2), (u64::MAX - 1, u64::MAX)]
@@ -181,7 +179,7 @@ mod properties {
         }
     }
 
-    pub async fn a_row_of_an_older_run_is_refused(factory: &dyn Factory) {
+    pub async fn a_row_of_an_older_run_is_refused(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 1).await;
         save(&open, SUB, 1, vec![row(0, 0, 2, "after the seek")]).await;
@@ -190,7 +188,7 @@ mod properties {
         assert_eq!(opened(&open, SUB, 1).await, [row(0, 0, 2, "after the seek")]);
     }
 
-    pub async fn the_same_run_and_a_newer_one_are_taken(factory: &dyn Factory) {
+    pub async fn the_same_run_and_a_newer_one_are_taken(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 1).await;
         for (run, state) in [(1, "a"), (1, "b"), (3, "c")] {
@@ -199,7 +197,7 @@ mod properties {
         }
     }
 
-    pub async fn runs_of_many_digits_compare_as_numbers(factory: &dyn Factory) {
+    pub async fn runs_of_many_digits_compare_as_numbers(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 1).await;
         for (older, newer) in [(9, 10), (255, 256), (u32::MAX - 1, u32::MAX)] {
@@ -209,7 +207,7 @@ mod properties {
         }
     }
 
-    pub async fn rows_are_saved_all_or_none(factory: &dyn Factory) {
+    pub async fn rows_are_saved_all_or_none(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 1).await;
         save(&open, SUB, 1, vec![row(0, 1, 2, "newer")]).await;
@@ -218,27 +216,27 @@ mod properties {
         assert_eq!(opened(&open, SUB, 1).await, [row(0, 1, 2, "newer")]);
     }
 
-    pub async fn saving_nothing_is_still_refused_under_an_older_epoch(factory: &dyn Factory) {
+    pub async fn saving_nothing_is_still_refused_under_an_older_epoch(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 2).await;
         assert_eq!(open.progress.save(SUB, 1, vec![]).await, Err(fenced(SUB, 2)));
         assert_eq!(open.progress.save(SUB, 2, vec![]).await, Ok(()));
     }
 
-    pub async fn a_store_that_was_lost_takes_a_save(factory: &dyn Factory) {
+    pub async fn a_lost_store_accepts_a_save(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         save(&open, SUB, 4, vec![row(0, 0, 1, "a")]).await;
         assert_eq!(opened(&open, SUB, 4).await, [row(0, 0, 1, "a")]);
     }
 
-    pub async fn a_store_that_was_lost_knows_the_epoch_after_a_save(factory: &dyn Factory) {
+    pub async fn a_lost_store_has_the_epoch_after_a_save(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         save(&open, SUB, 4, vec![row(0, 0, 1, "a")]).await;
         assert_eq!(open.progress.save(SUB, 3, vec![row(0, 0, 1, "zombie")]).await, Err(fenced(SUB, 4)));
         assert_eq!(open.progress.open(SUB, 3).await, Err(fenced(SUB, 4)));
     }
 
-    pub async fn a_line_that_is_over_is_gone_and_others_stay(factory: &dyn Factory) {
+    pub async fn an_ended_line_is_removed_and_others_stay(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 1).await;
         let (cursor, other) = (row(0, 0, 1, "cursor"), row(256, 0, 256, "another replay"));
@@ -248,7 +246,7 @@ mod properties {
         assert_eq!(opened(&open, SUB, 1).await, [cursor, other]);
     }
 
-    pub async fn a_line_that_is_over_may_begin_again_with_an_older_run(factory: &dyn Factory) {
+    pub async fn an_ended_line_may_begin_again_with_an_older_run(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 1).await;
         save(&open, SUB, 1, vec![row(2, 0, 9, "a")]).await;
@@ -257,7 +255,7 @@ mod properties {
         assert_eq!(opened(&open, SUB, 1).await, [row(2, 0, 1, "b")]);
     }
 
-    pub async fn an_older_epoch_cannot_end_a_line(factory: &dyn Factory) {
+    pub async fn an_older_epoch_cannot_end_a_line(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 1).await;
         save(&open, SUB, 1, vec![row(2, 0, 2, "replay")]).await;
@@ -266,14 +264,14 @@ mod properties {
         assert_eq!(opened(&open, SUB, 2).await, [row(2, 0, 2, "replay")]);
     }
 
-    pub async fn a_line_that_has_no_rows_can_be_ended(factory: &dyn Factory) {
+    pub async fn a_line_that_has_no_rows_can_be_ended(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         assert_eq!(open.progress.end_line(SUB, 1, 2).await, Ok(()));
         opened(&open, SUB, 1).await;
         assert_eq!(open.progress.end_line(SUB, 1, 2).await, Ok(()));
     }
 
-    pub async fn what_is_forgotten_is_gone_with_its_epoch(factory: &dyn Factory) {
+    pub async fn a_forgotten_subscription_loses_its_rows_and_its_epoch(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 5).await;
         save(&open, SUB, 5, vec![row(0, 0, 1, "a"), row(2, 0, 2, "b")]).await;
@@ -282,14 +280,14 @@ mod properties {
         assert_eq!(opened(&open, SUB, 1).await, []);
     }
 
-    pub async fn what_was_never_there_can_be_forgotten(factory: &dyn Factory) {
+    pub async fn a_missing_subscription_can_be_forgotten(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         assert_eq!(open.progress.forget(SUB).await, Ok(()));
     }
 
-    pub async fn rows_of_another_subscription_are_untouched(factory: &dyn Factory) {
+    pub async fn rows_of_another_subscription_are_untouched(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
-        // The first one's number is what the bytes of the others begin with.
+        // The bytes of the other numbers begin with the first number.
         let others = [0, 8, 7 << 8, 70, u32::MAX].map(SubscriptionNumber);
         for other in others {
             opened(&open, other, 9).await;
@@ -304,7 +302,7 @@ mod properties {
         }
     }
 
-    pub async fn a_thousand_rows_are_saved_at_once(factory: &dyn Factory) {
+    pub async fn a_thousand_rows_are_saved_at_once(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 1).await;
         let rows: Vec<_> = (0..1000).map(|index| row(0, index, 1, &format!("state of {index}"))).collect();
@@ -315,7 +313,7 @@ mod properties {
         assert_eq!(opened(&open, SUB, 1).await, again);
     }
 
-    pub async fn a_row_may_be_a_mebibyte(factory: &dyn Factory) {
+    pub async fn a_row_may_be_a_mebibyte(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 1).await;
         let state = |seed: u32| -> Bytes { (0..1u32 << 20).map(|at| (at.wrapping_mul(seed) >> 7) as u8).collect() };
@@ -327,7 +325,7 @@ mod properties {
         assert!(opened(&open, SUB, 1).await == rows, "large rows come back as they were");
     }
 
-    pub async fn a_state_may_be_empty_and_have_any_bytes(factory: &dyn Factory) {
+    pub async fn a_state_may_be_empty_and_have_any_bytes(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         opened(&open, SUB, 1).await;
         let any = ProgressRow { state: (0..=255).collect(), ..row(0, 1, 1, "") };
@@ -336,7 +334,7 @@ mod properties {
         assert_eq!(opened(&open, SUB, 1).await, rows);
     }
 
-    pub async fn saves_of_many_subscriptions_at_once_are_all_kept(factory: &dyn Factory) {
+    pub async fn saves_of_many_subscriptions_at_once_are_all_kept(factory: &dyn ProgressFactory) {
         let open = factory.open().await;
         let subscriptions = (1..=64).map(SubscriptionNumber);
         join_all(subscriptions.clone().map(|sub| opened(&open, sub, 1))).await;
@@ -348,7 +346,7 @@ mod properties {
     }
 }
 
-/// All rows, in the order of their places.
+/// All rows, sorted by place.
 async fn opened(open: &OpenProgress, subscription: SubscriptionNumber, epoch: u64) -> Vec<ProgressRow> {
     let mut rows = open.progress.open(subscription, epoch).await.expect("the subscription opens");
     rows.sort_by_key(|row| row.place);
@@ -360,7 +358,7 @@ async fn save(open: &OpenProgress, subscription: SubscriptionNumber, epoch: u64,
 }
 
 fn row(line: u32, index: u32, run: u32, state: &str) -> ProgressRow {
-    let place = ProgressPlace { line, partition: PartitionId::new(TopicNumber(3), index) };
+    let place = ProgressKey { line, partition: PartitionId::new(TopicNumber(3), index) };
     ProgressRow { place, run, state: Bytes::copy_from_slice(state.as_bytes()) }
 }
 

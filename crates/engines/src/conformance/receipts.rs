@@ -1,16 +1,16 @@
-//! What every [`Receipts`] must hold.
+//! The contract of [`Receipts`], as properties that every engine must have.
 //!
-//! An engine takes part by a [`Factory`]:
+//! An engine provides a [`ReceiptsFactory`]:
 //!
 //! ```ignore
-//! pub trait Factory: Send + Sync {
+//! pub trait ReceiptsFactory: Send + Sync {
 //!     fn open(&self) -> PortFuture<'_, OpenReceipts>;
 //!     fn skip(&self) -> Option<String> { None }
 //! }
 //! ```
 //!
-//! Claims have texts that no other test of the machine uses, so that all properties may share one store. What a crash does to
-//! receipts depends on the log they follow, and is tested with it.
+//! Claims have texts that no other test of the machine uses, so that all properties can share one store. The effect of a crash on receipts
+//! depends on the log that they follow, and is tested there.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -18,10 +18,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
-use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, PortFuture, Receipts};
+use whimbrel_model::ports::{Claim, ClaimKind, ClaimState, PortFuture, PublishReceipt, Receipts};
 use whimbrel_model::{PartitionId, Timestamp, TopicNumber};
 
-/// Every property.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! receipts_properties {
@@ -35,7 +34,7 @@ macro_rules! receipts_properties {
                 a_finished_claim_with_another_body_is_different,
                 an_abandoned_claim_is_new_again,
                 a_claim_that_is_given_back_is_new_again,
-                a_lapsed_claim_that_is_given_back_is_looked_for_again_at_once,
+                a_lapsed_claim_that_is_given_back_lapses_again_at_once,
                 a_lapsed_claim_that_is_abandoned_is_new_again,
                 a_claim_is_held_until_it_ends,
                 one_of_many_claims_at_once_is_new,
@@ -57,158 +56,157 @@ macro_rules! receipts_properties {
 crate::receipts_properties! { conformance_exports }
 
 /// Makes receipts of one engine for the suite.
-pub trait Factory: Send + Sync {
-    /// An instance, on an empty store of its own or on one that is shared with other tests.
+pub trait ReceiptsFactory: Send + Sync {
+    /// An instance on an empty store of its own, or on a store that is shared with other tests.
     fn open(&self) -> PortFuture<'_, OpenReceipts>;
 
-    /// Why the suite cannot run here, where that is so and is allowed.
+    /// The reason why the suite is skipped here, if it may be skipped.
     fn skip(&self) -> Option<String> {
         None
     }
 }
 
-/// One open instance.
 pub struct OpenReceipts {
     pub receipts: Arc<dyn Receipts>,
-    /// How long it keeps answers.
+    /// The retention of answers.
     pub window: Duration,
-    /// How long a claim with an unknown outcome is in the way. The suite waits that long.
+    /// The time for which a claim with an unknown outcome blocks others. The suite waits that long.
     pub lease: Duration,
-    /// What must live as long as the instance.
+    /// Dropped with the instance, not earlier.
     pub store: Arc<dyn Any + Send + Sync>,
 }
 
 mod properties {
     use super::*;
 
-    pub async fn a_first_claim_is_new(factory: &dyn Factory) {
+    pub async fn a_first_claim_is_new(factory: &dyn ReceiptsFactory) {
         let open = factory.open().await;
-        assert_eq!(begin(&open, &new_claim(ClaimKind::Key), now()).await, Begun::New);
-        assert_eq!(begin(&open, &new_claim(ClaimKind::Id), now()).await, Begun::New);
+        assert_eq!(begin(&open, &new_claim(ClaimKind::Key), now()).await, ClaimState::New);
+        assert_eq!(begin(&open, &new_claim(ClaimKind::Id), now()).await, ClaimState::New);
     }
 
-    pub async fn a_second_claim_meanwhile_is_under_way(factory: &dyn Factory) {
+    pub async fn a_second_claim_meanwhile_is_under_way(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         begin(&open, &claim, now()).await;
-        assert_eq!(begin(&open, &claim, now()).await, Begun::UnderWay);
+        assert_eq!(begin(&open, &claim, now()).await, ClaimState::UnderWay);
     }
 
-    pub async fn a_finished_claim_gives_the_first_answer(factory: &dyn Factory) {
+    pub async fn a_finished_claim_gives_the_first_answer(factory: &dyn ReceiptsFactory) {
         for kind in [ClaimKind::Key, ClaimKind::Id] {
             let (open, claim) = (factory.open().await, new_claim(kind));
             let answer = publish(&open, &claim, now()).await;
             for _ in 0..2 {
-                assert_eq!(begin(&open, &claim, now()).await, Begun::Earlier(answer.clone()));
+                assert_eq!(begin(&open, &claim, now()).await, ClaimState::Earlier(answer.clone()));
             }
         }
     }
 
-    pub async fn a_finished_claim_with_another_body_is_different(factory: &dyn Factory) {
+    pub async fn a_finished_claim_with_another_body_is_different(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         let answer = publish(&open, &claim, now()).await;
         let other_body = Claim { fingerprint: claim.fingerprint + 1, ..claim.clone() };
-        assert_eq!(begin(&open, &other_body, now()).await, Begun::Different);
-        assert_eq!(begin(&open, &claim, now()).await, Begun::Earlier(answer), "the first answer stays");
+        assert_eq!(begin(&open, &other_body, now()).await, ClaimState::Different);
+        assert_eq!(begin(&open, &claim, now()).await, ClaimState::Earlier(answer), "the first answer stays");
     }
 
-    pub async fn an_abandoned_claim_is_new_again(factory: &dyn Factory) {
+    pub async fn an_abandoned_claim_is_new_again(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         begin(&open, &claim, now()).await;
-        open.receipts.abandon(&claim).await.expect("it can be given up");
+        open.receipts.abandon(&claim).await.expect("the claim can be abandoned");
         let other_body = Claim { fingerprint: claim.fingerprint + 1, ..claim };
-        assert_eq!(begin(&open, &other_body, now()).await, Begun::New, "also for another body");
+        assert_eq!(begin(&open, &other_body, now()).await, ClaimState::New, "also for another body");
     }
 
-    pub async fn a_claim_that_is_given_back_is_new_again(factory: &dyn Factory) {
+    pub async fn a_claim_that_is_given_back_is_new_again(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Id));
         begin(&open, &claim, now()).await;
         open.receipts.give_back(&claim).await.expect("it can be given back");
         let other_body = Claim { fingerprint: claim.fingerprint + 1, ..claim };
-        assert_eq!(begin(&open, &other_body, now()).await, Begun::New, "also for another body");
+        assert_eq!(begin(&open, &other_body, now()).await, ClaimState::New, "also for another body");
     }
 
-    pub async fn a_lapsed_claim_that_is_given_back_is_looked_for_again_at_once(factory: &dyn Factory) {
+    pub async fn a_lapsed_claim_that_is_given_back_lapses_again_at_once(factory: &dyn ReceiptsFactory) {
         for kind in [ClaimKind::Key, ClaimKind::Id] {
             let (open, claim) = (factory.open().await, new_claim(kind));
             let places = lapse(&open, &claim).await;
             for _ in 0..3 {
-                assert_eq!(begin(&open, &claim, now()).await, Begun::Lapsed { places: places.clone() });
-                assert_eq!(begin(&open, &claim, now()).await, Begun::UnderWay);
+                assert_eq!(begin(&open, &claim, now()).await, ClaimState::Lapsed { places: places.clone() });
+                assert_eq!(begin(&open, &claim, now()).await, ClaimState::UnderWay);
                 open.receipts.give_back(&claim).await.expect("it can be given back");
             }
             let other_body = Claim { fingerprint: claim.fingerprint + 1, ..claim };
-            assert_eq!(begin(&open, &other_body, now()).await, Begun::Different);
+            assert_eq!(begin(&open, &other_body, now()).await, ClaimState::Different);
         }
     }
 
-    pub async fn a_lapsed_claim_that_is_abandoned_is_new_again(factory: &dyn Factory) {
+    pub async fn a_lapsed_claim_that_is_abandoned_is_new_again(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         let places = lapse(&open, &claim).await;
-        assert_eq!(begin(&open, &claim, now()).await, Begun::Lapsed { places });
-        open.receipts.abandon(&claim).await.expect("it can be given up");
-        assert_eq!(begin(&open, &claim, now()).await, Begun::New);
+        assert_eq!(begin(&open, &claim, now()).await, ClaimState::Lapsed { places });
+        open.receipts.abandon(&claim).await.expect("the claim can be abandoned");
+        assert_eq!(begin(&open, &claim, now()).await, ClaimState::New);
     }
 
-    pub async fn a_claim_is_held_until_it_ends(factory: &dyn Factory) {
+    pub async fn a_claim_is_held_until_it_ends(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         begin(&open, &claim, now()).await;
         assert_eq!(open.receipts.still_holds(&claim).await, Ok(true));
         tokio::time::sleep(open.lease).await;
-        assert_eq!(open.receipts.still_holds(&claim).await, Ok(true), "it does not lapse while its holder runs");
-        assert_eq!(begin(&open, &claim, now()).await, Begun::UnderWay);
+        assert_eq!(open.receipts.still_holds(&claim).await, Ok(true), "a claim does not lapse while its holder runs");
+        assert_eq!(begin(&open, &claim, now()).await, ClaimState::UnderWay);
     }
 
-    pub async fn one_of_many_claims_at_once_is_new(factory: &dyn Factory) {
+    pub async fn one_of_many_claims_at_once_is_new(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Id));
         let begun = join_all((0..16).map(|_| begin(&open, &claim, now()))).await;
-        assert_eq!(begun.iter().filter(|outcome| **outcome == Begun::New).count(), 1, "{begun:?}");
-        assert_eq!(begun.iter().filter(|outcome| **outcome == Begun::UnderWay).count(), 15, "{begun:?}");
+        assert_eq!(begun.iter().filter(|outcome| **outcome == ClaimState::New).count(), 1, "{begun:?}");
+        assert_eq!(begun.iter().filter(|outcome| **outcome == ClaimState::UnderWay).count(), 15, "{begun:?}");
     }
 
-    pub async fn a_claim_is_the_same_in_another_partition_of_its_topic(factory: &dyn Factory) {
+    pub async fn a_claim_is_the_same_in_another_partition_of_its_topic(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         let answer = publish(&open, &claim, now()).await;
         let elsewhere = PartitionId::new(claim.partition.topic, claim.partition.index + 1);
-        assert_eq!(begin(&open, &Claim { partition: elsewhere, ..claim }, now()).await, Begun::Earlier(answer));
+        assert_eq!(begin(&open, &Claim { partition: elsewhere, ..claim }, now()).await, ClaimState::Earlier(answer));
     }
 
-    pub async fn claims_of_other_topics_are_their_own(factory: &dyn Factory) {
+    pub async fn claims_of_other_topics_are_their_own(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         publish(&open, &claim, now()).await;
         let topic = TopicNumber(claim.topic.0 + 1);
-        assert_eq!(begin(&open, &Claim { topic, ..claim }, now()).await, Begun::New);
+        assert_eq!(begin(&open, &Claim { topic, ..claim }, now()).await, ClaimState::New);
     }
 
-    pub async fn claims_of_other_owners_are_their_own(factory: &dyn Factory) {
+    pub async fn claims_of_other_owners_are_their_own(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         publish(&open, &claim, now()).await;
-        assert_eq!(begin(&open, &Claim { owner: "another".to_owned(), ..claim }, now()).await, Begun::New);
+        assert_eq!(begin(&open, &Claim { owner: "another".to_owned(), ..claim }, now()).await, ClaimState::New);
     }
 
-    pub async fn a_key_and_an_id_of_the_same_text_are_two_claims(factory: &dyn Factory) {
+    pub async fn a_key_and_an_id_of_the_same_text_are_two_claims(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         publish(&open, &claim, now()).await;
-        assert_eq!(begin(&open, &Claim { kind: ClaimKind::Id, ..claim }, now()).await, Begun::New);
+        assert_eq!(begin(&open, &Claim { kind: ClaimKind::Id, ..claim }, now()).await, ClaimState::New);
     }
 
-    pub async fn an_answer_stays_for_the_window(factory: &dyn Factory) {
+    pub async fn an_answer_stays_for_the_window(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         let published_at = now();
         let answer = publish(&open, &claim, published_at).await;
         let late = later(published_at, open.window - Duration::from_secs(1));
-        assert_eq!(begin(&open, &claim, late).await, Begun::Earlier(answer));
+        assert_eq!(begin(&open, &claim, late).await, ClaimState::Earlier(answer));
     }
 
-    pub async fn an_answer_is_forgotten_after_the_window(factory: &dyn Factory) {
+    pub async fn an_answer_is_forgotten_after_the_window(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         let published_at = now();
         publish(&open, &claim, published_at).await;
         let too_late = later(published_at, open.window + Duration::from_secs(1));
         let other_body = Claim { fingerprint: claim.fingerprint + 1, ..claim };
-        assert_eq!(begin(&open, &other_body, too_late).await, Begun::New);
+        assert_eq!(begin(&open, &other_body, too_late).await, ClaimState::New);
     }
 
-    pub async fn an_id_is_found_again(factory: &dyn Factory) {
+    pub async fn an_id_is_found_again(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Id));
         assert_eq!(open.receipts.find(&claim.text).await, Ok(Vec::new()));
         let answer = publish(&open, &claim, now()).await;
@@ -218,10 +216,10 @@ mod properties {
         assert_eq!(open.receipts.find(&claim.text[..claim.text.len() - 1]).await, Ok(Vec::new()));
     }
 
-    pub async fn an_id_published_by_several_is_found_oldest_first(factory: &dyn Factory) {
+    pub async fn an_id_published_by_several_is_found_oldest_first(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Id));
         let start = now();
-        // The last owner's name sorts first and the topic numbers fall: order must come from the time alone.
+        // The name of the last owner sorts first, and topic numbers decrease: only the time gives the right order.
         let publishers = ["zoe", "mia", "abe"].into_iter().zip(0..).map(|(owner, n)| Claim {
             owner: owner.to_owned(),
             partition: PartitionId::new(TopicNumber(claim.partition.topic.0 + 10 - n), 0),
@@ -234,51 +232,51 @@ mod properties {
         assert_eq!(open.receipts.find(&claim.text).await, Ok(answers));
     }
 
-    pub async fn a_key_is_not_found_as_an_id(factory: &dyn Factory) {
+    pub async fn a_key_is_not_found_as_an_id(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         publish(&open, &claim, now()).await;
         assert_eq!(open.receipts.find(&claim.text).await, Ok(Vec::new()));
     }
 
-    pub async fn an_unfinished_id_is_not_found(factory: &dyn Factory) {
+    pub async fn an_unfinished_id_is_not_found(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Id));
         begin(&open, &claim, now()).await;
         assert_eq!(open.receipts.find(&claim.text).await, Ok(Vec::new()));
     }
 }
 
-async fn begin(open: &OpenReceipts, claim: &Claim, now: Timestamp) -> Begun {
+async fn begin(open: &OpenReceipts, claim: &Claim, now: Timestamp) -> ClaimState {
     open.receipts.begin(claim, 0, now).await.expect("the receipts answer")
 }
 
-/// Leaves a claim with an unknown outcome until it has lapsed. Answers where its record may be.
+/// Leaves a claim with an unknown outcome, and waits until it has lapsed. Returns the places where its record may be.
 async fn lapse(open: &OpenReceipts, claim: &Claim) -> Vec<(PartitionId, u64)> {
-    assert_eq!(begin(open, claim, now()).await, Begun::New);
+    assert_eq!(begin(open, claim, now()).await, ClaimState::New);
     open.receipts.leave(claim).await.expect("it can be left");
     tokio::time::sleep(open.lease + Duration::from_millis(20)).await;
     vec![(claim.partition, 0)]
 }
 
-/// Claims and finishes, as a publish does.
-async fn publish(open: &OpenReceipts, claim: &Claim, at: Timestamp) -> Answer {
-    assert_eq!(begin(open, claim, at).await, Begun::New);
+/// Claims and finishes, like a publish.
+async fn publish(open: &OpenReceipts, claim: &Claim, at: Timestamp) -> PublishReceipt {
+    assert_eq!(begin(open, claim, at).await, ClaimState::New);
     let id = match claim.kind {
         ClaimKind::Id => claim.text.clone(),
         ClaimKind::Key => format!("minted-for-{}", claim.text),
     };
     let answer =
-        Answer { id, partition: claim.partition, offset: claim.fingerprint % 1000, due: None, answered_at: at };
+        PublishReceipt { id, partition: claim.partition, offset: claim.fingerprint % 1000, due: None, answered_at: at };
     open.receipts.finish(claim, answer.clone()).await.expect("the answer is kept");
     answer
 }
 
-/// A claim that no other test of this machine makes.
+/// A claim that is unique on this machine.
 fn new_claim(kind: ClaimKind) -> Claim {
     static CLAIMS: AtomicU32 = AtomicU32::new(1);
     let number = CLAIMS.fetch_add(1, Ordering::Relaxed);
     let word = format!("{:x}-{:x}-{number}-", now().as_millis(), std::process::id());
     Claim {
-        owner: "somebody".to_owned(),
+        owner: "publisher".to_owned(),
         kind,
         text: word,
         topic: TopicNumber(7),

@@ -1,15 +1,14 @@
-//! What every [`Sessions`] must hold.
+//! The contract of [`Sessions`], as properties that every engine must have.
 //!
-//! An engine takes part by a [`Factory`]. Each property has a store of its own, or a prefix that no other has.
+//! An engine provides a [`SessionsFactory`]. Each property has a store or a prefix of its own.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, Uid};
-use whimbrel_model::ports::{PortFuture, SessionNews, Sessions, UserChange, UserSessions};
+use whimbrel_model::ports::{PortFuture, SessionUpdate, Sessions, UserChange, UserSessions};
 
-/// Every property.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! sessions_properties {
@@ -17,32 +16,32 @@ macro_rules! sessions_properties {
         $crate::$receiver! {
             $($port, $factory;)?
             properties: [
-                a_user_of_whom_nothing_is_known_is_offline_and_was_never_seen,
-                a_session_that_came_is_shown_as_it_is,
-                a_session_that_went_is_gone_and_its_time_stays,
-                sessions_are_shown_in_the_order_in_which_they_came,
+                an_unknown_user_is_offline_and_was_never_seen,
+                a_started_session_is_returned_as_reported,
+                an_ended_session_is_removed_and_its_time_stays,
+                sessions_are_returned_in_the_order_of_their_start,
                 a_user_goes_offline_with_the_last_session,
-                users_are_told_once_in_the_order_of_first_mention,
-                older_news_loses,
-                late_news_of_coming_loses_to_earlier_news_of_going,
-                a_session_whose_coming_was_never_heard_may_go,
+                users_are_reported_once_in_the_order_of_first_mention,
+                older_news_is_ignored,
+                late_news_of_a_start_loses_to_earlier_news_of_the_end,
+                the_end_of_an_unknown_session_is_accepted,
                 versions_of_many_digits_compare_as_numbers,
                 versions_of_users_grow,
-                a_picture_replaces_what_is_older,
-                a_picture_leaves_what_is_newer,
-                a_picture_brings_what_was_missed,
-                an_older_picture_than_the_last_loses,
-                news_that_a_picture_covers_loses,
+                a_picture_replaces_older_sessions,
+                a_picture_keeps_newer_sessions,
+                a_picture_adds_missed_sessions,
+                a_picture_older_than_the_last_is_ignored,
+                news_older_than_the_picture_is_ignored,
                 a_picture_of_one_incarnation_leaves_others_alone,
                 a_void_incarnation_is_offline_at_once_with_earlier_ones,
                 news_and_pictures_of_a_void_incarnation_are_refused,
-                what_is_void_is_told_when_it_is_swept_and_once,
+                void_sessions_are_reported_once_when_they_are_swept,
                 a_sweep_removes_no_more_than_asked_for,
-                who_came_back_elsewhere_before_the_sweep_was_never_offline,
+                a_user_that_reconnects_before_the_sweep_was_never_offline,
                 gateways_are_those_that_have_sessions_and_are_not_void,
-                the_writer_is_heard_by_keeping_alive,
+                keep_alives_set_the_age_of_the_shard,
                 shards_do_not_see_each_other,
-                thousands_of_sessions_come_and_go_in_one_step,
+                thousands_of_sessions_start_and_end_in_one_step,
             ]
         }
     };
@@ -51,20 +50,19 @@ macro_rules! sessions_properties {
 crate::sessions_properties! { conformance_exports }
 
 /// Makes stores of sessions of one engine for the suite.
-pub trait Factory: Send + Sync {
+pub trait SessionsFactory: Send + Sync {
     /// An empty store.
     fn open(&self) -> PortFuture<'_, OpenSessions>;
 
-    /// Why the suite cannot run here, where that is so and is allowed.
+    /// The reason why the suite is skipped here, if it may be skipped.
     fn skip(&self) -> Option<String> {
         None
     }
 }
 
-/// One open instance.
 pub struct OpenSessions {
     pub sessions: Arc<dyn Sessions>,
-    /// What must live as long as the instance.
+    /// Dropped with the instance, not earlier.
     pub store: Arc<dyn Any + Send + Sync>,
 }
 
@@ -76,21 +74,21 @@ const OTHER: GatewayId = GatewayId { node: 700, incarnation: 9 };
 mod properties {
     use super::*;
 
-    pub async fn a_user_of_whom_nothing_is_known_is_offline_and_was_never_seen(factory: &dyn Factory) {
+    pub async fn an_unknown_user_is_offline_and_was_never_seen(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         assert_eq!(of(&open, "u").await, UserSessions::default());
     }
 
-    pub async fn a_session_that_came_is_shown_as_it_is(factory: &dyn Factory) {
+    pub async fn a_started_session_is_returned_as_reported(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         let session = OnlineSession { device: "手机 1".into(), ..session(GATEWAY, 1, 50) };
-        let news = SessionNews { session: session.clone(), ..came("u", GATEWAY, 1, 5) };
+        let news = SessionUpdate { session: session.clone(), ..came("u", GATEWAY, 1, 5) };
         assert_eq!(put(&open, vec![news]).await, [("u".to_owned(), false, true)]);
         assert_eq!(of(&open, "u").await, UserSessions { sessions: vec![session], last_seen: None });
         assert_eq!(of(&open, "v").await, UserSessions::default());
     }
 
-    pub async fn a_session_that_went_is_gone_and_its_time_stays(factory: &dyn Factory) {
+    pub async fn an_ended_session_is_removed_and_its_time_stays(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         put(&open, vec![came("u", GATEWAY, 1, 5)]).await;
         assert_eq!(put(&open, vec![went("u", GATEWAY, 1, 6, 700)]).await, [("u".to_owned(), true, false)]);
@@ -99,24 +97,24 @@ mod properties {
         assert_eq!(of(&open, "u").await.last_seen, Some(at(700)), "the latest counts");
     }
 
-    pub async fn sessions_are_shown_in_the_order_in_which_they_came(factory: &dyn Factory) {
+    pub async fn sessions_are_returned_in_the_order_of_their_start(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         let mut news = Vec::new();
         for (number, since) in [(1, 30), (2, 10), (3, 20)] {
-            news.push(SessionNews { session: session(GATEWAY, number, since), ..came("u", GATEWAY, number, 5) });
+            news.push(SessionUpdate { session: session(GATEWAY, number, since), ..came("u", GATEWAY, number, 5) });
         }
         put(&open, news).await;
         assert_eq!(numbers(&open, "u").await, [2, 3, 1]);
     }
 
-    pub async fn a_user_goes_offline_with_the_last_session(factory: &dyn Factory) {
+    pub async fn a_user_goes_offline_with_the_last_session(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         put(&open, vec![came("u", GATEWAY, 1, 5), came("u", OTHER, 1, 5)]).await;
         assert_eq!(put(&open, vec![went("u", GATEWAY, 1, 6, 1)]).await, [("u".to_owned(), true, true)]);
         assert_eq!(put(&open, vec![went("u", OTHER, 1, 6, 2)]).await, [("u".to_owned(), true, false)]);
     }
 
-    pub async fn users_are_told_once_in_the_order_of_first_mention(factory: &dyn Factory) {
+    pub async fn users_are_reported_once_in_the_order_of_first_mention(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         let news = vec![
             came("b", GATEWAY, 1, 5),
@@ -129,17 +127,17 @@ mod properties {
         assert_eq!(put(&open, news).await, told);
     }
 
-    pub async fn older_news_loses(factory: &dyn Factory) {
+    pub async fn older_news_is_ignored(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         put(&open, vec![came("u", GATEWAY, 1, 9)]).await;
         put(&open, vec![went("u", GATEWAY, 1, 8, 1)]).await;
         assert_eq!(numbers(&open, "u").await, [1]);
-        let older = SessionNews { session: session(GATEWAY, 1, 77), ..came("u", GATEWAY, 1, 8) };
+        let older = SessionUpdate { session: session(GATEWAY, 1, 77), ..came("u", GATEWAY, 1, 8) };
         put(&open, vec![older]).await;
         assert_eq!(of(&open, "u").await.sessions, [session(GATEWAY, 1, 0)]);
     }
 
-    pub async fn late_news_of_coming_loses_to_earlier_news_of_going(factory: &dyn Factory) {
+    pub async fn late_news_of_a_start_loses_to_earlier_news_of_the_end(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         put(&open, vec![came("u", GATEWAY, 1, 5)]).await;
         put(&open, vec![went("u", GATEWAY, 1, 9, 1)]).await;
@@ -148,14 +146,14 @@ mod properties {
         assert_eq!(numbers(&open, "u").await, Vec::<u64>::new());
     }
 
-    pub async fn a_session_whose_coming_was_never_heard_may_go(factory: &dyn Factory) {
+    pub async fn the_end_of_an_unknown_session_is_accepted(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         assert_eq!(put(&open, vec![went("u", GATEWAY, 1, 9, 5)]).await, [("u".to_owned(), false, false)]);
         put(&open, vec![came("u", GATEWAY, 1, 8)]).await;
         assert_eq!(of(&open, "u").await, UserSessions { sessions: vec![], last_seen: Some(at(5)) });
     }
 
-    pub async fn versions_of_many_digits_compare_as_numbers(factory: &dyn Factory) {
+    pub async fn versions_of_many_digits_compare_as_numbers(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         put(&open, vec![came("u", GATEWAY, 1, 9)]).await;
         put(&open, vec![went("u", GATEWAY, 1, 10, 1)]).await;
@@ -165,7 +163,7 @@ mod properties {
         assert_eq!(numbers(&open, "u").await, [2]);
     }
 
-    pub async fn versions_of_users_grow(factory: &dyn Factory) {
+    pub async fn versions_of_users_grow(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         let mut last = 0;
         for number in 1..20 {
@@ -175,7 +173,7 @@ mod properties {
         }
     }
 
-    pub async fn a_picture_replaces_what_is_older(factory: &dyn Factory) {
+    pub async fn a_picture_replaces_older_sessions(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         put(&open, vec![came("a", GATEWAY, 1, 5), came("b", GATEWAY, 2, 5), came("b", GATEWAY, 3, 5)]).await;
         let mut told = replace(&open, GATEWAY, 8, &[("b", 3)]).await;
@@ -185,28 +183,28 @@ mod properties {
         assert!(of(&open, "a").await.last_seen.is_some());
     }
 
-    pub async fn a_picture_leaves_what_is_newer(factory: &dyn Factory) {
+    pub async fn a_picture_keeps_newer_sessions(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         put(&open, vec![came("a", GATEWAY, 1, 9), came("b", GATEWAY, 2, 3), went("b", GATEWAY, 2, 9, 1)]).await;
         replace(&open, GATEWAY, 8, &[("b", 2)]).await;
         assert_eq!((numbers(&open, "a").await, numbers(&open, "b").await), (vec![1], vec![]));
     }
 
-    pub async fn a_picture_brings_what_was_missed(factory: &dyn Factory) {
+    pub async fn a_picture_adds_missed_sessions(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         assert_eq!(replace(&open, GATEWAY, 8, &[("a", 1)]).await, [("a".to_owned(), false, true)]);
         put(&open, vec![went("a", GATEWAY, 1, 9, 1)]).await;
         assert_eq!(numbers(&open, "a").await, Vec::<u64>::new());
     }
 
-    pub async fn an_older_picture_than_the_last_loses(factory: &dyn Factory) {
+    pub async fn a_picture_older_than_the_last_is_ignored(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         replace(&open, GATEWAY, 8, &[("a", 1)]).await;
         assert_eq!(replace(&open, GATEWAY, 7, &[("b", 2)]).await, []);
         assert_eq!((numbers(&open, "a").await, numbers(&open, "b").await), (vec![1], vec![]));
     }
 
-    pub async fn news_that_a_picture_covers_loses(factory: &dyn Factory) {
+    pub async fn news_older_than_the_picture_is_ignored(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         replace(&open, GATEWAY, 8, &[("a", 1)]).await;
         put(&open, vec![came("b", GATEWAY, 2, 7), went("a", GATEWAY, 1, 7, 1)]).await;
@@ -215,14 +213,14 @@ mod properties {
         assert_eq!(numbers(&open, "b").await, [2]);
     }
 
-    pub async fn a_picture_of_one_incarnation_leaves_others_alone(factory: &dyn Factory) {
+    pub async fn a_picture_of_one_incarnation_leaves_others_alone(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         put(&open, vec![came("a", GATEWAY, 1, 1), came("a", LATER, 2, 1), came("a", OTHER, 3, 1)]).await;
         replace(&open, GATEWAY, 8, &[]).await;
         assert_eq!(numbers(&open, "a").await, [2, 3]);
     }
 
-    pub async fn a_void_incarnation_is_offline_at_once_with_earlier_ones(factory: &dyn Factory) {
+    pub async fn a_void_incarnation_is_offline_at_once_with_earlier_ones(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         let newest = GatewayId { incarnation: 12, ..GATEWAY };
         let comings = [(GATEWAY, 1), (LATER, 2), (newest, 3), (OTHER, 4)];
@@ -230,10 +228,10 @@ mod properties {
         void(&open, LATER).await;
         assert_eq!(numbers(&open, "u").await, [3, 4]);
         void(&open, GATEWAY).await;
-        assert_eq!(numbers(&open, "u").await, [3, 4], "what is void stays so");
+        assert_eq!(numbers(&open, "u").await, [3, 4], "a void incarnation stays void");
     }
 
-    pub async fn news_and_pictures_of_a_void_incarnation_are_refused(factory: &dyn Factory) {
+    pub async fn news_and_pictures_of_a_void_incarnation_are_refused(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         void(&open, LATER).await;
         assert_eq!(put(&open, vec![came("u", GATEWAY, 1, 1)]).await, [("u".to_owned(), false, false)]);
@@ -242,7 +240,7 @@ mod properties {
         assert_eq!(sweep(&open, 10).await, []);
     }
 
-    pub async fn what_is_void_is_told_when_it_is_swept_and_once(factory: &dyn Factory) {
+    pub async fn void_sessions_are_reported_once_when_they_are_swept(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         put(&open, vec![came("a", GATEWAY, 1, 1), came("b", GATEWAY, 2, 1), came("b", OTHER, 3, 1)]).await;
         void(&open, GATEWAY).await;
@@ -253,7 +251,7 @@ mod properties {
         assert_eq!(sweep(&open, 10).await, []);
     }
 
-    pub async fn a_sweep_removes_no_more_than_asked_for(factory: &dyn Factory) {
+    pub async fn a_sweep_removes_no_more_than_asked_for(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         let users = ["a", "b", "c", "d", "e"];
         let comings =
@@ -270,7 +268,7 @@ mod properties {
         assert_eq!(swept, users);
     }
 
-    pub async fn who_came_back_elsewhere_before_the_sweep_was_never_offline(factory: &dyn Factory) {
+    pub async fn a_user_that_reconnects_before_the_sweep_was_never_offline(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         put(&open, vec![came("u", GATEWAY, 1, 1)]).await;
         void(&open, GATEWAY).await;
@@ -279,7 +277,7 @@ mod properties {
         assert_eq!(numbers(&open, "u").await, [2]);
     }
 
-    pub async fn gateways_are_those_that_have_sessions_and_are_not_void(factory: &dyn Factory) {
+    pub async fn gateways_are_those_that_have_sessions_and_are_not_void(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         let gateways = || async { open.sessions.gateways(SHARD).await.expect("gateways can be read") };
         assert_eq!(gateways().await, []);
@@ -291,40 +289,40 @@ mod properties {
         assert_eq!(gateways().await, [LATER]);
     }
 
-    pub async fn the_writer_is_heard_by_keeping_alive(factory: &dyn Factory) {
+    pub async fn keep_alives_set_the_age_of_the_shard(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
-        let heard = || async { open.sessions.of(SHARD, vec![]).await.expect("it can be asked").ago_ms };
+        let heard = || async { open.sessions.of(SHARD, vec![]).await.expect("sessions can be read").ago_ms };
         put(&open, vec![came("u", GATEWAY, 1, 1)]).await;
         assert_eq!(heard().await, None, "never");
-        open.sessions.keep_alive(SHARD, 0).await.expect("it takes that");
-        let first = heard().await.expect("it was heard");
+        open.sessions.keep_alive(SHARD, 0).await.expect("the call succeeds");
+        let first = heard().await.expect("the writer has vouched for the shard");
         assert!(first < 60_000, "{first} ms ago");
         while heard().await <= Some(first) {
             tokio::task::yield_now().await;
         }
-        open.sessions.keep_alive(SHARD, 2_000).await.expect("it takes that");
-        let behind = heard().await.expect("it was heard");
-        assert!((2_000..60_000).contains(&behind), "{behind} ms ago, and 2 s of them the writer was behind");
-        assert_eq!(open.sessions.of(SHARD + 1, vec![]).await.expect("it can be asked").ago_ms, None);
+        open.sessions.keep_alive(SHARD, 2_000).await.expect("the call succeeds");
+        let behind = heard().await.expect("the writer has vouched for the shard");
+        assert!((2_000..60_000).contains(&behind), "{behind} ms ago, of which the writer was 2 s behind");
+        assert_eq!(open.sessions.of(SHARD + 1, vec![]).await.expect("sessions can be read").ago_ms, None);
     }
 
-    pub async fn shards_do_not_see_each_other(factory: &dyn Factory) {
+    pub async fn shards_do_not_see_each_other(factory: &dyn SessionsFactory) {
         let open = factory.open().await;
         put(&open, vec![came("u", GATEWAY, 1, 1)]).await;
-        let elsewhere = open.sessions.of(SHARD + 1, vec![uid("u")]).await.expect("it can be asked");
+        let elsewhere = open.sessions.of(SHARD + 1, vec![uid("u")]).await.expect("sessions can be read");
         assert_eq!(elsewhere.found, [UserSessions::default()]);
-        open.sessions.void(SHARD + 1, GATEWAY).await.expect("it takes that");
+        open.sessions.void(SHARD + 1, GATEWAY).await.expect("the call succeeds");
         assert_eq!(numbers(&open, "u").await, [1]);
     }
 
-    pub async fn thousands_of_sessions_come_and_go_in_one_step(factory: &dyn Factory) {
+    pub async fn thousands_of_sessions_start_and_end_in_one_step(factory: &dyn SessionsFactory) {
         const SESSIONS: u64 = 6_000;
         let open = factory.open().await;
         let name = |number: u64| format!("user-{}", number / 2);
         let told = put(&open, (0..SESSIONS).map(|number| came(&name(number), GATEWAY, number, 1)).collect()).await;
         assert!(told.len() as u64 == SESSIONS / 2 && told.iter().all(|(_, was, is)| !was && *is));
         let uids = (0..SESSIONS / 2).map(|user| uid(&name(user * 2))).collect();
-        let found = open.sessions.of(SHARD, uids).await.expect("it can be asked").found;
+        let found = open.sessions.of(SHARD, uids).await.expect("sessions can be read").found;
         assert!(found.iter().all(|user| user.sessions.len() == 2));
         let told = put(&open, (0..SESSIONS).map(|number| went(&name(number), GATEWAY, number, 2, 5)).collect()).await;
         assert!(told.len() as u64 == SESSIONS / 2 && told.iter().all(|(_, was, is)| *was && !is));
@@ -344,44 +342,49 @@ fn session(gateway: GatewayId, number: u64, since: i64) -> OnlineSession {
     OnlineSession { session: SessionId { gateway, number }, platform, device: "".into(), since: at(since) }
 }
 
-fn came(user: &str, gateway: GatewayId, number: u64, version: u64) -> SessionNews {
-    SessionNews { uid: uid(user), version, session: session(gateway, number, 0), gone_at: None }
+fn came(user: &str, gateway: GatewayId, number: u64, version: u64) -> SessionUpdate {
+    SessionUpdate { uid: uid(user), version, session: session(gateway, number, 0), gone_at: None }
 }
 
-fn went(user: &str, gateway: GatewayId, number: u64, version: u64, when: i64) -> SessionNews {
-    SessionNews { gone_at: Some(at(when)), ..came(user, gateway, number, version) }
+fn went(user: &str, gateway: GatewayId, number: u64, version: u64, when: i64) -> SessionUpdate {
+    SessionUpdate { gone_at: Some(at(when)), ..came(user, gateway, number, version) }
 }
 
-/// A user, whether it was online, and whether it is.
-type Told = (String, bool, bool);
+/// A user, whether it was online before the step, and whether it is online after it.
+type UserTransition = (String, bool, bool);
 
-fn told(changes: Vec<UserChange>) -> Vec<Told> {
+fn told(changes: Vec<UserChange>) -> Vec<UserTransition> {
     changes.into_iter().map(|change| (change.uid.to_string(), change.was_online, change.is_online)).collect()
 }
 
-async fn changed(open: &OpenSessions, news: Vec<SessionNews>) -> Vec<UserChange> {
-    open.sessions.put(SHARD, news).await.expect("it takes news")
+async fn changed(open: &OpenSessions, news: Vec<SessionUpdate>) -> Vec<UserChange> {
+    open.sessions.put(SHARD, news).await.expect("the news is accepted")
 }
 
-async fn put(open: &OpenSessions, news: Vec<SessionNews>) -> Vec<Told> {
+async fn put(open: &OpenSessions, news: Vec<SessionUpdate>) -> Vec<UserTransition> {
     told(changed(open, news).await)
 }
 
-async fn replace(open: &OpenSessions, gateway: GatewayId, version: u64, picture: &[(&str, u64)]) -> Vec<Told> {
+async fn replace(
+    open: &OpenSessions,
+    gateway: GatewayId,
+    version: u64,
+    picture: &[(&str, u64)],
+) -> Vec<UserTransition> {
     let sessions = picture.iter().map(|(user, number)| (uid(user), session(gateway, *number, 0))).collect();
-    told(open.sessions.replace(SHARD, gateway, version, sessions).await.expect("it takes a picture"))
+    told(open.sessions.replace(SHARD, gateway, version, sessions).await.expect("the picture is accepted"))
 }
 
 async fn void(open: &OpenSessions, gateway: GatewayId) {
-    open.sessions.void(SHARD, gateway).await.expect("it takes that");
+    open.sessions.void(SHARD, gateway).await.expect("the call succeeds");
 }
 
-async fn sweep(open: &OpenSessions, limit: usize) -> Vec<Told> {
-    told(open.sessions.sweep(SHARD, limit, at(900)).await.expect("it sweeps"))
+async fn sweep(open: &OpenSessions, limit: usize) -> Vec<UserTransition> {
+    told(open.sessions.sweep(SHARD, limit, at(900)).await.expect("the sweep succeeds"))
 }
 
 async fn of(open: &OpenSessions, user: &str) -> UserSessions {
-    let mut heard = open.sessions.of(SHARD, vec![uid(user)]).await.expect("it can be asked");
+    let mut heard = open.sessions.of(SHARD, vec![uid(user)]).await.expect("sessions can be read");
     heard.found.remove(0)
 }
 

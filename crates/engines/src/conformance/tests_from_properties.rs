@@ -43,7 +43,7 @@ macro_rules! conformance_tests {
             $($(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $property() {
-                    use $crate::conformance::$port::Factory as _;
+                    use $crate::conformance::$port::*;
                     let factory = $factory;
                     if let Some(why) = factory.skip() {
                         $crate::conformance::say_skipped(&why);
@@ -52,14 +52,14 @@ macro_rules! conformance_tests {
                     let property = $crate::conformance::$port::$property(&factory);
                     tokio::time::timeout($crate::conformance::PROPERTY_TIME_MAX, property)
                         .await
-                        .expect("the property takes longer than any engine may");
+                        .expect("the property exceeds its time limit");
                 }
             )*)*
         }
     };
 }
 
-/// Receives a port's list of properties and makes them public: what is not listed stays private and unused.
+/// Receives a port's list of properties and makes them public. An unlisted property stays private and unused.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! conformance_exports {

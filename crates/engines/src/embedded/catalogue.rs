@@ -1,8 +1,8 @@
 //! The `Catalogue` port as one small file, replaced whole at each change.
 //!
-//! The file is JSON, so that an operator can read it: a checksum, and the contents that it is of. The version before is kept beside it
-//! (`catalogue.json.previous`), and is used where the file is damaged or lost; a damaged one is set aside. A version of an entry is the
-//! number of the change that made it, counted over all keys: it only grows, also across a key's deletion.
+//! The file is JSON, so that an operator can read it: contents, and their checksum. The previous version is kept beside it
+//! (`catalogue.json.previous`), and is used if the file is damaged or missing. A damaged file is renamed. The version of an entry is the
+//! number of the change that made it, counted over all keys. Versions only increase, also across the deletion of a key.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,25 +17,25 @@ use tokio::sync::watch;
 use whimbrel_model::ports::{Catalogue, CatalogueError, PortFuture, Versioned};
 use whimbrel_model::{Event, EventSink};
 use whimbrel_storage::disk::{Disk, ReplaceError, beside, read_whole, replace_file, replace_file_keeping};
-use whimbrel_storage::fallback::{Fallback, Replaced, Unusable, read_or_fallback, set_aside};
+use whimbrel_storage::fallback::{ContentsError, Fallback, Replacement, read_or_fallback, set_aside};
 use whimbrel_storage::format::crc;
-use whimbrel_storage::verify::Finding;
+use whimbrel_storage::verify::DamageFinding;
 use whimbrel_storage::{DataFolder, OpenError};
 
 const FILE: &str = "catalogue.json";
 const PREVIOUS: &str = "catalogue.json.previous";
 const FORMAT: u32 = 2;
-/// The same contents without a checksum. Read, and written as [`FORMAT`] with the next change.
+/// The same contents without a checksum. Files of this format are read; the next change writes [`FORMAT`].
 const FORMAT_UNCHECKED: u32 = 1;
 
-/// How long a check waits before it looks again at a file that a running server may be replacing.
+/// The pause before a check reads a file again, which a running server may be replacing.
 const CHECKED_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// The catalogue of a data folder.
 pub struct FileCatalogue {
     path: PathBuf,
     disk: Arc<dyn Disk>,
-    state: Mutex<State>,
+    state: Mutex<CatalogueState>,
     revision: watch::Sender<u64>,
     finding: Option<Event>,
     events: EventSink,
@@ -44,24 +44,24 @@ pub struct FileCatalogue {
     _folder: Arc<DataFolder>,
 }
 
-struct State {
-    contents: Contents,
+struct CatalogueState {
+    contents: CatalogueContents,
     file: FileState,
 }
 
-/// Where the contents are on disk.
+/// The location of the contents on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FileState {
-    /// There is no sound file under the name of the catalogue.
+    /// No valid file has the name of the catalogue.
     Missing,
-    /// Only in the file beside it, which a change was about to rename. The next change would overwrite that file.
+    /// Only the file beside the catalogue is valid: a change was about to rename it. The next change would overwrite that file.
     Beside,
-    /// The next change keeps the file as the version before.
+    /// The next change keeps the file as the previous version.
     InPlace,
 }
 
 impl FileState {
-    /// The state after a rename or a sync that may have failed. If the disk cannot tell, the next change renames the file beside the
+    /// The state after a rename or a sync that may have failed. If the disk reports nothing, the next change renames the file beside the
     /// catalogue, if there is one, and does not overwrite it: it may be the only file with the contents.
     fn of(disk: &dyn Disk, path: &Path) -> Self {
         if disk.exists(path).unwrap_or(false) {
@@ -75,49 +75,48 @@ impl FileState {
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Contents {
+struct CatalogueContents {
     format: u32,
     revision: u64,
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, CatalogueEntry>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Entry {
+struct CatalogueEntry {
     version: u64,
     #[serde(flatten)]
-    value: Value,
+    value: CatalogueValue,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Value {
+enum CatalogueValue {
     Text(String),
     Bytes(Vec<u8>),
 }
 
-/// The file: what is in it, and the CRC of exactly those bytes.
+/// The file: the contents, and the CRC of exactly those bytes.
 #[derive(Deserialize)]
-struct Sealed<'a> {
+struct ChecksummedFile<'a> {
     checksum: String,
     #[serde(borrow)]
     contents: &'a RawValue,
 }
 
-impl Contents {
+impl CatalogueContents {
     fn encode(&self) -> serde_json::Result<Vec<u8>> {
         let contents = serde_json::to_string_pretty(self)?;
         let checksum = crc(contents.as_bytes());
         Ok(format!("{{\n\"checksum\": \"{checksum:08x}\",\n\"contents\": {contents}\n}}\n").into_bytes())
     }
 
-    /// The contents of the catalogue of that data folder.
-    fn decode(bytes: &[u8], folder: &Path) -> Result<Self, Unusable> {
-        let damaged = |error: serde_json::Error| Unusable::Damaged(error.to_string());
-        let (contents, known) = match serde_json::from_slice::<Sealed<'_>>(bytes) {
-            Ok(Sealed { checksum, contents }) => {
+    fn decode(bytes: &[u8], folder: &Path) -> Result<Self, ContentsError> {
+        let damaged = |error: serde_json::Error| ContentsError::Damaged(error.to_string());
+        let (contents, known) = match serde_json::from_slice::<ChecksummedFile<'_>>(bytes) {
+            Ok(ChecksummedFile { checksum, contents }) => {
                 let contents = contents.get();
                 if u32::from_str_radix(&checksum, 16) != Ok(crc(contents.as_bytes())) {
-                    return Err(Unusable::Damaged("its checksum is wrong".to_owned()));
+                    return Err(ContentsError::Damaged("its checksum is wrong".to_owned()));
                 }
                 (serde_json::from_str::<Self>(contents).map_err(damaged)?, FORMAT)
             }
@@ -128,7 +127,8 @@ impl Contents {
         };
         if contents.format != known {
             let found = format!("{} in {FILE}", contents.format);
-            return Err(Unusable::Refused(OpenError::OtherFormat { path: folder.to_owned(), found, known: FORMAT }));
+            let other = OpenError::OtherFormat { path: folder.to_owned(), found, known: FORMAT };
+            return Err(ContentsError::Refused(other));
         }
         Ok(Self { format: FORMAT, ..contents })
     }
@@ -141,14 +141,14 @@ impl FileCatalogue {
             let what = format!("{what} {}", path.display());
             move |source| OpenError::Io { what, source }
         };
-        let decode = |bytes: &[u8]| Contents::decode(bytes, &folder.path);
+        let decode = |bytes: &[u8]| CatalogueContents::decode(bytes, &folder.path);
         let mut is_beside = false;
         let (contents, finding) = match read_or_fallback(&*folder.disk, &path, Fallback::Earlier(&previous), decode)? {
-            None => (Contents { format: FORMAT, ..Contents::default() }, None),
+            None => (CatalogueContents { format: FORMAT, ..CatalogueContents::default() }, None),
             Some((contents, None)) => (contents, None),
             Some((before, Some(replaced))) => match cut_off_change(&folder, &path, before.revision) {
                 Some(changed) => {
-                    // A disk that does not allow it does not keep the server from starting; the next change tries again.
+                    // If the disk rejects the rename, the server starts nevertheless; the next change retries it.
                     is_beside = put_in_place(&*folder.disk, &path).is_err();
                     (changed, None)
                 }
@@ -164,7 +164,7 @@ impl FileCatalogue {
             false => FileState::Missing,
         };
         let revision = watch::Sender::new(contents.revision);
-        let state = Mutex::new(State { contents, file });
+        let state = Mutex::new(CatalogueState { contents, file });
         let (disk, events, has_failed) = (folder.disk.clone(), Arc::new(|_| {}), AtomicBool::new(false));
         Ok(Self { path, disk, state, revision, finding, events, has_failed, _folder: folder })
     }
@@ -174,16 +174,16 @@ impl FileCatalogue {
         Self { events, ..self }
     }
 
-    /// What was wrong with the file when it was opened, for whoever writes events.
+    /// The problem with the file at its opening, as an event.
     pub fn finding(&self) -> Option<&Event> {
         self.finding.as_ref()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CatalogueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing was ever written to it.
+    /// Whether the catalogue was never written.
     pub fn is_new(&self) -> bool {
         *self.revision.borrow() == 0
     }
@@ -192,9 +192,9 @@ impl FileCatalogue {
         &self.path
     }
 
-    /// Makes a change, durably, if the key is at the expected version.
+    /// Makes a change durable if the key is at the expected version.
     async fn change(&self, key: &str, expected: Option<u64>, value: Option<Vec<u8>>) -> Result<u64, CatalogueError> {
-        // The file is small and changes are rare; they are made one after the other, on the caller's thread.
+        // The file is small and changes are rare, so changes run one at a time, on the caller's thread.
         let mut state = self.state();
         let found = state.contents.entries.get(key).map(|entry| entry.version);
         if found != expected {
@@ -205,8 +205,9 @@ impl FileCatalogue {
         let version = changed.revision;
         match value {
             Some(value) => {
-                let value = String::from_utf8(value).map_or_else(|error| Value::Bytes(error.into_bytes()), Value::Text);
-                changed.entries.insert(key.to_owned(), Entry { version, value });
+                let value = String::from_utf8(value)
+                    .map_or_else(|error| CatalogueValue::Bytes(error.into_bytes()), CatalogueValue::Text);
+                changed.entries.insert(key.to_owned(), CatalogueEntry { version, value });
             }
             None => drop(changed.entries.remove(key)),
         }
@@ -228,9 +229,9 @@ impl FileCatalogue {
         if let Err(ReplaceError::NotReplaced(error)) = replaced {
             return Err(self.not_written(error));
         }
-        // The file has the change, whether that lasts or not: whoever reads or watches sees it, and so does the next start, most likely.
+        // The file has the change, which may not be durable. Readers and watchers see it, and most likely the next start too.
         let file = if replaced.is_ok() { FileState::InPlace } else { FileState::of(&*self.disk, &self.path) };
-        *state = State { contents: changed, file };
+        *state = CatalogueState { contents: changed, file };
         drop(state);
         self.revision.send_replace(version);
         match replaced {
@@ -259,34 +260,34 @@ impl FileCatalogue {
         CatalogueError::OutcomeUnknown("the change is in place, and may not survive a power loss".to_owned())
     }
 
-    /// Where the file lies is the operator's business, so it goes to the log of the process and not into an answer.
+    /// Logs the path of the file and leaves it out of the answer: only the operator needs it.
     fn not_written(&self, error: io::Error) -> CatalogueError {
         self.report_failure(&error);
         match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => CatalogueError::DiskFull,
-            _ => CatalogueError::Unavailable("it could not be written".to_owned()),
+            _ => CatalogueError::Unavailable("cannot write the catalogue file".to_owned()),
         }
     }
 
-    fn look<T>(&self, look: impl FnOnce(&BTreeMap<String, Entry>) -> T) -> T {
+    fn look<T>(&self, look: impl FnOnce(&BTreeMap<String, CatalogueEntry>) -> T) -> T {
         look(&self.state().contents.entries)
     }
 }
 
-/// What is wrong with the files of the catalogue in that data folder. Beside a running server, which replaces them meanwhile: one that is
-/// damaged or missing is read again first.
-pub(crate) fn check_files(data: &Path) -> Vec<Finding> {
+/// The problems with the files of the catalogue in a data folder. A running server may be replacing a file: a damaged or missing one is
+/// read again.
+pub(crate) fn check_files(data: &Path) -> Vec<DamageFinding> {
     let problem_of = |name: &str| match std::fs::read(data.join(name)) {
-        Ok(bytes) => match Contents::decode(&bytes, data) {
+        Ok(bytes) => match CatalogueContents::decode(&bytes, data) {
             Ok(_) => None,
-            Err(Unusable::Damaged(why)) => Some(why),
-            Err(Unusable::Refused(error)) => Some(error.to_string()),
+            Err(ContentsError::Damaged(why)) => Some(why),
+            Err(ContentsError::Refused(error)) => Some(error.to_string()),
         },
         Err(error) if error.kind() == io::ErrorKind::NotFound => Some("it is missing".to_owned()),
         Err(error) => Some(error.to_string()),
     };
     let again = |name: &str| {
-        // Between two renames the file is missing for a moment.
+        // The file is missing for a moment between two renames.
         problem_of(name)?;
         std::thread::sleep(CHECKED_AGAIN_AFTER);
         problem_of(name)
@@ -295,7 +296,7 @@ pub(crate) fn check_files(data: &Path) -> Vec<Finding> {
     if !has_previous && !data.join(FILE).exists() && !data.join("log/topics").exists() {
         return Vec::new();
     }
-    let finding = |name: &str, what: String, meaning: &str, advice: &str| Finding {
+    let finding = |name: &str, what: String, meaning: &str, advice: &str| DamageFinding {
         file: data.join(name),
         position: 0,
         what,
@@ -327,13 +328,13 @@ pub(crate) fn check_files(data: &Path) -> Vec<Finding> {
     findings
 }
 
-/// The contents of a change whose process ended between the two renames: complete, and no caller was told that it failed.
-fn cut_off_change(folder: &DataFolder, path: &Path, revision_before: u64) -> Option<Contents> {
+/// The contents of a change whose process ended between the two renames. They are complete, and no caller got an error.
+fn cut_off_change(folder: &DataFolder, path: &Path, revision_before: u64) -> Option<CatalogueContents> {
     if folder.disk.exists(path).ok()? {
         return None;
     }
     let bytes = read_whole(&*folder.disk, &beside(path)).ok()??;
-    let changed = Contents::decode(&bytes, &folder.path).ok()?;
+    let changed = CatalogueContents::decode(&bytes, &folder.path).ok()?;
     (changed.revision == revision_before + 1).then_some(changed)
 }
 
@@ -343,7 +344,7 @@ fn put_in_place(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     disk.sync_dir(path.parent().unwrap_or(Path::new(".")))
 }
 
-fn damaged_event(replaced: &Replaced) -> Event {
+fn damaged_event(replaced: &Replacement) -> Event {
     let (file, why) = (replaced.file.display(), &replaced.why);
     let detail = format!(
         "{file} cannot be used: {why}. The version before it, {PREVIOUS}, is used: the last change of a topic, a subscription or a \
@@ -352,11 +353,11 @@ fn damaged_event(replaced: &Replaced) -> Event {
     Event::warning("catalogue_damaged", detail).with("file", file).with("why", why).with("used", PREVIOUS)
 }
 
-impl Entry {
+impl CatalogueEntry {
     fn versioned(&self) -> Versioned {
         let value = match &self.value {
-            Value::Text(text) => text.clone().into_bytes(),
-            Value::Bytes(bytes) => bytes.clone(),
+            CatalogueValue::Text(text) => text.clone().into_bytes(),
+            CatalogueValue::Bytes(bytes) => bytes.clone(),
         };
         Versioned { value, version: self.version }
     }
@@ -364,7 +365,7 @@ impl Entry {
 
 impl Catalogue for FileCatalogue {
     fn get<'a>(&'a self, key: &'a str) -> PortFuture<'a, Result<Option<Versioned>, CatalogueError>> {
-        Box::pin(async move { Ok(self.look(|entries| entries.get(key).map(Entry::versioned))) })
+        Box::pin(async move { Ok(self.look(|entries| entries.get(key).map(CatalogueEntry::versioned))) })
     }
 
     fn list<'a>(&'a self, prefix: &'a str) -> PortFuture<'a, Result<Vec<(String, Versioned)>, CatalogueError>> {

@@ -1,46 +1,47 @@
-//! The `Coordination` port within one process: members and owners in memory, and one number in the catalogue that makes epochs
-//! grow over restarts. The number is written when the first name is owned, and not before: a process that owns nothing, or cannot
-//! write because the disk is full, starts all the same. Until the number is durable nothing is owned.
+//! The `Coordination` port within one process: members and owners in memory, and one number in the catalogue that makes epochs increase
+//! over restarts. The number is written when the first name is owned, not before: a process that owns nothing, or cannot write because the
+//! disk is full, starts nevertheless. Until the number is durable, the process owns nothing.
 //!
-//! Who joins here is a part of this process, so a session ends only when it is left or dropped, never by itself.
+//! Every member is a part of this process, so a session ends only when it is left or dropped, never by a timeout.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 use whimbrel_model::ports::{
-    Catalogue, CatalogueError, Coordination, CoordinationError, Member, Membership, Node, Owner, Picture, PortFuture,
+    Catalogue, CatalogueError, ClusterSnapshot, Coordination, CoordinationError, Member, Membership, Node, Owner,
+    PortFuture,
 };
 
 use super::FileCatalogue;
 
-/// How many times this folder's epochs were begun.
+/// The key of the number of starts with this folder.
 const STARTS: &str = "coordination/starts";
 /// Epochs of one start. When they are used up, another start is counted.
 const EPOCHS_PER_START: u64 = 1 << 20;
-/// Node numbers, as many as fit into a minted id.
+/// The number of node numbers: as many as fit into a minted id.
 const NODES_MAX: u16 = 1 << 12;
-/// What the next epoch is before the start was counted: the last one of start zero, which is used up.
+/// The value of the last epoch before the start was counted: the last epoch of start zero, which is used up.
 const NOT_COUNTED: u64 = EPOCHS_PER_START - 1;
-/// Tries to count a start while others count theirs.
+/// The maximum number of attempts to count a start while others count theirs.
 const COUNT_TRIES_MAX: usize = 16;
 
 /// Members, owners and their epochs in this process.
 pub struct InProcessCoordination {
     catalogue: Arc<dyn Catalogue>,
-    shared: Arc<Shared>,
+    shared: Arc<CoordinationShared>,
 }
 
-struct Shared {
-    /// Starts that the catalogue may have counted and lost.
+struct CoordinationShared {
+    /// The number of starts that the catalogue may have counted and lost.
     starts_lost: u64,
-    cluster: Mutex<Cluster>,
-    /// Held while a start is counted: those who want epochs at the same time need one count.
+    cluster: Mutex<InProcessCluster>,
+    /// Locked while a start is counted: concurrent requests for epochs need one count.
     counting: tokio::sync::Mutex<()>,
     revision: watch::Sender<u64>,
 }
 
-struct Cluster {
+struct InProcessCluster {
     next_epoch: u64,
     next_session: u64,
     /// By node number.
@@ -53,17 +54,21 @@ impl InProcessCoordination {
         Self::with_starts_lost(catalogue, 0)
     }
 
-    /// On the catalogue of a data folder. One that had to use the version before may have lost the count of the last start, whose epochs
-    /// must not be given again.
+    /// Uses the catalogue of a data folder. A catalogue that fell back to its previous version may have lost the count of the last start,
+    /// whose epochs must not be used again.
     pub fn of_folder(catalogue: &Arc<FileCatalogue>) -> Self {
         Self::with_starts_lost(catalogue.clone(), u64::from(catalogue.finding().is_some()))
     }
 
     fn with_starts_lost(catalogue: Arc<dyn Catalogue>, starts_lost: u64) -> Self {
-        let cluster =
-            Cluster { next_epoch: NOT_COUNTED, next_session: 1, sessions: BTreeMap::new(), owners: BTreeMap::new() };
-        // Revisions begin at one, so that a watcher who begins with zero is answered at once.
-        let shared = Shared {
+        let cluster = InProcessCluster {
+            next_epoch: NOT_COUNTED,
+            next_session: 1,
+            sessions: BTreeMap::new(),
+            owners: BTreeMap::new(),
+        };
+        // Revisions begin at one, so that a watcher of revision zero gets an answer at once.
+        let shared = CoordinationShared {
             starts_lost,
             cluster: Mutex::new(cluster),
             counting: tokio::sync::Mutex::default(),
@@ -73,7 +78,7 @@ impl InProcessCoordination {
     }
 }
 
-/// A number that no earlier start had, durably.
+/// Counts a start: stores and returns a number that no earlier start had.
 async fn count_start(catalogue: &dyn Catalogue, starts_lost: u64) -> Result<u64, CatalogueError> {
     let mut last = None;
     for _ in 0..COUNT_TRIES_MAX {
@@ -93,11 +98,11 @@ async fn count_start(catalogue: &dyn Catalogue, starts_lost: u64) -> Result<u64,
             Err(other) => return Err(other),
         }
     }
-    Err(last.unwrap_or_else(|| CatalogueError::Unavailable(format!("`{STARTS}` changes all the time"))))
+    Err(last.unwrap_or_else(|| CatalogueError::Unavailable(format!("`{STARTS}` changed during every attempt"))))
 }
 
-impl Shared {
-    fn cluster(&self) -> MutexGuard<'_, Cluster> {
+impl CoordinationShared {
+    fn cluster(&self) -> MutexGuard<'_, InProcessCluster> {
         self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -125,7 +130,7 @@ impl Coordination for InProcessCoordination {
         Box::pin(async move {
             let mut cluster = self.shared.cluster();
             if cluster.sessions.values().any(|(_, other)| other.name == member.name) {
-                let reason = format!("a member is called `{}` already", member.name);
+                let reason = format!("a member already has the name `{}`", member.name);
                 return Err(CoordinationError::Refused(reason));
             }
             let is_free = |number: &u16| *number < NODES_MAX && !cluster.sessions.contains_key(number);
@@ -144,7 +149,7 @@ impl Coordination for InProcessCoordination {
         })
     }
 
-    fn picture(&self, seen: u64) -> PortFuture<'_, Result<Picture, CoordinationError>> {
+    fn snapshot(&self, seen: u64) -> PortFuture<'_, Result<ClusterSnapshot, CoordinationError>> {
         let mut revisions = self.shared.revision.subscribe();
         Box::pin(async move {
             let revision = revisions.wait_for(|revision| *revision > seen).await;
@@ -153,24 +158,24 @@ impl Coordination for InProcessCoordination {
             let nodes = cluster.sessions.iter();
             let nodes = nodes.map(|(number, (_, member))| Node { number: *number, member: member.clone() }).collect();
             let owners = cluster.owners.iter().map(|(name, (_, owner))| (name.clone(), *owner)).collect();
-            Ok(Picture { revision, nodes, owners })
+            Ok(ClusterSnapshot { revision, nodes, owners })
         })
     }
 }
 
 struct InProcessMembership {
-    shared: Arc<Shared>,
+    shared: Arc<CoordinationShared>,
     catalogue: Arc<dyn Catalogue>,
     node: u16,
     session: u64,
     left: watch::Sender<bool>,
 }
 
-const LEFT: &str = "the membership was left";
+const LEFT: &str = "the member has left";
 
 impl InProcessMembership {
     fn check(&self) -> Result<(), CoordinationError> {
-        if self.stands() { Ok(()) } else { Err(CoordinationError::Lost(LEFT.to_owned())) }
+        if self.is_valid() { Ok(()) } else { Err(CoordinationError::Lost(LEFT.to_owned())) }
     }
 
     fn end(&self) {
@@ -178,7 +183,7 @@ impl InProcessMembership {
         self.shared.end(self.node, self.session);
     }
 
-    /// Takes the name under the next epoch; `None` where this start is not counted yet, or its epochs are used up.
+    /// Takes the name under the next epoch. `None` if this start is not counted yet, or its epochs are used up.
     fn try_own(&self, name: &str) -> Result<Option<u64>, CoordinationError> {
         let mut cluster = self.shared.cluster();
         self.check()?;
@@ -210,7 +215,7 @@ impl Membership for InProcessMembership {
         self.node
     }
 
-    fn stands(&self) -> bool {
+    fn is_valid(&self) -> bool {
         !*self.left.borrow()
     }
 
@@ -230,7 +235,7 @@ impl Membership for InProcessMembership {
                     return Ok(epoch);
                 }
                 let _counting = self.shared.counting.lock().await;
-                // Another may have counted meanwhile.
+                // A concurrent call may have counted meanwhile.
                 if let Some(epoch) = self.try_own(name)? {
                     return Ok(epoch);
                 }
@@ -277,13 +282,13 @@ mod tests {
     use crate::embedded::open_folder;
 
     /// A catalogue whose disk can be full, and that counts writes.
-    struct Counted {
+    struct CountingCatalogue {
         catalogue: FileCatalogue,
         is_full: AtomicBool,
         writes: AtomicUsize,
     }
 
-    impl Catalogue for Counted {
+    impl Catalogue for CountingCatalogue {
         fn get<'a>(&'a self, key: &'a str) -> PortFuture<'a, Result<Option<Versioned>, CatalogueError>> {
             self.catalogue.get(key)
         }
@@ -314,9 +319,9 @@ mod tests {
         }
     }
 
-    fn catalogue(folder: &tempfile::TempDir) -> Arc<Counted> {
+    fn catalogue(folder: &tempfile::TempDir) -> Arc<CountingCatalogue> {
         let catalogue = FileCatalogue::open(open_folder(folder.path()).unwrap()).unwrap();
-        Arc::new(Counted { catalogue, is_full: AtomicBool::new(false), writes: AtomicUsize::new(0) })
+        Arc::new(CountingCatalogue { catalogue, is_full: AtomicBool::new(false), writes: AtomicUsize::new(0) })
     }
 
     async fn join(coordination: &InProcessCoordination) -> Arc<dyn Membership> {
@@ -325,7 +330,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_start_whose_epochs_are_used_up_goes_on_with_another() {
+    async fn a_start_whose_epochs_are_used_up_counts_another_start() {
         let folder = tempfile::tempdir().unwrap();
         let catalogue = catalogue(&folder);
         let coordination = InProcessCoordination::new(catalogue.clone());
@@ -340,7 +345,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_start_on_a_full_disk_joins_and_owns_when_there_is_room() {
+    async fn a_start_on_a_full_disk_joins_and_owns_names_after_space_is_freed() {
         let folder = tempfile::tempdir().unwrap();
         let catalogue = catalogue(&folder);
         let before = join(&InProcessCoordination::new(catalogue.clone())).await.own("x").await.unwrap();
@@ -353,7 +358,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_start_writes_nothing_until_something_is_owned_and_then_once() {
+    async fn a_start_writes_once_when_the_first_name_is_owned() {
         let folder = tempfile::tempdir().unwrap();
         let catalogue = catalogue(&folder);
         let coordination = InProcessCoordination::new(catalogue.clone());
@@ -365,7 +370,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_start_after_a_damaged_catalogue_gives_no_epoch_again() {
+    async fn a_start_after_a_damaged_catalogue_repeats_no_epoch() {
         let folder = tempfile::tempdir().unwrap();
         let open = || {
             let catalogue = FileCatalogue::open(open_folder(folder.path()).unwrap()).unwrap();

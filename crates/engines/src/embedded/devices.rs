@@ -1,8 +1,8 @@
 //! The `Devices` port on an LSM of the data folder.
 //!
-//! A key is the user's id, a zero byte, which no id has, and the device's name; a value is the number of its format and the device as
-//! JSON. One thread does everything in the order of the calls. It takes what waits together, so that many registrations at once cost
-//! one sync of the disk, and answers when that is done. No log has the registrations, so the LSM has two copies ([`Mirror`]).
+//! A key is the user's id, a zero byte, which no id contains, and the device's name. A value is the number of its format and the device as
+//! JSON. One thread executes all calls in order. It takes all waiting calls together, so that many registrations cost one sync of the disk,
+//! and answers after the sync. No log has the registrations, so the LSM has two copies ([`LsmMirror`]).
 
 use std::path::Path;
 
@@ -10,16 +10,16 @@ use whimbrel_model::people::Uid;
 use whimbrel_model::ports::{DEVICES_PER_USER_MAX, Device, Devices, DevicesError, PortFuture};
 
 use super::lsm::StoreError;
-use super::lsm::mirror::{Change, Mirror, MirrorFault, MirrorSettings, MirrorThread, SyncRule};
+use super::lsm::mirror::{LsmMirror, MirrorFault, MirrorSettings, MirrorThread, RowChange, SyncRule};
 use super::lsm::report::StoreReports;
 
-/// The format of values; part of what is on disk.
+/// The format of values. It is persisted.
 const FORMAT: u8 = 1;
 const MIRROR: MirrorSettings = MirrorSettings {
     store: "devices",
     keyspaces: &["devices"],
     cache_bytes: 4 << 20,
-    // The LSM allows no less.
+    // The minimum of the LSM.
     journal_bytes_max: 64 << 20,
 };
 const DEVICES: usize = 0;
@@ -42,7 +42,7 @@ impl From<MirrorFault> for DevicesError {
 
 impl LsmDevices {
     pub fn open(path: &Path, reports: StoreReports) -> Result<Self, DevicesError> {
-        let mirror = Mirror::open(path, MIRROR, reports)?;
+        let mirror = LsmMirror::open(path, MIRROR, reports)?;
         let thread = MirrorThread::start(THREAD, mirror, SyncRule::BeforeAnswer);
         thread.map(Self).map_err(|error| DevicesError::Unavailable(error.to_string()))
     }
@@ -72,39 +72,39 @@ impl Devices for LsmDevices {
     fn close(&self) -> PortFuture<'_, ()> {
         Box::pin(async {
             if let Err(error) = self.0.call(|mirror| mirror.flush().map_err(DevicesError::from)).await {
-                tracing::warn!(%error, "the next start reads more of the devices' journal than it would need to");
+                tracing::warn!(%error, "cannot flush the devices; the next start replays a longer journal");
             }
         })
     }
 }
 
-fn put(mirror: &mut Mirror, uid: &Uid, device: &Device) -> Result<(), DevicesError> {
+fn put(mirror: &mut LsmMirror, uid: &Uid, device: &Device) -> Result<(), DevicesError> {
     let key = key(uid, &device.device);
     let is_new = mirror.get(DEVICES, &key)?.is_none();
     if is_new && mirror.prefix(DEVICES, &prefix(uid), DEVICES_PER_USER_MAX)?.len() == DEVICES_PER_USER_MAX {
         return Err(DevicesError::TooMany);
     }
     let value = encode(device).map_err(|error| DevicesError::Unavailable(error.to_string()))?;
-    Ok(mirror.commit(&vec![(DEVICES, Change::Insert(key, value))])?)
+    Ok(mirror.commit(&vec![(DEVICES, RowChange::Insert(key, value))])?)
 }
 
-fn remove(mirror: &mut Mirror, uid: &Uid, device: &str, token: Option<&str>) -> Result<bool, DevicesError> {
+fn remove(mirror: &mut LsmMirror, uid: &Uid, device: &str, token: Option<&str>) -> Result<bool, DevicesError> {
     let key = key(uid, device);
     let Some(value) = mirror.get(DEVICES, &key)? else { return Ok(false) };
     // A device that cannot be decoded has no token to compare.
     if token.is_some_and(|token| decode(&value).is_none_or(|device| device.token != token)) {
         return Ok(false);
     }
-    mirror.commit(&vec![(DEVICES, Change::Remove(key))])?;
+    mirror.commit(&vec![(DEVICES, RowChange::Remove(key))])?;
     Ok(true)
 }
 
-fn devices_of(mirror: &mut Mirror, uid: &Uid) -> Result<Vec<Device>, DevicesError> {
+fn devices_of(mirror: &mut LsmMirror, uid: &Uid) -> Result<Vec<Device>, DevicesError> {
     let mut devices = Vec::new();
     for (_, value) in mirror.prefix(DEVICES, &prefix(uid), DEVICES_PER_USER_MAX)? {
         match decode(&value) {
             Some(device) => devices.push(device),
-            None => tracing::warn!(%uid, "a device cannot be decoded: it gets no notices until it registers again"),
+            None => tracing::warn!(%uid, "cannot decode a device: it gets no notifications until it registers again"),
         }
     }
     Ok(devices)

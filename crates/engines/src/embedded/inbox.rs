@@ -1,17 +1,17 @@
 //! The `Inbox` port on an LSM beside the log.
 //!
-//! A write is one batch of the LSM over all its keyspaces, which the LSM's one journal takes whole or not at all. It survives the
-//! process, and the machine too where it is asked to be synced: behind those the log may be trimmed. Reads take where the partition is
-//! and what they find from one snapshot. [`keys`] has the formats, [`fold`] what a write leaves of each key, [`erase`] what happens to
-//! what stood before a reset.
+//! A write is one batch over all keyspaces of the LSM, which its journal takes whole or not at all. It survives a crash of the process. If
+//! the caller requests a sync, it also survives a crash of the machine: below such a write the log may be trimmed. A read takes the applied
+//! offset and the rows from one snapshot. [`keys`] defines the formats, [`fold`] the result of a write for each key; [`partition_eraser`]
+//! deletes the rows from before a reset.
 //!
-//! A shared row and the number of its references are apart, so that releasing one writes a few bytes and not the row. Nothing here is
-//! kept in memory by the number of users or messages. The store is a view of `_push`: after damage it begins empty ([`StoreGuard`]), and
-//! the owners of the partitions fold the log again.
+//! A shared row and the number of its references have separate keys, so that releasing a reference writes a few bytes and not the row.
+//! Memory does not grow with the number of users or messages. The store is a view of `_push`: after damage it starts empty
+//! ([`StoreGuard`]), and the owners of the partitions fold the log again.
 
-mod erase;
 pub(crate) mod fold;
 mod keys;
+mod partition_eraser;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,27 +20,27 @@ use bytes::Bytes;
 use fjall::{Database, Keyspace, OwnedWriteBatch as WriteBatch, PersistMode, Readable, Slice, Snapshot};
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::Uid;
-use whimbrel_model::ports::timers::{Applied, At};
+use whimbrel_model::ports::timers::{ApplyOutcome, AtOffset};
 use whimbrel_model::ports::{Inbox, InboxError, InboxRead, InboxWrite, PortFuture, RowKey, reclaim_hour};
 
-use super::background::yields;
 use super::lsm::report::StoreReports;
 use super::lsm::{self, LsmStore, StoreError, StoreGuard, StoreHandle, WorkThread, next_opening};
-use super::sealing::{Sealing, flush};
+use super::memtable_sealer::{MemtableSealer, flush};
 use super::slices::{MEMTABLE_BYTES, small_database, small_keyspace};
-use erase::Eraser;
-use fold::Folded;
-use keys::{PartitionState, Place, decode_references, reclaim_user};
+use super::thread_priority::lower_priority;
+use fold::FoldedWrite;
+use keys::{PartitionGeneration, PartitionState, decode_references, reclaim_user};
+use partition_eraser::PartitionEraser;
 
-/// Memory that the LSM may use for blocks of its tables.
+/// Memory for cached blocks of the LSM's tables.
 const CACHE_BYTES: u64 = 32 << 20;
-/// Bytes of rows that are not in tables yet.
+/// Bytes of rows in the memtable, before they are written to a table.
 const ROWS_MEMTABLE_BYTES: u64 = 16 << 20;
-/// The LSM's journal, which a start reads again: what is beyond is in tables. The LSM allows no less.
+/// The maximum size of the LSM's journal, which a start replays. Older writes are in tables. This is the minimum of the LSM.
 const JOURNAL_BYTES_MAX: u64 = 64 << 20;
-/// Keys of a question that is answered in turn with others; one for more gets a thread of its own.
+/// The maximum number of keys of a lookup that the shared reader thread executes; a larger lookup gets a thread of its own.
 const READ_IN_TURN_MAX: usize = 256;
-/// Writes or reads that wait for their thread; further callers wait until there is space.
+/// The maximum number of writes or reads in the queue of a thread; further callers wait until there is space.
 const WORKS_WAITING_MAX: usize = 1024;
 const STORE: &str = "inboxes";
 const WRITER: &str = "inbox-writer";
@@ -48,29 +48,29 @@ const READER: &str = "inbox-reader";
 
 /// Inboxes in an LSM of the data folder.
 pub struct LsmInbox {
-    writer: WorkThread<StoreHandle<Inner>>,
-    reader: WorkThread<StoreHandle<Inner>>,
-    /// Dropped after the threads, which do the work that waits.
-    store: StoreGuard<Inner>,
+    writer: WorkThread<StoreHandle<InboxStore>>,
+    reader: WorkThread<StoreHandle<InboxStore>>,
+    /// Dropped after the threads, which complete the queued work.
+    store: StoreGuard<InboxStore>,
 }
 
-struct Inner {
-    /// Which opening of the store this is: places of an earlier one are not erased.
+struct InboxStore {
+    /// The number of this opening of the store. Places of an earlier opening are not erased.
     opening: u64,
     database: Database,
-    /// By partition its state, and by place what is to be erased.
+    /// The state of each partition, and the places to erase.
     partitions: Keyspace,
     boxes: Keyspace,
     rows: Keyspace,
     shared: Keyspace,
     references: Keyspace,
     reclaim: Keyspace,
-    sealing: Sealing,
-    /// Generations that are to be erased and that the eraser has not taken yet.
-    emptied: Mutex<Vec<Place>>,
+    sealing: MemtableSealer,
+    /// Generations to erase that the eraser has not taken yet.
+    emptied: Mutex<Vec<PartitionGeneration>>,
 }
 
-type Fault = lsm::Fault<InboxError>;
+type InboxFault = lsm::StoreFault<InboxError>;
 
 impl StoreError for InboxError {
     fn unavailable(reason: String) -> Self {
@@ -78,9 +78,9 @@ impl StoreError for InboxError {
     }
 }
 
-/// A row that cannot be understood. The LSM itself works.
-fn damaged(reason: &str) -> Fault {
-    Fault::Refused(InboxError::Damaged(reason.to_owned()))
+/// A row that cannot be decoded. The LSM itself works.
+fn damaged(reason: &str) -> InboxFault {
+    InboxFault::Refused(InboxError::Damaged(reason.to_owned()))
 }
 
 fn bytes_of(slice: Slice) -> Bytes {
@@ -90,14 +90,15 @@ fn bytes_of(slice: Slice) -> Bytes {
 impl LsmInbox {
     pub fn open(path: &Path, reports: StoreReports) -> Result<Self, InboxError> {
         let failed = |error: std::io::Error| InboxError::Unavailable(error.to_string());
-        // The LSM's threads have this name.
-        let after_open = |_: &Arc<Inner>| yields("fjall:worker");
-        let store = StoreGuard::open(STORE, path, reports, Inner::open, after_open).map_err(InboxError::Unavailable)?;
-        let mut eraser = Eraser::default();
-        let idle = move |store: &mut StoreHandle<Inner>| eraser.step(store);
+        // The name of the LSM's threads.
+        let after_open = |_: &Arc<InboxStore>| lower_priority("fjall:worker");
+        let store =
+            StoreGuard::open(STORE, path, reports, InboxStore::open, after_open).map_err(InboxError::Unavailable)?;
+        let mut eraser = PartitionEraser::default();
+        let idle = move |store: &mut StoreHandle<InboxStore>| eraser.step(store);
         let writer = WorkThread::start_with_idle(WRITER, WORKS_WAITING_MAX, store.handle(), idle).map_err(failed)?;
         let reader = WorkThread::start(READER, WORKS_WAITING_MAX, store.handle()).map_err(failed)?;
-        yields(WRITER);
+        lower_priority(WRITER);
         Ok(Self { writer, reader, store })
     }
 
@@ -105,7 +106,7 @@ impl LsmInbox {
     async fn read<T: Send + 'static>(
         &self,
         keys: usize,
-        work: impl FnOnce(&Inner) -> Result<T, Fault> + Send + 'static,
+        work: impl FnOnce(&InboxStore) -> Result<T, InboxFault> + Send + 'static,
     ) -> Result<T, InboxError> {
         if keys <= READ_IN_TURN_MAX {
             return self.reader.read(move |store| store.run(work)).await;
@@ -117,13 +118,13 @@ impl LsmInbox {
 
     async fn write<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Inner) -> Result<T, Fault> + Send + 'static,
+        work: impl FnOnce(&InboxStore) -> Result<T, InboxFault> + Send + 'static,
     ) -> Result<T, InboxError> {
         self.writer.write(move |store| store.run(work)).await
     }
 }
 
-impl LsmStore for Inner {
+impl LsmStore for InboxStore {
     fn database(&self) -> &Database {
         &self.database
     }
@@ -133,7 +134,7 @@ impl LsmStore for Inner {
     }
 }
 
-impl Inner {
+impl InboxStore {
     fn open(path: &Path) -> fjall::Result<Self> {
         let builder = small_database(path, CACHE_BYTES);
         let database = builder.max_journaling_size(JOURNAL_BYTES_MAX).open()?;
@@ -145,47 +146,46 @@ impl Inner {
             shared: database.keyspace("shared", rows_keyspace)?,
             references: database.keyspace("references", small_keyspace)?,
             reclaim: database.keyspace("reclaim", small_keyspace)?,
-            sealing: Sealing::default(),
+            sealing: MemtableSealer::default(),
             emptied: Mutex::default(),
             opening: next_opening(),
             database,
         };
-        // Writes of an earlier process may be in the machine's memory only.
+        // Writes of an earlier process may be only in the page cache.
         inner.database.persist(PersistMode::SyncData)?;
-        let noted = erase::noted(&inner)?;
+        let noted = partition_eraser::noted(&inner)?;
         inner.emptied().extend(noted);
         Ok(inner)
     }
 
-    fn emptied(&self) -> std::sync::MutexGuard<'_, Vec<Place>> {
+    fn emptied(&self) -> std::sync::MutexGuard<'_, Vec<PartitionGeneration>> {
         self.emptied.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take_emptied(&self) -> Vec<Place> {
+    fn take_emptied(&self) -> Vec<PartitionGeneration> {
         std::mem::take(&mut *self.emptied())
     }
 
-    /// The keyspaces that have what is erased with a generation.
     fn erased(&self) -> [&Keyspace; 5] {
         [&self.boxes, &self.rows, &self.shared, &self.references, &self.reclaim]
     }
 
-    /// Every keyspace, with the bytes of writes that it may keep out of tables.
+    /// Every keyspace, with the maximum bytes in its memtable.
     fn bounded(&self) -> [(&Keyspace, u64); 6] {
         let (small, rows) = (MEMTABLE_BYTES, ROWS_MEMTABLE_BYTES);
         let [boxes, own, shared, references, reclaim] = self.erased();
         [(&self.partitions, small), (boxes, small), (own, rows), (shared, rows), (references, small), (reclaim, small)]
     }
 
-    /// Where the partition is, in what is read.
-    fn state(&self, reader: &impl Readable, partition: u32) -> Result<Option<PartitionState>, Fault> {
+    /// The state of the partition, from the same reader as the other rows.
+    fn state(&self, reader: &impl Readable, partition: u32) -> Result<Option<PartitionState>, InboxFault> {
         let value = reader.get(&self.partitions, partition.to_be_bytes())?;
-        let bad = || damaged(&format!("the position of partition {partition} cannot be read"));
+        let bad = || damaged(&format!("the state of partition {partition} cannot be decoded"));
         value.map(|value| PartitionState::decode(&value).ok_or_else(bad)).transpose()
     }
 
-    /// For the writer's thread alone, as every write.
-    fn open_partition(&self, partition: u32, epoch: u64) -> Result<Option<u64>, Fault> {
+    /// Only for the writer thread, like every write.
+    fn open_partition(&self, partition: u32, epoch: u64) -> Result<Option<u64>, InboxFault> {
         let known = self.state(&self.database.snapshot(), partition)?;
         let state = known.unwrap_or(PartitionState::UNKNOWN);
         if epoch < state.epoch {
@@ -201,36 +201,41 @@ impl Inner {
         Ok(Some(state.applied))
     }
 
-    /// For the writer's thread alone: it reads where the partition is and how often shared rows are referred to, and then commits.
-    fn apply(&self, partition: u32, write: &InboxWrite) -> Result<Applied, Fault> {
+    /// Only for the writer thread: it reads the applied offset and the reference counts of shared rows, and then commits.
+    fn apply(&self, partition: u32, write: &InboxWrite) -> Result<ApplyOutcome, InboxFault> {
         let before = self.state(&self.database.snapshot(), partition)?.unwrap_or(PartitionState::UNKNOWN);
         if write.epoch < before.epoch {
-            return Ok(Applied::OlderEpoch);
+            return Ok(ApplyOutcome::OlderEpoch);
         }
         if write.expected != before.applied {
-            return Ok(Applied::Behind { at: before.applied });
+            return Ok(ApplyOutcome::Behind { at: before.applied });
         }
         let generation = before.generation.wrapping_add(u32::from(write.reset));
-        let place = Place { partition, generation };
-        let folded = Folded::of(write);
-        // What is not synced survives the process: the log is what survives the machine.
+        let place = PartitionGeneration { partition, generation };
+        let folded = FoldedWrite::of(write);
+        // A write without a sync survives a crash of the process. After a crash of the machine, the log has it.
         let durability = if write.synced { PersistMode::SyncData } else { PersistMode::Buffer };
         let mut batch =
             WriteBatch::with_capacity(self.database.clone(), folded.keys() + 2).durability(Some(durability));
         self.add_changes(&mut batch, place, &folded)?;
         let after = PartitionState { epoch: write.epoch, applied: write.applied, generation };
         batch.insert(&self.partitions, partition.to_be_bytes(), after.encode());
-        let emptied = write.reset.then_some(Place { partition, generation: before.generation });
+        let emptied = write.reset.then_some(PartitionGeneration { partition, generation: before.generation });
         if let Some(emptied) = emptied {
             batch.insert(&self.partitions, emptied.prefix(), []);
         }
         batch.commit()?;
         self.emptied().extend(emptied);
         self.sealing.after_write(&self.database, &self.bounded())?;
-        Ok(Applied::Done)
+        Ok(ApplyOutcome::Done)
     }
 
-    fn add_changes(&self, batch: &mut WriteBatch, place: Place, folded: &Folded<'_>) -> Result<(), Fault> {
+    fn add_changes(
+        &self,
+        batch: &mut WriteBatch,
+        place: PartitionGeneration,
+        folded: &FoldedWrite<'_>,
+    ) -> Result<(), InboxFault> {
         for (uid, after) in &folded.boxes {
             match after.state {
                 Some(state) => batch.insert(&self.boxes, place.user(uid), &state[..]),
@@ -255,7 +260,7 @@ impl Inner {
             let key = place.shared(*seq);
             let before = self.references.get(&key)?;
             let before = before.map_or(Some(0), |value| decode_references(&value));
-            let before = before.ok_or_else(|| damaged(&format!("the references to {seq} cannot be read")))?;
+            let before = before.ok_or_else(|| damaged(&format!("the reference count of {seq} cannot be decoded")))?;
             let (references, new) = after.after(before);
             if let Some(row) = new {
                 batch.insert(&self.shared, key.clone(), &row[..]);
@@ -270,22 +275,26 @@ impl Inner {
         Ok(())
     }
 
-    /// Reads where the partition is and something else from one snapshot.
-    fn at<T>(&self, partition: u32, read: impl FnOnce(&Snapshot, Place) -> Result<T, Fault>) -> Result<At<T>, Fault> {
+    /// Reads the applied offset and other rows from one snapshot.
+    fn at<T>(
+        &self,
+        partition: u32,
+        read: impl FnOnce(&Snapshot, PartitionGeneration) -> Result<T, InboxFault>,
+    ) -> Result<AtOffset<T>, InboxFault> {
         let snapshot = self.database.snapshot();
         let state = self.state(&snapshot, partition)?.unwrap_or(PartitionState::UNKNOWN);
-        let found = read(&snapshot, Place { partition, generation: state.generation })?;
-        Ok(At { applied: state.applied, found })
+        let found = read(&snapshot, PartitionGeneration { partition, generation: state.generation })?;
+        Ok(AtOffset { applied: state.applied, found })
     }
 
-    fn boxes(&self, partition: u32, uids: &[Uid]) -> Result<At<Vec<Option<Bytes>>>, Fault> {
+    fn boxes(&self, partition: u32, uids: &[Uid]) -> Result<AtOffset<Vec<Option<Bytes>>>, InboxFault> {
         self.at(partition, |snapshot, place| {
             let found = uids.iter().map(|uid| snapshot.get(&self.boxes, place.user(uid.as_str())));
             found.map(|found| Ok(found?.map(bytes_of))).collect()
         })
     }
 
-    fn rows(&self, partition: u32, keys: &[RowKey]) -> Result<At<Vec<Option<Bytes>>>, Fault> {
+    fn rows(&self, partition: u32, keys: &[RowKey]) -> Result<AtOffset<Vec<Option<Bytes>>>, InboxFault> {
         self.at(partition, |snapshot, place| {
             let found = keys.iter().map(|key| match key {
                 RowKey::Own { uid, seq } => snapshot.get(&self.rows, place.own(uid.as_str(), *seq)),
@@ -295,13 +304,13 @@ impl Inner {
         })
     }
 
-    fn reclaimable(&self, partition: u32, before: Timestamp, limit: usize) -> Result<At<Vec<Uid>>, Fault> {
+    fn reclaimable(&self, partition: u32, before: Timestamp, limit: usize) -> Result<AtOffset<Vec<Uid>>, InboxFault> {
         self.at(partition, |snapshot, place| {
             let range = place.reclaim(0, "")..place.reclaim(reclaim_hour(before), "");
-            let read = |entry: fjall::Guard| -> Result<Uid, Fault> {
+            let read = |entry: fjall::Guard| -> Result<Uid, InboxFault> {
                 let key = entry.key()?;
                 let uid = reclaim_user(&key).and_then(|uid| Uid::new(uid).ok());
-                uid.ok_or_else(|| damaged("a user's id in the index of boxes cannot be read"))
+                uid.ok_or_else(|| damaged("a user's id in the index of boxes cannot be decoded"))
             };
             snapshot.range(&self.reclaim, range).take(limit).map(read).collect()
         })
@@ -313,7 +322,7 @@ impl Inbox for LsmInbox {
         Box::pin(self.write(move |inner| inner.open_partition(partition, epoch)))
     }
 
-    fn apply(&self, partition: u32, write: InboxWrite) -> PortFuture<'_, Result<Applied, InboxError>> {
+    fn apply(&self, partition: u32, write: InboxWrite) -> PortFuture<'_, Result<ApplyOutcome, InboxError>> {
         Box::pin(self.write(move |inner| inner.apply(partition, &write)))
     }
 
@@ -333,7 +342,7 @@ impl Inbox for LsmInbox {
         Box::pin(async {
             let flushed = self.write(|inner| Ok(flush(&inner.bounded().map(|(keyspace, _)| keyspace))?));
             if let Err(error) = flushed.await {
-                tracing::warn!(%error, "the next start reads more of the inboxes' journal than it would need to");
+                tracing::warn!(%error, "cannot flush the inboxes; the next start replays a longer journal");
             }
         })
     }

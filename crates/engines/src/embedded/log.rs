@@ -7,38 +7,38 @@ use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, Fence, Log, LogError, PortFuture, ReadBatch, ReadLimits,
 };
 use whimbrel_model::{Clock, Event, EventSink, PartitionId, Timestamp, TopicNumber};
-use whimbrel_storage::fallback::Replaced;
+use whimbrel_storage::fallback::Replacement;
 use whimbrel_storage::{
-    AppendError, DataFolder, Event as StorageEvent, OpenError, Outcome, ReadError, Recovered, Settings, Store, Ticket,
-    Work,
+    AppendError, DataFolder, LogEvent, LogRecovery, LogReply, LogSettings, LogStore, LogTicket, LogWrite, OpenError,
+    ReadError,
 };
 
-use super::records::{Gathered, append_error, decode, id_of, key_of, read_error, size_of_entry};
+use super::records::{PartitionedEntries, append_error, decode, id_of, key_of, read_error, size_of_entry};
 use super::scrub::Scrub;
 
-/// The embedded log. Cloning shares it.
+/// The embedded log. Clones share it.
 #[derive(Clone)]
 pub struct EmbeddedLog {
-    pub(super) store: Arc<Store>,
+    pub(super) store: Arc<LogStore>,
     scrub: Arc<Scrub>,
 }
 
-/// What a commit adds to the largest record when it carries it onward (a hold's `fired` beside its message) must fit into the
-/// same frame; so one record takes at most a half of it.
+/// One record takes at most half of a frame. A commit that copies the largest record (a hold's `fired` beside its message) must fit into
+/// one frame.
 const RECORDS_PER_LARGEST_FRAME: usize = 2;
 
-/// What a batch's header and a record's lengths add, with room to spare.
+/// An upper bound for a batch's header and a record's lengths.
 const RECORD_OVERHEAD_BYTES: usize = 256;
 
-/// The largest [`whimbrel_model::Record::size`] that a log of these settings takes.
-pub fn record_bytes_max(settings: &Settings) -> usize {
+/// The maximum [`whimbrel_model::Record::size`] of a log with these settings.
+pub fn record_bytes_max(settings: &LogSettings) -> usize {
     settings.frame_bytes_max / RECORDS_PER_LARGEST_FRAME - RECORD_OVERHEAD_BYTES
 }
 
-/// The process's clock, as the storage asks for it.
+/// The process's clock, in the form that the storage crate needs.
 struct LogClock(Arc<dyn Clock>);
 
-impl whimbrel_storage::Clock for LogClock {
+impl whimbrel_storage::StorageClock for LogClock {
     fn now_ms(&self) -> i64 {
         self.0.now().as_millis()
     }
@@ -49,22 +49,21 @@ impl whimbrel_storage::Clock for LogClock {
 }
 
 impl EmbeddedLog {
-    /// Opens the log of a data folder and recovers it.
     pub fn open(
         folder: Arc<DataFolder>,
-        settings: Settings,
+        settings: LogSettings,
         clock: Arc<dyn Clock>,
         events: EventSink,
-    ) -> Result<(Self, Recovered), OpenError> {
+    ) -> Result<(Self, LogRecovery), OpenError> {
         let on_event = Box::new(move |event| events(event_of(event)));
         let log_clock = Arc::new(LogClock(Arc::clone(&clock)));
-        let (store, recovered) = Store::open(folder, settings, log_clock, on_event)?;
+        let (store, recovered) = LogStore::open(folder, settings, log_clock, on_event)?;
         let store = Arc::new(store);
         let scrub = Arc::new(Scrub::start(Arc::clone(&store), clock));
         Ok((Self { store, scrub }, recovered))
     }
 
-    /// Commits what waits and makes a last checkpoint. Later appends are refused.
+    /// Commits queued work and writes a last checkpoint. Rejects later appends.
     pub async fn close(&self) {
         let (store, scrub) = (self.store.clone(), self.scrub.clone());
         let close = move || {
@@ -74,25 +73,24 @@ impl EmbeddedLog {
         tokio::task::spawn_blocking(close).await.ok();
     }
 
-    /// The partitions that exist now.
     pub fn partitions(&self) -> Vec<PartitionId> {
         self.store.partition_keys().into_iter().map(id_of).collect()
     }
 
-    /// The latest time of the records that are at the ends of the partitions.
+    /// The latest time of the last records of the partitions.
     pub fn latest_time(&self) -> Option<Timestamp> {
         self.store.latest_time().map(Timestamp::from_millis)
     }
 
-    /// The largest [`whimbrel_model::Record::size`] that is taken.
+    /// The maximum [`whimbrel_model::Record::size`] that the log accepts.
     pub fn record_bytes_max(&self) -> usize {
         record_bytes_max(self.store.settings())
     }
 
-    /// One append that fits into a frame. It is queued by the call, so that calls keep their order whoever awaits them when.
+    /// An append that fits into one frame. The call itself queues it, so that appends keep the order of the calls, independent of polling.
     fn append_fitting(&self, entries: &[Entry]) -> impl Future<Output = AppendOutcome> + Send + use<> {
-        let (parts, places) = Gathered::new(entries).split();
-        let submitted = self.store.submit(Work::Append(parts));
+        let (parts, places) = PartitionedEntries::new(entries).split();
+        let submitted = self.store.submit(LogWrite::Append(parts));
         async move {
             let failed = |error: AppendError| vec![Err(append_error(error)); places.len()];
             let outcome = match submitted {
@@ -100,19 +98,19 @@ impl EmbeddedLog {
                 Err(error) => return failed(error),
             };
             match outcome {
-                Outcome::Appended(bases) => {
+                LogReply::Appended(bases) => {
                     let offset = |&(part, index): &(u32, u32)| {
                         bases[part as usize].clone().map(|base| base + u64::from(index)).map_err(append_error)
                     };
                     places.iter().map(offset).collect()
                 }
-                Outcome::Failed(error) => failed(error),
-                other => failed(AppendError::Unknown(format!("an append was answered with {other:?}"))),
+                LogReply::Failed(error) => failed(error),
+                other => failed(AppendError::Unknown(format!("unexpected answer to an append: {other:?}"))),
             }
         }
     }
 
-    /// An append that has records that are too large, or more than one frame takes: in several pieces, in order.
+    /// An append that contains too large records, or exceeds one frame: in several pieces, in order.
     async fn append_in_pieces(&self, entries: Vec<Entry>) -> AppendOutcome {
         let limit = self.record_bytes_max();
         let mut answers = Vec::with_capacity(entries.len());
@@ -138,7 +136,7 @@ impl EmbeddedLog {
         answers
     }
 
-    /// A piece, unless one before it was not taken: later messages of a key must not overtake earlier ones.
+    /// Appends a piece, unless an earlier piece failed: later messages of a key must not overtake earlier ones.
     async fn append_piece(&self, piece: &[Entry], before: &[Result<u64, LogError>]) -> AppendOutcome {
         let stopped = before.iter().find_map(|answer| match answer {
             Ok(_) | Err(LogError::TooLarge { .. } | LogError::UnknownPartition(_)) => None,
@@ -146,20 +144,20 @@ impl EmbeddedLog {
         });
         match stopped {
             _ if piece.is_empty() => Vec::new(),
-            // What is known of the first is not known of these: nothing of them was written.
+            // The outcome of the first piece is unknown, but this piece was certainly not written.
             Some(LogError::Unknown(why)) => vec![Err(LogError::Unavailable(why.clone())); piece.len()],
             Some(error) => vec![Err(error.clone()); piece.len()],
             None => self.append_fitting(piece).await,
         }
     }
 
-    /// Encoded bytes that fit into a frame for certain, whatever partitions they go to.
+    /// The encoded bytes that certainly fit into a frame, for any distribution over partitions.
     fn piece_bytes_max(&self) -> usize {
         self.store.settings().frame_bytes_max / RECORDS_PER_LARGEST_FRAME
     }
 
-    /// Checks a commit and queues it, or says at once why not.
-    fn submit_commit(&self, fence: &Fence, entries: &[Entry]) -> Result<(Ticket, Vec<(u32, u32)>), CommitOutcome> {
+    /// Checks a commit and queues it, or returns the rejection.
+    fn submit_commit(&self, fence: &Fence, entries: &[Entry]) -> Result<(LogTicket, Vec<(u32, u32)>), CommitOutcome> {
         let token = *fence.handle.downcast_ref::<u64>().ok_or(CommitOutcome::Fenced)?;
         if entries.is_empty() {
             return Err(CommitOutcome::Done(Vec::new()));
@@ -169,8 +167,8 @@ impl EmbeddedLog {
         if let Some((index, size)) = sizes.enumerate().find(|(_, size)| *size > limit) {
             return Err(CommitOutcome::Refused { index, error: LogError::TooLarge { size, limit } });
         }
-        let (parts, places) = Gathered::new(entries).split();
-        let work = Work::Commit { fence: fence.name.to_string(), token, parts };
+        let (parts, places) = PartitionedEntries::new(entries).split();
+        let work = LogWrite::Commit { fence: fence.name.to_string(), token, parts };
         let ticket = self.store.submit(work).map_err(|error| CommitOutcome::NotNow(append_error(error)))?;
         Ok((ticket, places))
     }
@@ -190,10 +188,10 @@ impl EmbeddedLog {
         Ok(ReadBatch { records, next })
     }
 
-    /// Runs a call that may block on the disk where blocking does no harm.
+    /// Runs a call that may block on the disk, on a thread that may block.
     pub(super) async fn blocking<T: Send + 'static>(
         &self,
-        call: impl FnOnce(&Store) -> T + Send + 'static,
+        call: impl FnOnce(&LogStore) -> T + Send + 'static,
     ) -> Result<T, LogError> {
         let store = self.store.clone();
         let result = tokio::task::spawn_blocking(move || call(&store)).await;
@@ -224,11 +222,11 @@ impl Log for EmbeddedLog {
 
     fn fence<'a>(&'a self, name: &'a str, epoch: u64) -> PortFuture<'a, Result<Fence, LogError>> {
         Box::pin(async move {
-            let ticket = self.store.submit(Work::OpenFence(name.to_owned())).map_err(append_error)?;
+            let ticket = self.store.submit(LogWrite::OpenFence(name.to_owned())).map_err(append_error)?;
             match ticket.await {
-                Outcome::FenceOpened(token) => Ok(Fence { name: name.into(), epoch, handle: Arc::new(token) }),
-                Outcome::Failed(error) => Err(append_error(error)),
-                other => Err(LogError::Unknown(format!("a fence was answered with {other:?}"))),
+                LogReply::FenceOpened(token) => Ok(Fence { name: name.into(), epoch, handle: Arc::new(token) }),
+                LogReply::Failed(error) => Err(append_error(error)),
+                other => Err(LogError::Unknown(format!("unexpected answer to a fence: {other:?}"))),
             }
         })
     }
@@ -282,31 +280,32 @@ impl Log for EmbeddedLog {
     }
 }
 
-fn commit_outcome(outcome: Outcome, places: &[(u32, u32)]) -> CommitOutcome {
+fn commit_outcome(outcome: LogReply, places: &[(u32, u32)]) -> CommitOutcome {
     match outcome {
-        Outcome::Committed(bases) => {
+        LogReply::Committed(bases) => {
             CommitOutcome::Done(places.iter().map(|(part, index)| bases[*part as usize] + u64::from(*index)).collect())
         }
-        Outcome::Fenced => CommitOutcome::Fenced,
-        Outcome::Refused { part, error } => {
-            CommitOutcome::Refused { index: Gathered::first_of_part(places, part), error: append_error(error) }
-        }
-        Outcome::Failed(AppendError::Unknown(why)) => CommitOutcome::Unknown(why),
-        Outcome::Failed(error) => CommitOutcome::NotNow(append_error(error)),
-        other => CommitOutcome::Unknown(format!("a commit was answered with {other:?}")),
+        LogReply::Fenced => CommitOutcome::Fenced,
+        LogReply::Refused { part, error } => CommitOutcome::Refused {
+            index: PartitionedEntries::first_of_part(places, part),
+            error: append_error(error),
+        },
+        LogReply::Failed(AppendError::Unknown(why)) => CommitOutcome::Unknown(why),
+        LogReply::Failed(error) => CommitOutcome::NotNow(append_error(error)),
+        other => CommitOutcome::Unknown(format!("unexpected answer to a commit: {other:?}")),
     }
 }
 
-/// A small file was damaged or missing, and nothing is lost.
-pub(super) fn file_replaced(replaced: &Replaced) -> Event {
+/// The event for a small file that was damaged or missing and had a copy.
+pub(super) fn file_replaced(replaced: &Replacement) -> Event {
     let (file, why, used) = (replaced.file.display(), &replaced.why, replaced.used.display());
     let detail = format!("{file} cannot be used: {why}. Its copy {used} is used, and nothing is lost; check the disk");
     Event::warning("file_damaged", detail).with("file", file).with("why", why).with("used", used)
 }
 
-fn event_of(event: StorageEvent) -> Event {
+fn event_of(event: LogEvent) -> Event {
     match event {
-        StorageEvent::Damaged(damage, partition) => {
+        LogEvent::Damaged(damage, partition) => {
             let mut event = Event::warning("damage_found", damage.to_string())
                 .with("file", &damage.file)
                 .with("position", damage.position)
@@ -319,7 +318,7 @@ fn event_of(event: StorageEvent) -> Event {
                 None => event,
             }
         }
-        StorageEvent::SegmentUnreadable { key, file, error } => {
+        LogEvent::SegmentUnreadable { key, file, error } => {
             let file = file.display();
             let detail = format!(
                 "retention cannot read {file} of topic number {}, partition {}: {error}; other segments are dropped as usual",
@@ -331,17 +330,17 @@ fn event_of(event: StorageEvent) -> Event {
                 .with("topic_number", key.topic)
                 .with("partition", key.partition)
         }
-        StorageEvent::FileReplaced(replaced) => file_replaced(&replaced),
-        StorageEvent::DiskFull(why) => {
-            Event::warning("disk_full", format!("nothing is accepted until there is room: {why}"))
+        LogEvent::FileReplaced(replaced) => file_replaced(&replaced),
+        LogEvent::DiskFull(why) => {
+            Event::warning("disk_full", format!("the log rejects writes until the disk has space: {why}"))
         }
-        StorageEvent::Delayed(why) => {
-            let detail = format!("the log cannot write its files now: {why}. It tries again, and nothing is lost");
+        LogEvent::Delayed(why) => {
+            let detail = format!("the log cannot write its files now: {why}. It retries, and no data is lost");
             Event::warning("checkpoint_delayed", detail).with("error", why)
         }
-        StorageEvent::DiskHasRoom => Event::new("disk_has_room", "there is room on the disk again"),
-        StorageEvent::Poisoned(why) => {
-            Event::failure("log_failed", format!("nothing is accepted until a restart: {why}"))
+        LogEvent::DiskHasRoom => Event::new("disk_has_room", "the disk has space again, and the log accepts writes"),
+        LogEvent::Poisoned(why) => {
+            Event::failure("log_failed", format!("the log failed and rejects writes until a restart: {why}"))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The `Notebook` port as files of the data folder: delivery attempts, and statistics by the minute.
+//! The `AttemptStore` port as files of the data folder: delivery attempts, and statistics by the minute.
 //!
 //! Callers put notes into a heap in memory and never wait. One thread takes the heap once a second, or earlier if it has grown. It groups
 //! the notes by subscription and partition and appends them to the current slice ([`shelf`]). A look-up waits until the thread has written
@@ -24,29 +24,29 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
-use whimbrel_model::ports::{AttemptNote, AttemptOutcome, MinuteRow, Notebook, PortFuture};
+use whimbrel_model::ports::{AttemptOutcome, AttemptRecord, AttemptStore, MinuteRow, PortFuture};
 use whimbrel_model::{Clock, PartitionId, SubscriptionNumber, Timestamp, TopicNumber};
 
-use super::background::yields;
 use super::lsm::report::{StoreReport, StoreReports};
+use super::thread_priority::lower_priority;
 use attempts::{AttemptChunks, attempts_group};
 use minutes::{minute_chunk, minutes_group};
 use shelf::{Moment, Shelf, ShelfError, ShelfSettings};
-use slice::{SliceSeen, scan};
+use slice::{SliceSnapshot, scan};
 use slice_reports::SliceReports;
 
-/// How often the heap is written.
+/// The interval at which the heap is written.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
-/// Notes in the heap at which it is written at once.
+/// The number of notes in the heap that triggers a write at once.
 const WRITE_AT_NOTES: usize = 64 << 10;
-/// Notes that wait at most; more are dropped.
+/// The maximum number of notes in the heap; more are dropped.
 const NOTES_WAITING_MAX: usize = 512 << 10;
-/// Bytes of answers at which the heap is written at once, and beyond which notes are dropped.
+/// The bytes of answers that trigger a write at once, and beyond which notes are dropped.
 const WRITE_AT_BYTES: usize = 4 << 20;
 const BYTES_WAITING_MAX: usize = 32 << 20;
-/// Rows of minutes that wait at most.
+/// The maximum number of rows of minutes in the heap.
 const MINUTES_WAITING_MAX: usize = 64 << 10;
-/// How long one slice of attempts is filled; one of minutes is filled for a day.
+/// The duration of one slice of attempts. A slice of minutes covers a day.
 const ATTEMPTS_SLICE: Duration = Duration::from_secs(600);
 const MINUTES_SLICE: Duration = Duration::from_secs(86_400);
 const THREAD: &str = "notebook-writer";
@@ -54,11 +54,11 @@ const STORE: &str = "notebook";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotebookSettings {
-    /// Bytes of attempts that are kept; beyond, the oldest slice goes.
+    /// The maximum bytes of attempts; beyond it, the oldest slice is deleted.
     pub attempts_bytes_max: u64,
-    /// Bytes of figures by the minute.
+    /// The maximum bytes of statistics by the minute.
     pub minutes_bytes_max: u64,
-    /// How long either is kept at most.
+    /// The retention of both.
     pub keep: Duration,
 }
 
@@ -79,47 +79,46 @@ pub struct FileNotebook {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What was noted and is not written yet.
+/// Notes that are not written yet.
 #[derive(Default)]
 struct Heap {
-    waiting: Mutex<Waiting>,
-    /// Told when there is reason to write earlier than usual.
+    waiting: Mutex<WaitingNotes>,
+    /// Wakes the thread for an early write.
     early: Condvar,
 }
 
 #[derive(Default)]
-struct Waiting {
-    notes: Vec<Vec<AttemptNote>>,
-    /// How many those are, and the bytes of their answers.
+struct WaitingNotes {
+    notes: Vec<Vec<AttemptRecord>>,
+    /// The number of those notes, and the bytes of their answers.
     note_count: usize,
     note_bytes: usize,
     minutes: Vec<(TopicNumber, Timestamp, MinuteRow)>,
-    /// Who waits until everything so far is written.
-    lookers: Vec<oneshot::Sender<Seen>>,
+    /// Look-ups that wait until all notes so far are written.
+    lookups: Vec<oneshot::Sender<WrittenSlices>>,
     closed: bool,
 }
 
-impl Waiting {
+impl WaitingNotes {
     fn is_due(&self) -> bool {
         let is_large = self.note_count >= WRITE_AT_NOTES || self.note_bytes >= WRITE_AT_BYTES;
-        is_large || !self.lookers.is_empty() || self.closed
+        is_large || !self.lookups.is_empty() || self.closed
     }
 }
 
-/// The slices as they were after a write.
 #[derive(Clone, Default)]
-struct Seen {
-    attempts: Vec<SliceSeen>,
-    minutes: Vec<SliceSeen>,
+struct WrittenSlices {
+    attempts: Vec<SliceSnapshot>,
+    minutes: Vec<SliceSnapshot>,
 }
 
 impl Heap {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+    fn waiting(&self) -> MutexGuard<'_, WaitingNotes> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next time to write, and takes what is there.
-    fn take(&self, written_at: Instant) -> Waiting {
+    /// Waits for the next write, and takes the heap.
+    fn take(&self, written_at: Instant) -> WaitingNotes {
         let mut waiting = self.waiting();
         loop {
             let left = WRITE_EVERY.saturating_sub(written_at.elapsed());
@@ -127,7 +126,7 @@ impl Heap {
                 let closed = waiting.closed;
                 let taken = std::mem::take(&mut *waiting);
                 waiting.closed = closed;
-                return Waiting { closed, ..taken };
+                return WaitingNotes { closed, ..taken };
             }
             waiting = self.early.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -148,7 +147,7 @@ impl FileNotebook {
             let settings = ShelfSettings { slice_time, bytes_max, keep: settings.keep };
             Shelf::new(path, family, settings, reports.clone())
         };
-        let writer = Writer {
+        let writer = NotebookWriter {
             attempts: shelf("attempts", ATTEMPTS_SLICE, settings.attempts_bytes_max),
             minutes: shelf("minutes", MINUTES_SLICE, settings.minutes_bytes_max),
             chunks: AttemptChunks::default(),
@@ -159,19 +158,19 @@ impl FileNotebook {
         let heap = Arc::<Heap>::default();
         let taken = Arc::clone(&heap);
         let thread = std::thread::Builder::new().name(THREAD.to_owned()).spawn(move || writer.run(&taken))?;
-        yields(THREAD);
+        lower_priority(THREAD);
         Ok(Self { heap, reports, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Has everything written, and answers with the slices that have it.
-    async fn look(&self) -> Seen {
-        let (looker, seen) = oneshot::channel();
+    /// Waits until all notes are written. Returns the slices that contain them.
+    async fn look(&self) -> WrittenSlices {
+        let (lookup, seen) = oneshot::channel();
         {
             let mut waiting = self.heap.waiting();
             if waiting.closed {
-                return Seen::default();
+                return WrittenSlices::default();
             }
-            waiting.lookers.push(looker);
+            waiting.lookups.push(lookup);
         }
         self.heap.early.notify_one();
         seen.await.unwrap_or_default()
@@ -188,8 +187,8 @@ impl Drop for FileNotebook {
     }
 }
 
-impl Notebook for FileNotebook {
-    fn note(&self, notes: Vec<AttemptNote>) {
+impl AttemptStore for FileNotebook {
+    fn note(&self, notes: Vec<AttemptRecord>) {
         let (count, bytes) = (notes.len(), notes.iter().map(answer_bytes).sum::<usize>());
         if count == 0 {
             return;
@@ -215,7 +214,7 @@ impl Notebook for FileNotebook {
         subscription: SubscriptionNumber,
         partition: PartitionId,
         offset: u64,
-    ) -> PortFuture<'_, Vec<AttemptNote>> {
+    ) -> PortFuture<'_, Vec<AttemptRecord>> {
         Box::pin(async move {
             let (slices, reports) = (self.look().await.attempts, self.reports.clone());
             let looking = tokio::task::spawn_blocking(move || {
@@ -250,7 +249,7 @@ impl Notebook for FileNotebook {
                 return Vec::new();
             }
             let mut slices = self.look().await.minutes;
-            // A minute is noted after it began: what was filled up before is of earlier ones.
+            // A note of a minute is written after that minute began: slices that were filled before `from` have only earlier minutes.
             let first = slices.windows(2).take_while(|pair| pair[1].begins < from).count();
             slices.drain(..first);
             let reports = self.reports.clone();
@@ -290,7 +289,7 @@ pub(crate) fn check(folder: &Path, on_read: &dyn Fn(u64)) -> io::Result<Notebook
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         let Ok(metadata) = path.metadata() else { continue };
-        let slice = SliceSeen { path, begins: Timestamp::default(), len: metadata.len() };
+        let slice = SliceSnapshot { path, begins: Timestamp::default(), len: metadata.len() };
         match slice::survey(&slice) {
             Ok(Some(survey)) => {
                 found.files += 1;
@@ -308,7 +307,7 @@ pub(crate) fn check(folder: &Path, on_read: &dyn Fn(u64)) -> io::Result<Notebook
     Ok(found)
 }
 
-fn answer_bytes(note: &AttemptNote) -> usize {
+fn answer_bytes(note: &AttemptRecord) -> usize {
     match &note.outcome {
         AttemptOutcome::Delivered { .. } => 0,
         AttemptOutcome::Failed { answer, reason, .. } => answer.len() + reason.len(),
@@ -321,7 +320,7 @@ fn dropped(count: usize) {
 }
 
 /// The state of the thread.
-struct Writer {
+struct NotebookWriter {
     attempts: Shelf,
     minutes: Shelf,
     chunks: AttemptChunks,
@@ -331,12 +330,12 @@ struct Writer {
     clock: Arc<dyn Clock>,
 }
 
-impl Writer {
+impl NotebookWriter {
     fn run(mut self, heap: &Heap) {
         let opened = self.attempts.open();
-        self.judge(opened, 0);
+        self.report_outcome(opened, 0);
         let opened = self.minutes.open();
-        self.judge(opened, 0);
+        self.report_outcome(opened, 0);
         let mut written_at = Instant::now();
         loop {
             let waiting = heap.take(written_at);
@@ -349,27 +348,27 @@ impl Writer {
         }
     }
 
-    fn write(&mut self, waiting: Waiting) {
-        let Waiting { notes, minutes, lookers, note_count, .. } = waiting;
+    fn write(&mut self, waiting: WaitingNotes) {
+        let WaitingNotes { notes, minutes, lookups, note_count, .. } = waiting;
         let moment = Moment { now: self.clock.now(), expiry: self.clock.expiry_now() };
         notes.iter().flatten().for_each(|note| self.chunks.add(note));
         let bytes = self.chunks.take();
         let written = self.attempts.append(&bytes, moment);
-        self.judge(written, note_count);
+        self.report_outcome(written, note_count);
         self.chunks.give_back(bytes);
         let mut bytes = Vec::new();
         minutes.iter().for_each(|(topic, minute, row)| minute_chunk(*topic, *minute, row, &mut bytes));
         let written = self.minutes.append(&bytes, moment);
-        self.judge(written, minutes.len());
-        if !lookers.is_empty() {
-            let seen = Seen { attempts: self.attempts.seen(), minutes: self.minutes.seen() };
+        self.report_outcome(written, minutes.len());
+        if !lookups.is_empty() {
+            let seen = WrittenSlices { attempts: self.attempts.seen(), minutes: self.minutes.seen() };
             // A caller may have stopped waiting.
-            lookers.into_iter().for_each(|looker| drop(looker.send(seen.clone())));
+            lookups.into_iter().for_each(|lookup| drop(lookup.send(seen.clone())));
         }
     }
 
     /// Counts the notes that a failed write lost. Reports the first failure, and the recovery after both shelves can write again.
-    fn judge(&mut self, written: Result<(), ShelfError>, count: usize) {
+    fn report_outcome(&mut self, written: Result<(), ShelfError>, count: usize) {
         if let Err(ShelfError { file, source }) = written {
             dropped(count);
             if !std::mem::replace(&mut self.has_failed, true) {

@@ -1,11 +1,11 @@
 //! The `Progress` port on an LSM of the data folder.
 //!
-//! A call is one batch of the LSM, which its journal takes whole or not at all, and which the machine's memory has before the caller
-//! is answered: it survives the process at once. A second after the first save that the disk may not have, all of them are synced
-//! together, so that many subscriptions cost one sync a second. No log has the progress, so the LSM has two copies ([`Mirror`]).
+//! A call is one batch of the LSM, which its journal takes whole or not at all. The batch is in the page cache before the caller gets the
+//! answer: it survives a crash of the process at once. One second after the first unsynced save, all saves are synced together, so that
+//! many subscriptions cost one sync per second. No log has the progress, so the LSM has two copies ([`LsmMirror`]).
 //!
-//! [`keys`] has the formats. One thread does everything, in the order of the calls: no check can be overtaken by another's write, and
-//! a disk that is slow holds up no one's runtime. Nothing is kept in memory by the number of rows.
+//! [`keys`] defines the formats. One thread executes all calls in order: no write overtakes a check, and a slow disk blocks no runtime.
+//! Memory does not grow with the number of rows.
 
 pub(crate) mod keys;
 
@@ -16,20 +16,20 @@ use whimbrel_model::SubscriptionNumber;
 use whimbrel_model::ports::{PortFuture, Progress, ProgressError, ProgressRow};
 
 use super::lsm::StoreError;
-use super::lsm::mirror::{Batch, Change, Mirror, MirrorFault, MirrorSettings, MirrorThread, SyncRule};
+use super::lsm::mirror::{LsmMirror, MirrorBatch, MirrorFault, MirrorSettings, MirrorThread, RowChange, SyncRule};
 use super::lsm::report::StoreReports;
 
 const MIRROR: MirrorSettings = MirrorSettings {
     store: "progress",
     keyspaces: &["epochs", "rows"],
-    // Rows are read when a subscription is opened, and then only written.
+    // Rows are read when a subscription is opened; after that they are only written.
     cache_bytes: 2 << 20,
-    // The LSM allows no less.
+    // The minimum of the LSM.
     journal_bytes_max: 64 << 20,
 };
 const EPOCHS: usize = 0;
 const ROWS: usize = 1;
-/// How long a save may be in no more than the machine's memory.
+/// The maximum time for which a save is unsynced.
 const SYNC_WITHIN: Duration = Duration::from_secs(1);
 const THREAD: &str = "progress-writer";
 
@@ -50,7 +50,7 @@ impl From<MirrorFault> for ProgressError {
 
 impl LsmProgress {
     pub fn open(path: &Path, reports: StoreReports) -> Result<Self, ProgressError> {
-        let mirror = Mirror::open(path, MIRROR, reports)?;
+        let mirror = LsmMirror::open(path, MIRROR, reports)?;
         let thread = MirrorThread::start(THREAD, mirror, SyncRule::Within(SYNC_WITHIN));
         thread.map(Self).map_err(|error| ProgressError::Unavailable(error.to_string()))
     }
@@ -90,13 +90,17 @@ impl Progress for LsmProgress {
     fn close(&self) -> PortFuture<'_, ()> {
         Box::pin(async {
             if let Err(error) = self.0.call(|mirror| mirror.sync().map_err(ProgressError::from)).await {
-                tracing::warn!(%error, "the last second of the subscriptions' progress may not survive this machine");
+                tracing::warn!(%error, "cannot sync the progress of subscriptions; a crash of the machine may lose its last second");
             }
         })
     }
 }
 
-fn open(mirror: &mut Mirror, subscription: SubscriptionNumber, epoch: u64) -> Result<Vec<ProgressRow>, ProgressError> {
+fn open(
+    mirror: &mut LsmMirror,
+    subscription: SubscriptionNumber,
+    epoch: u64,
+) -> Result<Vec<ProgressRow>, ProgressError> {
     let noted = refuse_older(mirror, subscription, epoch)?;
     let mut rows = Vec::new();
     for (key, value) in mirror.prefix(ROWS, &keys::subscription(subscription), usize::MAX)? {
@@ -104,7 +108,7 @@ fn open(mirror: &mut Mirror, subscription: SubscriptionNumber, epoch: u64) -> Re
             Some(row) => rows.push(row),
             None => tracing::warn!(
                 subscription = subscription.0,
-                "a row of progress cannot be decoded: its partition begins again where the subscription began"
+                "cannot decode a row of progress: its partition starts again at the start of the subscription"
             ),
         }
     }
@@ -115,7 +119,7 @@ fn open(mirror: &mut Mirror, subscription: SubscriptionNumber, epoch: u64) -> Re
 }
 
 fn save(
-    mirror: &mut Mirror,
+    mirror: &mut LsmMirror,
     subscription: SubscriptionNumber,
     epoch: u64,
     rows: &[ProgressRow],
@@ -124,14 +128,14 @@ fn save(
     if let Some(noted) = noted.filter(|noted| *noted != epoch) {
         return Err(ProgressError::Fenced { subscription: subscription.0, epoch: noted });
     }
-    let mut batch = Batch::with_capacity(rows.len() + 1);
+    let mut batch = MirrorBatch::with_capacity(rows.len() + 1);
     for row in rows {
         let key = keys::row(subscription, row.place);
         let before = mirror.get(ROWS, &key)?;
         if let Some(run) = before.as_deref().and_then(keys::decode_run).filter(|run| *run > row.run) {
             return Err(ProgressError::NewerRun { place: row.place, run });
         }
-        batch.push((ROWS, Change::Insert(key.to_vec(), keys::encode_row(row))));
+        batch.push((ROWS, RowChange::Insert(key.to_vec(), keys::encode_row(row))));
     }
     if noted.is_none() {
         batch.push((EPOCHS, insert_epoch(subscription, epoch)));
@@ -139,30 +143,35 @@ fn save(
     Ok(mirror.commit(&batch)?)
 }
 
-fn end_line(mirror: &mut Mirror, subscription: SubscriptionNumber, epoch: u64, line: u32) -> Result<(), ProgressError> {
+fn end_line(
+    mirror: &mut LsmMirror,
+    subscription: SubscriptionNumber,
+    epoch: u64,
+    line: u32,
+) -> Result<(), ProgressError> {
     refuse_older(mirror, subscription, epoch)?;
     let batch = removal(mirror, &keys::line(subscription, line))?;
     Ok(mirror.commit(&batch)?)
 }
 
-fn forget(mirror: &mut Mirror, subscription: SubscriptionNumber) -> Result<(), ProgressError> {
+fn forget(mirror: &mut LsmMirror, subscription: SubscriptionNumber) -> Result<(), ProgressError> {
     let mut batch = removal(mirror, &keys::subscription(subscription))?;
-    batch.push((EPOCHS, Change::Remove(keys::subscription(subscription).to_vec())));
+    batch.push((EPOCHS, RowChange::Remove(keys::subscription(subscription).to_vec())));
     Ok(mirror.commit(&batch)?)
 }
 
-/// Removes all rows whose keys begin like this.
-fn removal(mirror: &mut Mirror, prefix: &[u8]) -> Result<Batch, ProgressError> {
+/// Removes all rows whose keys have this prefix.
+fn removal(mirror: &mut LsmMirror, prefix: &[u8]) -> Result<MirrorBatch, ProgressError> {
     let rows = mirror.prefix(ROWS, prefix, usize::MAX)?;
-    Ok(rows.into_iter().map(|(key, _)| (ROWS, Change::Remove(key.to_vec()))).collect())
+    Ok(rows.into_iter().map(|(key, _)| (ROWS, RowChange::Remove(key.to_vec()))).collect())
 }
 
-fn insert_epoch(subscription: SubscriptionNumber, epoch: u64) -> Change {
-    Change::Insert(keys::subscription(subscription).to_vec(), keys::encode_epoch(epoch).to_vec())
+fn insert_epoch(subscription: SubscriptionNumber, epoch: u64) -> RowChange {
+    RowChange::Insert(keys::subscription(subscription).to_vec(), keys::encode_epoch(epoch).to_vec())
 }
 
 fn refuse_older(
-    mirror: &mut Mirror,
+    mirror: &mut LsmMirror,
     subscription: SubscriptionNumber,
     epoch: u64,
 ) -> Result<Option<u64>, ProgressError> {
@@ -174,7 +183,7 @@ fn refuse_older(
 }
 
 /// An epoch that cannot be decoded counts as lost.
-fn noted(mirror: &mut Mirror, subscription: SubscriptionNumber) -> Result<Option<u64>, ProgressError> {
+fn noted(mirror: &mut LsmMirror, subscription: SubscriptionNumber) -> Result<Option<u64>, ProgressError> {
     let noted = mirror.get(EPOCHS, &keys::subscription(subscription))?;
     Ok(noted.as_deref().and_then(keys::decode_epoch))
 }

@@ -1,20 +1,20 @@
 //! The `Receipts` port on an LSM beside the log.
 //!
-//! Answers are kept in keyspaces by slices of time, which are dropped whole when they are too old: no tombstones, no scans.
-//! Claims under way are only in memory. A crash forgets them, and may forget the last answers; but every record carries its claim
-//! in its headers, so [`Receipts::recover`] finds them again in the log, from the offset up to which the store is known to be
-//! complete. That offset is noted every few seconds: the partition's end as it was, or where the oldest claim under way began,
-//! whichever is less. The LSM keeps the order of its writes through a crash, so a noted offset never outlives the answers below it.
+//! Answers are in keyspaces by slices of time. A slice that is too old is dropped whole: no tombstones, no scans. Claims in progress are
+//! only in memory. A crash loses them, and may lose the last answers. But every record has its claim in its headers, so
+//! [`Receipts::recover`] finds them again in the log, from the offset up to which the store is known to be complete. That offset is stored
+//! every few seconds: the end of the partition, or the offset where the oldest claim in progress began, whichever is lower. The LSM keeps
+//! the order of its writes through a crash, so a stored offset never outlives the answers below it.
 //!
-//! The store is a view of the log ([`StoreGuard`]): after a failure it is opened again, or begins empty, and follows the log once more
-//! before the next claim begins ([`follow`]). If a partition cannot be read, only claims of its topic are rejected. An empty store first
-//! reads the records within the window of repeats, then publishers' ids of older records in the background. One thread does all I/O
-//! ([`claims`]): a slow disk delays only publishes with an `Idempotency-Key` or an id.
+//! The store is a view of the log ([`StoreGuard`]). After a failure it is opened again, or starts empty, and follows the log before the
+//! next claim begins ([`log_follower`]). If a partition cannot be read, only claims of its topic are rejected. An empty store first reads
+//! the records within the window of repeats, then publishers' ids of older records in the background. One thread does all I/O ([`claims`]):
+//! a slow disk delays only publishes with an `Idempotency-Key` or an id.
 
 mod claim_table;
 mod claims;
-mod follow;
 pub(crate) mod keys;
+mod log_follower;
 mod store;
 
 use std::path::Path;
@@ -23,29 +23,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use whimbrel_model::ports::{Answer, Begun, Claim, Log, PortFuture, Receipts, ReceiptsError};
+use whimbrel_model::ports::{Claim, ClaimState, Log, PortFuture, PublishReceipt, Receipts, ReceiptsError};
 use whimbrel_model::{Clock, PartitionId, StoreHealth, Timestamp};
 
-use super::background::yields;
 use super::lsm::report::StoreReports;
 use super::lsm::{StoreError, StoreGuard, WorkThread};
-use claims::Claims;
+use super::thread_priority::lower_priority;
+use claims::ClaimStore;
 use store::ReceiptStore;
 
-/// Calls that wait for the thread; further callers wait until there is space.
+/// The maximum number of calls in the queue of the thread; further callers wait until there is space.
 const CALLS_WAITING_MAX: usize = 1024;
 const STORE: &str = "receipts";
 const THREAD: &str = "receipts";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReceiptSettings {
-    /// How long the first answer stays.
+    /// The retention of the first answer.
     pub window: Duration,
-    /// How long a brought id is found again.
+    /// The retention of a publisher's id.
     pub id_window: Duration,
-    /// When a claim that began and never finished may be taken by another; longer than any append takes.
+    /// The time after which another publisher may take an unfinished claim. It must be longer than any append takes.
     pub lease: Duration,
-    /// How often the offsets are noted up to which the store is complete.
+    /// The interval at which the offset is stored up to which the store is complete.
     pub note_interval: Duration,
 }
 
@@ -60,23 +60,22 @@ impl Default for ReceiptSettings {
     }
 }
 
-/// The partitions that exist now.
 pub type ListPartitions = Box<dyn Fn() -> Vec<PartitionId> + Send + Sync>;
 
-/// Receipts in an LSM of the data folder. Cloning shares them.
+/// Receipts in an LSM of the data folder. Clones share them.
 #[derive(Clone)]
-pub struct LsmReceipts(Arc<Inner>);
+pub struct LsmReceipts(Arc<ReceiptsState>);
 
-struct Inner {
+struct ReceiptsState {
     settings: ReceiptSettings,
-    claims: WorkThread<Claims>,
+    claims: WorkThread<ClaimStore>,
     /// Signalled when the store was opened again.
     reopened: Arc<Notify>,
     health: Arc<StoreHealth>,
     log: Arc<dyn Log>,
     partitions: ListPartitions,
     clock: Arc<dyn Clock>,
-    /// Dropped after the thread, which does the work that waits.
+    /// Dropped after the thread, which completes the queued work.
     _store: StoreGuard<ReceiptStore>,
 }
 
@@ -99,7 +98,7 @@ impl LsmReceipts {
         let after_open = {
             let (opened, reopened) = (Arc::clone(&opened), Arc::clone(&reopened));
             move |_: &Arc<ReceiptStore>| {
-                yields("fjall:worker");
+                lower_priority("fjall:worker");
                 opened.fetch_add(1, Ordering::AcqRel);
                 reopened.notify_one();
             }
@@ -108,15 +107,20 @@ impl LsmReceipts {
         let (window, id_window) = (settings.window, settings.id_window);
         let open = move |path: &Path| ReceiptStore::open(path, window, id_window);
         let store = StoreGuard::open(STORE, path, reports, open, after_open).map_err(ReceiptsError::Unavailable)?;
-        let claims = Claims::new(settings.clone(), store.handle(), opened);
+        let claims = ClaimStore::new(settings.clone(), store.handle(), opened);
         let claims = WorkThread::start(THREAD, CALLS_WAITING_MAX, claims);
         let claims = claims.map_err(|error| ReceiptsError::Unavailable(error.to_string()))?;
-        Ok(Self(Arc::new(Inner { settings, claims, reopened, health, log, partitions, clock, _store: store })))
+        Ok(Self(Arc::new(ReceiptsState { settings, claims, reopened, health, log, partitions, clock, _store: store })))
     }
 }
 
 impl Receipts for LsmReceipts {
-    fn begin<'a>(&'a self, claim: &'a Claim, end: u64, now: Timestamp) -> PortFuture<'a, Result<Begun, ReceiptsError>> {
+    fn begin<'a>(
+        &'a self,
+        claim: &'a Claim,
+        end: u64,
+        now: Timestamp,
+    ) -> PortFuture<'a, Result<ClaimState, ReceiptsError>> {
         let claim = claim.clone();
         // While the clock is in doubt, expiry lags behind.
         let expiry = self.0.clock.expiry_now();
@@ -125,7 +129,7 @@ impl Receipts for LsmReceipts {
         Box::pin(self.0.claims.write(move |claims| claims.begin(&claim, end, now, expiry)))
     }
 
-    fn finish<'a>(&'a self, claim: &'a Claim, answer: Answer) -> PortFuture<'a, Result<(), ReceiptsError>> {
+    fn finish<'a>(&'a self, claim: &'a Claim, answer: PublishReceipt) -> PortFuture<'a, Result<(), ReceiptsError>> {
         let claim = claim.clone();
         Box::pin(self.0.claims.write(move |claims| claims.finish(&claim, answer)))
     }
@@ -159,19 +163,19 @@ impl Receipts for LsmReceipts {
             let inner = &self.0;
             match inner.follow_all(partitions).await {
                 Ok(()) => {}
-                // The store cannot be opened yet: the task below follows the log when it is.
+                // The store cannot be opened yet. The task below follows the log once it is open.
                 Err(error) if !inner.is_store_open().await => {
-                    tracing::warn!(%error, "the receipts are followed when their store is open");
+                    tracing::warn!(%error, "cannot open the store of receipts; it follows the log once it is open");
                 }
                 Err(error) => return Err(error),
             }
-            tokio::spawn(follow::keep_noting(Arc::downgrade(inner), inner.settings.note_interval));
-            tokio::spawn(follow::keep_filling(Arc::downgrade(inner)));
+            tokio::spawn(log_follower::keep_noting(Arc::downgrade(inner), inner.settings.note_interval));
+            tokio::spawn(log_follower::keep_filling(Arc::downgrade(inner)));
             Ok(())
         })
     }
 
-    fn find<'a>(&'a self, id: &'a str) -> PortFuture<'a, Result<Vec<Answer>, ReceiptsError>> {
+    fn find<'a>(&'a self, id: &'a str) -> PortFuture<'a, Result<Vec<PublishReceipt>, ReceiptsError>> {
         let id = id.to_owned();
         Box::pin(self.0.claims.read(move |claims| claims.find(&id)))
     }

@@ -1,10 +1,10 @@
-//! Between the port's records and the log's bytes.
+//! Converts between the port's records and the log's bytes.
 
 use std::collections::HashMap;
 
 use whimbrel_model::ports::{Entry, LogError};
 use whimbrel_model::{Headers, PartitionId, Record, StoredRecord, Timestamp, TopicNumber};
-use whimbrel_storage::{AppendError, Batch, Part, PartitionKey, ReadError, Record as Encoded};
+use whimbrel_storage::{AppendError, LogBatch, LogRecord, PartitionKey, ReadError, WritePart};
 
 pub(super) fn key_of(partition: PartitionId) -> PartitionKey {
     PartitionKey { topic: partition.topic.0, partition: partition.index }
@@ -14,20 +14,20 @@ pub(super) fn id_of(key: PartitionKey) -> PartitionId {
     PartitionId::new(TopicNumber(key.topic), key.partition)
 }
 
-/// Entries gathered by partition: what the log takes, and where each entry's offset will be found in its answer.
-pub(super) struct Gathered {
-    pub parts: Vec<Part>,
-    /// For each entry its part and its place in it.
+/// Entries grouped by partition for the log, and the position of each entry's offset in the answer.
+pub(super) struct PartitionedEntries {
+    pub parts: Vec<WritePart>,
+    /// For each entry, its part and its position in the part.
     places: Vec<(u32, u32)>,
 }
 
-impl Gathered {
+impl PartitionedEntries {
     pub fn new(entries: &[Entry]) -> Self {
         let mut gathered = Self { parts: Vec::new(), places: Vec::with_capacity(entries.len()) };
         let mut by_partition: HashMap<PartitionId, u32> = HashMap::new();
         for Entry { partition, record } in entries {
             let part_count = gathered.parts.len() as u32;
-            // A single record, or a batch that goes to one partition, needs no map.
+            // A single record, or a batch for one partition, needs no map.
             let index = match gathered.parts.last() {
                 Some(part) if part.partition == key_of(*partition) => part_count - 1,
                 _ if entries.len() == 1 => 0,
@@ -35,11 +35,12 @@ impl Gathered {
             };
             if index == part_count {
                 let records = Vec::with_capacity(if part_count == 0 { size_of_entry(record) } else { 0 });
-                gathered.parts.push(Part { partition: key_of(*partition), count: 0, max_timestamp: i64::MIN, records });
+                let partition = key_of(*partition);
+                gathered.parts.push(WritePart { partition, count: 0, max_timestamp: i64::MIN, records });
             }
             let part = &mut gathered.parts[index as usize];
             let timestamp = record.timestamp.as_millis();
-            Encoded::encode(
+            LogRecord::encode(
                 &mut part.records,
                 timestamp,
                 record.key.as_deref(),
@@ -53,24 +54,22 @@ impl Gathered {
         gathered
     }
 
-    /// Which entry is the first of a part.
     pub fn first_of_part(places: &[(u32, u32)], part: usize) -> usize {
         places.iter().position(|(index, _)| *index as usize == part).unwrap_or(0)
     }
 
-    pub fn split(self) -> (Vec<Part>, Vec<(u32, u32)>) {
+    pub fn split(self) -> (Vec<WritePart>, Vec<(u32, u32)>) {
         (self.parts, self.places)
     }
 }
 
-/// Bytes that a record takes in the log.
 pub(super) fn size_of_entry(record: &Record) -> usize {
-    Encoded::encoded_len(record.key.as_deref(), record.headers.encoded(), &record.value)
+    LogRecord::encoded_len(record.key.as_deref(), record.headers.encoded(), &record.value)
 }
 
-/// The records of batches from an offset on, within limits, and where to read on.
+/// Decodes the records of batches from an offset on, within limits. Returns the offset to continue from.
 pub(super) fn decode(
-    batches: &[Batch],
+    batches: &[LogBatch],
     from: u64,
     next: u64,
     max_records: usize,
@@ -80,7 +79,7 @@ pub(super) fn decode(
     let mut bytes = 0;
     for batch in batches {
         for (offset, encoded) in batch.records().skip(from.saturating_sub(batch.base()) as usize) {
-            // What is in the log was encoded from headers; nothing else passes its checksum.
+            // The log was encoded from valid headers; other bytes fail the checksum.
             let headers = Headers::from_encoded(encoded.headers).unwrap_or_default();
             let timestamp = Timestamp::from_millis(encoded.timestamp);
             let record = Record { key: encoded.key, value: encoded.value, headers, timestamp };

@@ -10,10 +10,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use whimbrel_model::Clock;
-use whimbrel_storage::verify::Meter;
-use whimbrel_storage::{Scrubbed, Store};
+use whimbrel_storage::verify::ReadMeter;
+use whimbrel_storage::{LogStore, ScrubResult};
 
-use super::background;
+use super::thread_priority;
 
 /// The thread's name, by which its priority is lowered.
 const THREAD: &str = "scrub";
@@ -22,21 +22,21 @@ const FIRST_PASS_AFTER: Duration = Duration::from_secs(60);
 
 /// The scrub of a log. It ends when `stop` is called or this is dropped.
 pub(super) struct Scrub {
-    ending: Arc<Ending>,
+    ending: Arc<StopSignal>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// The stop flag of the scrub, and the condition that wakes its thread.
 #[derive(Default)]
-struct Ending {
+struct StopSignal {
     is_asked: Mutex<bool>,
     asked: Condvar,
 }
 
 impl Scrub {
     /// Starts the scrub, if the settings of the log enable it.
-    pub fn start(store: Arc<Store>, clock: Arc<dyn Clock>) -> Self {
-        let ending = Arc::<Ending>::default();
+    pub fn start(store: Arc<LogStore>, clock: Arc<dyn Clock>) -> Self {
+        let ending = Arc::<StopSignal>::default();
         let Some(interval) = store.settings().scrub_interval else {
             return Self { ending, thread: Mutex::new(None) };
         };
@@ -45,7 +45,7 @@ impl Scrub {
         metrics::gauge!("whimbrel_scrub_last_pass_timestamp_seconds").set(0.0);
         let told = Arc::clone(&ending);
         let thread = std::thread::Builder::new().name(THREAD.to_owned()).spawn(move || {
-            background::yields(THREAD);
+            thread_priority::lower_priority(THREAD);
             run(&store, &*clock, interval, &told);
         });
         if let Err(error) = &thread {
@@ -71,7 +71,7 @@ impl Drop for Scrub {
     }
 }
 
-impl Ending {
+impl StopSignal {
     fn lock(&self) -> MutexGuard<'_, bool> {
         self.is_asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -84,7 +84,7 @@ impl Ending {
     }
 }
 
-fn run(store: &Store, clock: &dyn Clock, interval: Duration, ending: &Arc<Ending>) {
+fn run(store: &LogStore, clock: &dyn Clock, interval: Duration, ending: &Arc<StopSignal>) {
     let mut wait = FIRST_PASS_AFTER.min(interval);
     let mut damaged_before = 0;
     while ending.pause(wait).is_ok() {
@@ -97,9 +97,9 @@ fn run(store: &Store, clock: &dyn Clock, interval: Duration, ending: &Arc<Ending
 }
 
 /// Reads every segment that is cold now, and returns the number of damaged places. Fails if the scrub must stop.
-fn pass(store: &Store, damaged_before: usize, ending: &Arc<Ending>) -> io::Result<usize> {
+fn pass(store: &LogStore, damaged_before: usize, ending: &Arc<StopSignal>) -> io::Result<usize> {
     let (rate, ending) = (store.settings().scrub_rate, Arc::clone(ending));
-    let meter: Meter = Arc::new(move |bytes| {
+    let meter: ReadMeter = Arc::new(move |bytes| {
         metrics::counter!("whimbrel_scrub_bytes_total").increment(bytes);
         ending.pause(Duration::from_secs_f64(bytes as f64 / rate as f64))
     });
@@ -109,7 +109,7 @@ fn pass(store: &Store, damaged_before: usize, ending: &Arc<Ending>) -> io::Resul
     segments.rotate_left(first);
     let mut damaged = 0;
     for segment in segments {
-        if let Scrubbed::Read { damaged: places } = store.scrub(segment, &meter)? {
+        if let ScrubResult::Read { damaged: places } = store.scrub(segment, &meter)? {
             damaged += places;
             metrics::gauge!("whimbrel_scrub_damaged_places").set(damaged.max(damaged_before) as f64);
         }
@@ -124,22 +124,22 @@ mod tests {
     use std::sync::mpsc;
 
     use whimbrel_model::{Event, SystemClock};
-    use whimbrel_storage::{Part, PartitionKey, Record, Settings, Work};
+    use whimbrel_storage::{LogRecord, LogSettings, LogWrite, PartitionKey, WritePart};
 
     use super::*;
     use crate::embedded::{EmbeddedLog, open_folder};
 
     const KEY: PartitionKey = PartitionKey { topic: 1, partition: 0 };
 
-    fn open(folder: &Path, settings: Settings) -> (EmbeddedLog, mpsc::Receiver<Event>) {
+    fn open(folder: &Path, settings: LogSettings) -> (EmbeddedLog, mpsc::Receiver<Event>) {
         let (told, events) = mpsc::channel();
         let sink = Arc::new(move |event| drop(told.send(event)));
         let folder = open_folder(folder).unwrap();
         (EmbeddedLog::open(folder, settings, Arc::new(SystemClock), sink).unwrap().0, events)
     }
 
-    fn settings(interval: Duration, rate: u64) -> Settings {
-        Settings { segment_bytes: 4096, scrub_interval: Some(interval), scrub_rate: rate, ..Settings::default() }
+    fn settings(interval: Duration, rate: u64) -> LogSettings {
+        LogSettings { segment_bytes: 4096, scrub_interval: Some(interval), scrub_rate: rate, ..LogSettings::default() }
     }
 
     /// Fills a few segments.
@@ -147,9 +147,9 @@ mod tests {
         log.store.create_partitions(1, 1).unwrap();
         for _ in 0..8 {
             let mut records = Vec::new();
-            Record::encode(&mut records, 0, None, &[], &[7; 3000]);
-            let part = Part { partition: KEY, count: 1, max_timestamp: 0, records };
-            log.store.submit(Work::Append(vec![part])).unwrap().wait();
+            LogRecord::encode(&mut records, 0, None, &[], &[7; 3000]);
+            let part = WritePart { partition: KEY, count: 1, max_timestamp: 0, records };
+            log.store.submit(LogWrite::Append(vec![part])).unwrap().wait();
         }
         log.store.checkpoint(0, &mut || {}).unwrap();
     }
@@ -176,7 +176,7 @@ mod tests {
 
     /// At one byte per second the first segment alone would take an hour: a close that waits for it would not return.
     #[tokio::test]
-    async fn a_close_does_not_wait_for_a_pass_that_is_under_way() {
+    async fn a_close_does_not_wait_for_a_pass_in_progress() {
         let folder = tempfile::tempdir().unwrap();
         let (log, _events) = open(folder.path(), settings(Duration::from_millis(1), 1));
         fill(&log);

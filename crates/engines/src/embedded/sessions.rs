@@ -1,6 +1,6 @@
-//! The `Sessions` port in this process's memory: its own, and gone with it. Gateways then tell their whole pictures again.
+//! The `Sessions` port in this process's memory. Its data is lost with the process; gateways then send their whole pictures again.
 //!
-//! A lock for each shard, held for one step; no step waits for anything.
+//! Each shard has a lock, held for one step. No step waits.
 
 mod shard;
 
@@ -9,20 +9,19 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use whimbrel_model::people::{GatewayId, OnlineSession, Uid};
-use whimbrel_model::ports::{Heard, PortFuture, SessionNews, Sessions, SessionsError, UserChange, UserSessions};
+use whimbrel_model::ports::{Confirmed, PortFuture, SessionUpdate, Sessions, SessionsError, UserChange, UserSessions};
 use whimbrel_model::{Clock, Timestamp};
 
-use shard::Shard;
+use shard::SessionShard;
 
-/// Sessions in memory.
 pub struct MemorySessions {
     clock: Arc<dyn Clock>,
-    shards: RwLock<HashMap<u32, Arc<Mutex<Kept>>>>,
+    shards: RwLock<HashMap<u32, Arc<Mutex<MemoryShard>>>>,
 }
 
 #[derive(Default)]
-struct Kept {
-    shard: Shard,
+struct MemoryShard {
+    shard: SessionShard,
     heard: Option<Instant>,
 }
 
@@ -31,7 +30,7 @@ impl MemorySessions {
         Self { clock, shards: RwLock::default() }
     }
 
-    fn with<T>(&self, number: u32, act: impl FnOnce(&mut Kept) -> T) -> T {
+    fn with<T>(&self, number: u32, act: impl FnOnce(&mut MemoryShard) -> T) -> T {
         let known = self.shards.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned();
         let kept = known.unwrap_or_else(|| {
             self.shards.write().unwrap_or_else(PoisonError::into_inner).entry(number).or_default().clone()
@@ -41,7 +40,7 @@ impl MemorySessions {
 }
 
 impl Sessions for MemorySessions {
-    fn put(&self, shard: u32, news: Vec<SessionNews>) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>> {
+    fn put(&self, shard: u32, news: Vec<SessionUpdate>) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>> {
         Box::pin(async move { Ok(self.with(shard, |kept| kept.shard.put(news, self.clock.now()))) })
     }
 
@@ -79,16 +78,16 @@ impl Sessions for MemorySessions {
 
     fn keep_alive(&self, shard: u32, behind_ms: u64) -> PortFuture<'_, Result<(), SessionsError>> {
         Box::pin(async move {
-            // Before the beginning of the machine's time is as good as never.
+            // A time before the start of the machine's clock counts as never.
             let heard = Instant::now().checked_sub(Duration::from_millis(behind_ms));
             self.with(shard, |kept| kept.heard = heard);
             Ok(())
         })
     }
 
-    fn of(&self, shard: u32, uids: Vec<Uid>) -> PortFuture<'_, Result<Heard<Vec<UserSessions>>, SessionsError>> {
+    fn of(&self, shard: u32, uids: Vec<Uid>) -> PortFuture<'_, Result<Confirmed<Vec<UserSessions>>, SessionsError>> {
         Box::pin(async move {
-            Ok(self.with(shard, |kept| Heard {
+            Ok(self.with(shard, |kept| Confirmed {
                 ago_ms: kept.heard.map(|heard| u64::try_from(heard.elapsed().as_millis()).unwrap_or(u64::MAX)),
                 found: uids.iter().map(|uid| kept.shard.of(uid)).collect(),
             }))

@@ -1,4 +1,4 @@
-//! Keyspaces by slices of time, dropped whole: what is forgotten after a time costs no tombstones and no scans.
+//! Keyspaces by slices of time. An expired slice is dropped whole, which costs no tombstones and no scans.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,21 +11,21 @@ use fjall::{Database, DatabaseBuilder, Keyspace, KeyspaceCreateOptions};
 use rustix::process::{Resource, getrlimit};
 use whimbrel_model::Timestamp;
 
-/// A window is covered by this many slices, and one more that it is leaving.
+/// The number of slices that cover a window. One more is partly outside the window.
 const SLICES_PER_WINDOW: i64 = 2;
 
-/// Bytes of a keyspace's writes that are not in its tables yet. There are a handful of keyspaces.
+/// The maximum bytes in the memtable of a keyspace. There are a handful of keyspaces.
 pub(super) const MEMTABLE_BYTES: u64 = 8 << 20;
 
-/// Bytes of a table. A merge takes several: with smaller ones it is over sooner, and the first level is smaller, which is rewritten
-/// most often.
+/// Bytes of a table. A merge takes several tables: smaller ones make merges shorter and keep the first level small, which is rewritten most
+/// often.
 const TABLE_BYTES: u64 = 16 << 20;
 
-/// Bits of a filter for each key: one lookup in a hundred for a key that is not there reads a block in vain.
+/// Bits of a filter for each key: of 100 lookups for an absent key, one reads a block in vain.
 const FILTER_BITS_PER_KEY: f32 = 10.0;
 
-/// A keyspace whose memory does not grow with its size: filters and indexes of tables are in parts, which are read when they are
-/// needed and stay in the cache or not, as all blocks.
+/// Options for a keyspace whose memory does not grow with its size. Filters and indexes of tables are partitioned; the partitions are read
+/// when needed and cached like other blocks.
 pub(super) fn small_keyspace() -> KeyspaceCreateOptions {
     let filter = FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(FILTER_BITS_PER_KEY));
     KeyspaceCreateOptions::default()
@@ -38,13 +38,13 @@ pub(super) fn small_keyspace() -> KeyspaceCreateOptions {
         .compaction_strategy(Arc::new(Leveled::default().with_table_target_size(TABLE_BYTES)))
 }
 
-/// The threads of an LSM that write tables and merge them. Of two, one would spin while the other merges.
+/// The number of threads of an LSM that flush and merge tables. With two, one would spin while the other merges.
 const WORKERS: usize = 1;
 
-/// The number of table files that an LSM keeps open for reads; the library would keep 900. A read of another table opens it in place of one of
-/// these. Merges open their tables besides.
+/// The number of table files that an LSM keeps open for reads; the library would keep 900. A read of another table opens it in place of one
+/// of these. Merges open their tables besides.
 const OPEN_TABLES_MAX: u64 = 100;
-/// There are seven LSMs: of few file descriptors, their tables take at most this part each.
+/// The seven LSMs may use a part of the file descriptors. With a low limit, the tables of each take at most one part in this many.
 const OPEN_TABLES_PART: u64 = 32;
 
 /// The options of an LSM that all stores share.
@@ -62,7 +62,7 @@ pub(super) struct Slices {
 }
 
 impl Slices {
-    /// Finds the slices that an earlier process left. Their numbers are the time they begin at, so a changed window harms nothing.
+    /// Finds the slices of an earlier process. Their numbers are their start times, so a changed window is harmless.
     pub fn open(database: &Database, family: &'static str, window: Duration) -> fjall::Result<Self> {
         let mut open = BTreeMap::new();
         for name in database.list_keyspace_names() {
@@ -80,7 +80,7 @@ impl Slices {
         self.window_ms / SLICES_PER_WINDOW
     }
 
-    /// The slice of a time, made where it is not there.
+    /// The slice of a time. Creates it if it is missing.
     pub fn at(&self, time: Timestamp) -> fjall::Result<Keyspace> {
         let begins = time.as_millis().div_euclid(self.slice_ms()) * self.slice_ms();
         if let Some(slice) = self.open.read().unwrap_or_else(PoisonError::into_inner).get(&begins) {
@@ -100,7 +100,7 @@ impl Slices {
         self.open.read().unwrap_or_else(PoisonError::into_inner).values().rev().cloned().collect()
     }
 
-    /// Drops the slices that are wholly before the window that ends now.
+    /// Drops the slices that end before the window that ends now.
     pub fn drop_before(&self, now: Timestamp) -> fjall::Result<()> {
         let limit = now.as_millis() - self.window_ms - self.slice_ms();
         let is_oldest_kept = |open: &BTreeMap<i64, Keyspace>| open.keys().next().is_none_or(|oldest| *oldest >= limit);

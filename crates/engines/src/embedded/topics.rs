@@ -3,12 +3,12 @@
 use std::io;
 
 use whimbrel_model::ports::{ExactTopic, LogError, LogTopics, PartitionStatus, PortFuture, TopicStatus};
-use whimbrel_model::{FoundTopic, NamedBounds, PartitionId, Retention, TopicNumber, TopicSpec};
+use whimbrel_model::{ExistingTopic, NamedBounds, PartitionId, Retention, TopicNumber, TopicSpec};
 use whimbrel_storage::{PartitionKey, TopicRetention};
 
 use super::EmbeddedLog;
 
-/// The one node that an embedded log has.
+/// The number of the single node of an embedded log.
 const ONLY_NODE: i32 = 0;
 
 impl LogTopics for EmbeddedLog {
@@ -23,7 +23,7 @@ impl LogTopics for EmbeddedLog {
         Box::pin(self.make_partitions(spec))
     }
 
-    /// The number: the catalogue never gives it to another topic.
+    /// The topic number: the catalogue never reuses it.
     fn identity<'a>(&'a self, topic: TopicNumber, _: &'a str) -> PortFuture<'a, Result<Option<String>, LogError>> {
         let is_here = self.store.partition_count(topic.0) > 0;
         Box::pin(async move { Ok(is_here.then(|| topic.0.to_string())) })
@@ -57,7 +57,10 @@ impl LogTopics for EmbeddedLog {
         Box::pin(async { Ok(false) })
     }
 
-    fn found<'a>(&'a self, _: &'a (dyn Fn(&str) -> bool + Sync)) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>> {
+    fn found<'a>(
+        &'a self,
+        _: &'a (dyn Fn(&str) -> bool + Sync),
+    ) -> PortFuture<'a, Result<Vec<ExistingTopic>, LogError>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 }
@@ -67,7 +70,7 @@ impl EmbeddedLog {
         for (asked, name) in [(spec.replicas, "replicas"), (spec.min_insync, "min_insync")] {
             if asked.is_some_and(|number| number > 1) {
                 return Err(LogError::Unsupported(format!(
-                    "the embedded log keeps one copy on one machine, so `{name}` cannot be above 1; use the Kafka engine for more"
+                    "the embedded log keeps one copy on one machine, so `{name}` must be 1; use the Kafka engine for more copies"
                 )));
             }
         }

@@ -1,4 +1,4 @@
-//! The `Catalogue` port on etcd: a version is the revision of the write that gave it, so it grows over all keys and removals.
+//! The `Catalogue` port on etcd. A version is the etcd revision of the write, so it increases across all keys and removals.
 
 use std::sync::Arc;
 
@@ -6,27 +6,27 @@ use whimbrel_model::EventSink;
 use whimbrel_model::ports::{Catalogue, CatalogueError, PortFuture, Versioned};
 
 use super::connection::{EtcdConnection, delete, get, is_absent, is_at, is_full, may_have_run, put, reason, under};
-use super::mirror::Mirror;
+use super::mirror::PrefixMirror;
 use super::wire::request_op::Request as Operation;
 use super::wire::{KeyValue, RangeRequest};
 
-/// The catalogue that all nodes of an installation share.
+/// The catalogue of an installation, which all nodes share.
 pub struct EtcdCatalogue {
     connection: EtcdConnection,
     prefix: String,
-    mirror: Mirror,
+    mirror: PrefixMirror,
 }
 
 impl EtcdCatalogue {
-    /// Must be called within a tokio runtime: the catalogue is watched from now on.
+    /// Must be called within a tokio runtime: it starts the watch of the catalogue.
     pub fn new(connection: EtcdConnection) -> Self {
         Self::reporting_to(connection, Arc::new(|_| {}))
     }
 
-    /// The same, with events about etcd.
+    /// The same, with a sink for events about etcd.
     pub fn reporting_to(connection: EtcdConnection, events: EventSink) -> Self {
         let prefix = format!("{}catalogue/", connection.settings().prefix);
-        let mirror = Mirror::new(connection.clone(), prefix.clone().into_bytes(), events);
+        let mirror = PrefixMirror::new(connection.clone(), prefix.clone().into_bytes(), events);
         Self { connection, prefix, mirror }
     }
 
@@ -34,7 +34,7 @@ impl EtcdCatalogue {
         format!("{}{key}", self.prefix).into_bytes()
     }
 
-    /// Changes the key if it is at the expected version, and answers with the change's revision.
+    /// Changes the key if it is at the expected version. Returns the revision of the change.
     async fn change(&self, key: &str, expected: Option<u64>, change: Operation) -> Result<u64, CatalogueError> {
         let full = self.key(key);
         let condition = match expected {
@@ -63,7 +63,7 @@ fn unavailable(status: &tonic::Status) -> CatalogueError {
     if is_full(status) { CatalogueError::DiskFull } else { CatalogueError::Unavailable(reason(status)) }
 }
 
-/// What a write that failed may have done.
+/// The error for a write whose outcome is unknown or that failed.
 fn not_confirmed(status: &tonic::Status) -> CatalogueError {
     if may_have_run(status) {
         CatalogueError::OutcomeUnknown(format!("etcd did not confirm the write: {}", reason(status)))
@@ -87,7 +87,7 @@ impl Catalogue for EtcdCatalogue {
             let named = |entry: KeyValue| {
                 let key = entry.key.strip_prefix(self.prefix.as_bytes()).map(<[u8]>::to_vec);
                 let key = key.and_then(|key| String::from_utf8(key).ok());
-                // What others wrote under the prefix with keys that are no text is none of ours.
+                // Ignores keys under the prefix that are not text: another program wrote them.
                 key.map(|key| (key, versioned(entry)))
             };
             Ok(read.kvs.into_iter().filter_map(named).collect())

@@ -1,4 +1,4 @@
-//! Calls to an etcd cluster: each with a time limit, at one endpoint until it fails, then at the next.
+//! Calls to an etcd cluster. Each call has a timeout and goes to one endpoint; after a failure, the next call goes to the next endpoint.
 
 use std::error::Error;
 use std::future::Future;
@@ -27,38 +27,38 @@ use super::wire::{
     WatchCreateRequest, WatchRequest, WatchResponse,
 };
 
-/// Bytes of one answer: a whole catalogue comes in one.
+/// The maximum size of an answer. A whole catalogue is one answer.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
-/// A connection on which nothing comes is asked whether it lives. etcd hangs up on who asks more often than each 5 s.
+/// The interval of pings on an idle connection. etcd closes connections that ping more often than every 5 s.
 const PING_EVERY: Duration = Duration::from_secs(6);
 const PING_ANSWER_WITHIN: Duration = Duration::from_secs(3);
-/// How long a start rests between its tries.
+/// The pause between attempts to connect at the start.
 const START_PAUSE: Duration = Duration::from_millis(200);
 
-/// The way to one etcd cluster. Cloning shares it.
+/// The connection to one etcd cluster. Clones share it.
 #[derive(Clone)]
 pub struct EtcdConnection {
-    shared: Arc<Shared>,
+    shared: Arc<EtcdShared>,
 }
 
-struct Shared {
+struct EtcdShared {
     settings: EtcdSettings,
     channels: Vec<Channel>,
-    /// Counts failures; the endpoint in use is that number modulo how many there are.
+    /// Counts failures. The index of the endpoint in use is this number modulo the number of endpoints.
     turn: AtomicUsize,
-    /// What etcd gave for the login. It is asked for again when etcd does not know it any more.
-    token: Mutex<Option<Token>>,
+    /// The token of the login. It is requested again after etcd rejects it.
+    token: Mutex<Option<LoginToken>>,
 }
 
-type Token = MetadataValue<Ascii>;
+type LoginToken = MetadataValue<Ascii>;
 
-/// The endpoint of one call, and what lets us in there.
-struct Door {
+/// The endpoint of one call, with the token.
+struct EndpointClient {
     channel: Channel,
-    token: Option<Token>,
+    token: Option<LoginToken>,
 }
 
-impl Door {
+impl EndpointClient {
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         if let Some(token) = &self.token {
@@ -96,7 +96,7 @@ impl EtcdConnection {
                 .keep_alive_while_idle(true);
             channels.push(endpoint.connect_lazy());
         }
-        let shared = Shared { settings, channels, turn: AtomicUsize::new(0), token: Mutex::default() };
+        let shared = EtcdShared { settings, channels, turn: AtomicUsize::new(0), token: Mutex::default() };
         let connection = Self { shared: Arc::new(shared) };
         connection.wait_until_reached().await?;
         Ok(connection)
@@ -126,7 +126,7 @@ impl EtcdConnection {
         &self.shared.settings
     }
 
-    /// Reads what is there now. Every endpoint is tried, and a single one twice: it may want a new login.
+    /// Reads keys. Tries every endpoint; tries a single endpoint twice, because it may require a new login.
     pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Status> {
         let mut last = Status::unavailable("no endpoint was tried");
         for _ in 0..self.shared.channels.len().max(2) {
@@ -140,21 +140,23 @@ impl EtcdConnection {
         Err(last)
     }
 
-    /// Writes if all comparisons hold. After an error it may have happened.
+    /// Writes if all comparisons hold. After an error the write may have happened.
     pub(super) async fn transact(
         &self,
         compare: Vec<Compare>,
         success: Vec<Operation>,
         failure: Vec<Operation>,
-    ) -> Result<Transacted, Status> {
+    ) -> Result<TransactionResult, Status> {
         let operations =
             |list: Vec<Operation>| list.into_iter().map(|each| RequestOp { request: Some(each) }).collect();
         let request = TxnRequest { compare, success: operations(success), failure: operations(failure) };
         let within = self.settings().request_timeout;
-        self.call(within, |door| async move { door.kv().txn(door.request(request)).await }).await.map(Transacted::of)
+        self.call(within, |door| async move { door.kv().txn(door.request(request)).await })
+            .await
+            .map(TransactionResult::of)
     }
 
-    /// A new lease: its id, and how long etcd keeps it from the time it was asked.
+    /// Requests a lease. Returns its id, and its duration from the time of the request.
     pub(super) async fn grant(&self, lasts: Duration) -> Result<(i64, Duration), Status> {
         let request = LeaseGrantRequest { ttl: i64::try_from(lasts.as_secs()).unwrap_or(i64::MAX) };
         let within = self.settings().request_timeout;
@@ -171,39 +173,39 @@ impl EtcdConnection {
         self.call(within, |door| async move { door.lease().lease_revoke(door.request(request)).await }).await.map(drop)
     }
 
-    /// Keeps a lease alive, and answers how long etcd keeps it from when it was asked: zero where the lease is over.
+    /// Renews a lease. Returns its duration from the time of the request, or zero if the lease has ended.
     pub(super) async fn keep_alive(&self, lease: i64, within: Duration) -> Result<Duration, Status> {
         let request = stream::once(async move { LeaseKeepAliveRequest { id: lease } });
-        let call = |door: Door| async move {
+        let call = |door: EndpointClient| async move {
             let mut answers = door.lease().lease_keep_alive(door.request(request)).await?.into_inner();
             let answer = answers.message().await?;
-            answer.map(tonic::Response::new).ok_or_else(|| Status::unavailable("etcd hung up before it answered"))
+            answer.map(tonic::Response::new).ok_or_else(|| Status::unavailable("etcd closed the stream early"))
         };
         self.call(within, call).await.map(|answer| seconds(answer.ttl))
     }
 
-    /// Everything that happens under a prefix from that revision on.
+    /// Watches all changes under a prefix from a revision on.
     pub(super) async fn watch(&self, prefix: &[u8], from: i64) -> Result<Streaming<WatchResponse>, Status> {
         let create = WatchCreateRequest { key: prefix.to_vec(), range_end: end_of(prefix), start_revision: from };
         let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-        // The stream of questions stays open: etcd ends a watch when it ends.
+        // The request stream stays open: etcd ends a watch when the stream ends.
         let questions = stream::once(async move { create }).chain(stream::pending());
         let within = self.settings().request_timeout;
         self.call(within, |door| async move {
             let mut request = door.request(questions);
-            // A member of etcd that has lost the others ends the watch instead of keeping silent.
+            // With this header, an etcd member without a leader ends the watch instead of sending nothing.
             request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
             door.watch().watch(request).await
         })
         .await
     }
 
-    /// The endpoint in use did not do what it should: the next call goes to another one.
-    pub(super) fn turn_away(&self) {
+    /// Switches to the next endpoint after a failure of the current one.
+    pub(super) fn switch_endpoint(&self) {
         self.shared.turn.fetch_add(1, Ordering::Relaxed);
     }
 
-    async fn call<T, F>(&self, within: Duration, call: impl FnOnce(Door) -> F) -> Result<T, Status>
+    async fn call<T, F>(&self, within: Duration, call: impl FnOnce(EndpointClient) -> F) -> Result<T, Status>
     where
         F: Future<Output = Result<tonic::Response<T>, Status>>,
     {
@@ -211,15 +213,15 @@ impl EtcdConnection {
         let channel = channels[self.shared.turn.load(Ordering::Relaxed) % channels.len()].clone();
         let calling = async {
             let token = self.token(&channel).await?;
-            call(Door { channel, token }).await
+            call(EndpointClient { channel, token }).await
         };
         let answer = timeout(within, calling).await;
         let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {within:?}"))));
         if let Err(status) = &answer {
-            if is_of_the_way(status.code()) {
-                self.turn_away();
+            if is_transport_error(status.code()) {
+                self.switch_endpoint();
             }
-            // Refused at the door, so nothing was done; the next call brings a new one.
+            // etcd rejected the token, so it executed nothing. The next call logs in again.
             if is_token_refused(status) {
                 *self.shared.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
             }
@@ -227,7 +229,7 @@ impl EtcdConnection {
         answer.map(tonic::Response::into_inner)
     }
 
-    async fn token(&self, channel: &Channel) -> Result<Option<Token>, Status> {
+    async fn token(&self, channel: &Channel) -> Result<Option<LoginToken>, Status> {
         let Some(login) = &self.settings().login else { return Ok(None) };
         let known = self.shared.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if known.is_some() {
@@ -236,23 +238,23 @@ impl EtcdConnection {
         let request = AuthenticateRequest { name: login.user.clone(), password: login.password.clone() };
         let answer = AuthClient::new(channel.clone()).authenticate(request).await?.into_inner();
         let token =
-            Token::try_from(answer.token).map_err(|_| Status::internal("etcd gave a login that cannot be sent"))?;
+            LoginToken::try_from(answer.token).map_err(|_| Status::internal("etcd returned an invalid token"))?;
         *self.shared.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
         Ok(Some(token))
     }
 }
 
-/// Whether an error is of the way to etcd, or of a member that has lost the others, and not an answer of etcd.
-fn is_of_the_way(code: Code) -> bool {
+/// Whether the error comes from the connection, or from a member without a leader, rather than from etcd's decision about the request.
+fn is_transport_error(code: Code) -> bool {
     matches!(code, Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Internal | Code::Cancelled)
 }
 
-/// Whether a call that failed may have been executed: it was sent, and what came back is no answer of etcd.
+/// Whether a failed call may have been executed: it was sent, and the error is not a decision of etcd.
 pub(super) fn may_have_run(status: &Status) -> bool {
-    is_of_the_way(status.code()) && !was_never_sent(status)
+    is_transport_error(status.code()) && !was_never_sent(status)
 }
 
-/// Whether no connection could be made for the call.
+/// Whether no connection could be opened for the call.
 fn was_never_sent(status: &Status) -> bool {
     let mut cause: Option<&(dyn Error + 'static)> = status.source();
     while let Some(error) = cause {
@@ -264,7 +266,7 @@ fn was_never_sent(status: &Status) -> bool {
     false
 }
 
-/// Whether etcd does not know the login any more: it was restarted, or the login is too old.
+/// Whether etcd rejects the token: etcd was restarted, or the token has expired.
 fn is_token_refused(status: &Status) -> bool {
     status.code() == Code::Unauthenticated || status.message().contains("revision of auth store is old")
 }
@@ -273,7 +275,7 @@ fn seconds(ttl: i64) -> Duration {
     Duration::from_secs(u64::try_from(ttl).unwrap_or(0))
 }
 
-/// What a person needs of an error.
+/// The message of an error for operators.
 pub(super) fn reason(status: &Status) -> String {
     match status.message() {
         "" => format!("{:?}", status.code()),
@@ -281,25 +283,24 @@ pub(super) fn reason(status: &Status) -> String {
     }
 }
 
-/// Whether etcd says that it has no room.
+/// Whether etcd reports that its storage quota is exhausted.
 pub(super) fn is_full(status: &Status) -> bool {
     status.code() == Code::ResourceExhausted && status.message().contains("space exceeded")
 }
 
-/// Whether etcd says that the lease is over.
+/// Whether etcd reports that the lease has ended.
 pub(super) fn is_lease_gone(status: &Status) -> bool {
     status.code() == Code::NotFound && status.message().contains("lease not found")
 }
 
-/// What a transaction did.
-pub(super) struct Transacted {
+pub(super) struct TransactionResult {
     pub succeeded: bool,
     pub revision: i64,
-    /// What its first reading found, key by key.
+    /// The entries that its first read returned.
     pub found: Vec<KeyValue>,
 }
 
-impl Transacted {
+impl TransactionResult {
     fn of(answer: TxnResponse) -> Self {
         let revision = answer.header.map_or(0, |header| header.revision);
         let found = answer.responses.into_iter().filter_map(|each| match each.response {
@@ -338,12 +339,11 @@ pub(super) fn delete(key: &[u8]) -> Operation {
     Operation::Remove(DeleteRangeRequest { key: key.to_vec() })
 }
 
-/// All keys that begin with a prefix.
 pub(super) fn under(prefix: &[u8]) -> RangeRequest {
     RangeRequest { key: prefix.to_vec(), range_end: end_of(prefix), ..RangeRequest::default() }
 }
 
-/// The first key after all that begin with the prefix.
+/// The first key after all keys with the prefix.
 fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -352,7 +352,7 @@ fn end_of(prefix: &[u8]) -> Vec<u8> {
             return end;
         }
     }
-    // No such key: to the end of all keys.
+    // No such key: the range has no end.
     vec![0]
 }
 

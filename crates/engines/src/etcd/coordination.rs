@@ -1,41 +1,48 @@
-//! The `Coordination` port on etcd: everything that a member has is under its lease, and every taking is a comparison and a
-//! write in one step.
+//! The `Coordination` port on etcd. All keys of a member are under its lease. A member takes a name with one transaction: a comparison and
+//! a write.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use whimbrel_model::ports::{Coordination, CoordinationError, Member, Membership, Node, Owner, Picture, PortFuture};
+use whimbrel_model::ports::{
+    ClusterSnapshot, Coordination, CoordinationError, Member, Membership, Node, Owner, PortFuture,
+};
 
 use super::connection::{
-    EtcdConnection, Transacted, delete, get, is_absent, is_lease_gone, is_under, put, reason, under,
+    EtcdConnection, TransactionResult, delete, get, is_absent, is_lease_gone, is_under, put, reason, under,
 };
-use super::mirror::{Mirror, Mirrored};
-use super::session::Session;
+use super::mirror::{MirrorContents, PrefixMirror};
+use super::session::LeaseSession;
 use super::wire::{KeyValue, RangeRequest};
 
-/// Node numbers, as many as fit into a minted id.
+/// The number of node numbers: as many as fit into a minted id.
 const NODES_MAX: u16 = 1 << 12;
-/// Tries to get a number while others join.
+/// The maximum number of attempts to take a node number while other members join.
 const JOIN_TRIES_MAX: usize = 64;
 
 /// Members and owners of an installation on etcd.
 pub struct EtcdCoordination {
     connection: EtcdConnection,
-    keys: Keys,
-    mirror: Mirror,
+    keys: EtcdKeys,
+    mirror: PrefixMirror,
 }
 
 impl EtcdCoordination {
-    /// Must be called within a tokio runtime: the cluster is watched from now on.
+    /// Must be called within a tokio runtime: it starts the watch of the cluster.
     pub fn new(connection: EtcdConnection) -> Self {
-        let keys = Keys { prefix: format!("{}cluster/", connection.settings().prefix) };
-        // The mirror of the catalogue reports that etcd went back.
-        let mirror = Mirror::new(connection.clone(), keys.prefix.clone().into_bytes(), Arc::new(|_| {}));
+        let keys = EtcdKeys { prefix: format!("{}cluster/", connection.settings().prefix) };
+        // No events: the mirror of the catalogue reports already that etcd went back.
+        let mirror = PrefixMirror::new(connection.clone(), keys.prefix.clone().into_bytes(), Arc::new(|_| {}));
         Self { connection, keys, mirror }
     }
 
-    async fn enter(&self, session: &Session, member: &Member, wanted: Option<u16>) -> Result<u16, CoordinationError> {
+    async fn enter(
+        &self,
+        session: &LeaseSession,
+        member: &Member,
+        wanted: Option<u16>,
+    ) -> Result<u16, CoordinationError> {
         let mut wanted = wanted.filter(|number| *number < NODES_MAX);
         for _ in 0..JOIN_TRIES_MAX {
             let number = match wanted.take() {
@@ -57,11 +64,11 @@ impl EtcdCoordination {
             }
             if let Some(other) = taken.found.first() {
                 let number = String::from_utf8_lossy(&other.value).into_owned();
-                let reason = format!("a living member is called `{}` already, node {number}", member.name);
+                let reason = format!("a live member already has the name `{}`: node {number}", member.name);
                 return Err(CoordinationError::Refused(reason));
             }
         }
-        Err(CoordinationError::Unavailable("others took every number that was tried".to_owned()))
+        Err(CoordinationError::Unavailable("other members took every node number that was tried".to_owned()))
     }
 
     async fn free_number(&self) -> Result<u16, CoordinationError> {
@@ -73,10 +80,10 @@ impl EtcdCoordination {
         free.ok_or_else(|| CoordinationError::Refused("all node numbers are taken".to_owned()))
     }
 
-    fn picture_of(&self, mirrored: &Mirrored) -> Picture {
-        let mut picture = Picture { revision: mirrored.revision, ..Picture::default() };
+    fn picture_of(&self, mirrored: &MirrorContents) -> ClusterSnapshot {
+        let mut picture = ClusterSnapshot { revision: mirrored.revision, ..ClusterSnapshot::default() };
         for (key, entry) in mirrored.entries.iter() {
-            // What cannot be read was not written by a node of ours; it neither takes part nor owns.
+            // Ignores entries that cannot be decoded: no node of this installation wrote them.
             if let Some(number) = self.keys.number(key) {
                 let stored = serde_json::from_slice::<StoredMember>(&entry.value);
                 picture.nodes.extend(stored.ok().map(|stored| Node { number, member: stored.into() }));
@@ -96,7 +103,7 @@ impl Coordination for EtcdCoordination {
         wanted: Option<u16>,
     ) -> PortFuture<'_, Result<Arc<dyn Membership>, CoordinationError>> {
         Box::pin(async move {
-            let session = Session::begin(self.connection.clone()).await;
+            let session = LeaseSession::begin(self.connection.clone()).await;
             let session = session.map_err(|status| CoordinationError::Unavailable(reason(&status)))?;
             match self.enter(&session, &member, wanted).await {
                 Ok(node) => {
@@ -111,7 +118,7 @@ impl Coordination for EtcdCoordination {
         })
     }
 
-    fn picture(&self, seen: u64) -> PortFuture<'_, Result<Picture, CoordinationError>> {
+    fn snapshot(&self, seen: u64) -> PortFuture<'_, Result<ClusterSnapshot, CoordinationError>> {
         Box::pin(async move {
             let newer = self.mirror.newer_than(seen).await.map_err(CoordinationError::Unavailable)?;
             Ok(self.picture_of(&newer))
@@ -121,8 +128,8 @@ impl Coordination for EtcdCoordination {
 
 struct EtcdMembership {
     connection: EtcdConnection,
-    keys: Keys,
-    session: Session,
+    keys: EtcdKeys,
+    session: LeaseSession,
     node: u16,
 }
 
@@ -131,7 +138,7 @@ impl EtcdMembership {
         self.session.check().map_err(CoordinationError::Lost)
     }
 
-    async fn take(&self, name: &str) -> Result<Transacted, CoordinationError> {
+    async fn take(&self, name: &str) -> Result<TransactionResult, CoordinationError> {
         let key = self.keys.owner(name);
         let value = encode(&StoredOwner { node: self.node });
         let taken = self.connection.transact(
@@ -148,8 +155,8 @@ impl Membership for EtcdMembership {
         self.node
     }
 
-    fn stands(&self) -> bool {
-        self.session.stands()
+    fn is_valid(&self) -> bool {
+        self.session.is_valid()
     }
 
     fn lost(&self) -> PortFuture<'_, String> {
@@ -177,7 +184,7 @@ impl Membership for EtcdMembership {
             let read = self.connection.range(request).await.map_err(|status| failed(&self.session, &status))?;
             let is_mine =
                 |entry: &KeyValue| entry.lease == self.session.lease && epoch(entry.create_revision) == of_epoch;
-            Ok(self.stands() && read.kvs.first().is_some_and(is_mine))
+            Ok(self.is_valid() && read.kvs.first().is_some_and(is_mine))
         })
     }
 
@@ -195,8 +202,8 @@ impl Membership for EtcdMembership {
     }
 }
 
-/// A lease that etcd does not know any more is a session that is lost.
-fn failed(session: &Session, status: &tonic::Status) -> CoordinationError {
+/// If etcd does not have the lease any more, the session is lost.
+fn failed(session: &LeaseSession, status: &tonic::Status) -> CoordinationError {
     if is_lease_gone(status) {
         session.lose("etcd has ended the lease");
     }
@@ -215,13 +222,12 @@ fn owner_of(entry: &KeyValue) -> Option<Owner> {
     Some(Owner { node: stored.node, epoch: epoch(entry.create_revision) })
 }
 
-/// Where things are.
 #[derive(Clone)]
-struct Keys {
+struct EtcdKeys {
     prefix: String,
 }
 
-impl Keys {
+impl EtcdKeys {
     fn nodes(&self) -> Vec<u8> {
         format!("{}nodes/", self.prefix).into_bytes()
     }
@@ -238,12 +244,10 @@ impl Keys {
         format!("{}owners/{name}", self.prefix).into_bytes()
     }
 
-    /// The number of a node by its key.
     fn number(&self, key: &[u8]) -> Option<u16> {
         self.rest(key, "nodes/")?.parse().ok()
     }
 
-    /// The name that is owned by its key.
     fn owned_name(&self, key: &[u8]) -> Option<String> {
         self.rest(key, "owners/").map(str::to_owned)
     }
@@ -258,7 +262,7 @@ struct StoredMember {
     name: String,
     roles: Vec<String>,
     address: String,
-    /// Entries of older binaries have none.
+    /// Zero in entries of older binaries, which have none.
     #[serde(default)]
     incarnation: u64,
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -1,8 +1,8 @@
-//! What is under a prefix of etcd, read once and kept up by a watch.
+//! A local copy of the keys under a prefix of etcd: one read, then a watch.
 //!
-//! A watch that ends (etcd restarts, compacts, loses its leader) is begun anew with a reading, so that what is mirrored is
-//! always a state that etcd had. Its revision grows, except when etcd was restored from a backup or replaced: a reading of a lower revision
-//! replaces what was mirrored.
+//! A watch ends when etcd restarts, compacts, or loses its leader. The mirror then reads all keys again, so that its content is always a
+//! state that etcd had. Its revision increases, except when etcd was restored from a backup or replaced: a read with a lower revision
+//! replaces the content.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,40 +18,40 @@ use super::connection::{EtcdConnection, reason, under};
 use super::wire::event::EventType;
 use super::wire::{Event as Change, KeyValue};
 
-/// How long the mirror rests before it reads anew.
+/// The pause before the mirror reads again.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// A prefix as it was at the latest revision that was heard of.
+/// The content of a prefix at the latest revision that the mirror received.
 #[derive(Clone, Default)]
-pub(super) struct Mirrored {
-    /// Zero before the first reading.
+pub(super) struct MirrorContents {
+    /// Zero before the first read.
     pub revision: u64,
-    /// The highest revision that was shown before etcd went back. Zero: it never did.
+    /// The highest revision that readers saw before etcd went back. Zero: etcd never went back.
     before_restore: u64,
     pub entries: Arc<BTreeMap<Vec<u8>, KeyValue>>,
-    /// Why the first reading has not succeeded yet.
+    /// The reason why the first read has not succeeded yet.
     failure: Option<String>,
 }
 
-impl Mirrored {
+impl MirrorContents {
     fn replace(&mut self, revision: u64, entries: BTreeMap<Vec<u8>, KeyValue>) {
         (self.revision, self.entries, self.failure) = (revision, Arc::new(entries), None);
     }
 
-    /// Whether this is news for a reader of revision `seen`: etcd is beyond that revision, or went back below it.
+    /// Whether a reader that has seen revision `seen` needs this content: etcd is beyond that revision, or went back below it.
     fn is_news(&self, seen: u64) -> bool {
         self.revision > seen || (self.revision < seen && seen <= self.before_restore)
     }
 }
 
-/// Etcd answered with a lower revision than before.
+/// etcd answered with a lower revision than before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct WentBack {
+struct RevisionWentBack {
     from: u64,
     to: u64,
 }
 
-impl WentBack {
+impl RevisionWentBack {
     fn event(self) -> Event {
         let Self { from, to } = self;
         let detail = format!(
@@ -62,35 +62,36 @@ impl WentBack {
     }
 }
 
-/// A mirror of one prefix. Its task ends with it.
-pub(super) struct Mirror {
-    mirrored: watch::Receiver<Mirrored>,
+/// A mirror of one prefix. Dropping it ends its task.
+pub(super) struct PrefixMirror {
+    mirrored: watch::Receiver<MirrorContents>,
     patience: Duration,
     task: JoinHandle<()>,
 }
 
-impl Mirror {
-    /// Reports to `events` that etcd went back to an earlier revision.
+impl PrefixMirror {
+    /// Reports to `events` when etcd went back to an earlier revision.
     pub fn new(connection: EtcdConnection, prefix: Vec<u8>, events: EventSink) -> Self {
-        let (sender, mirrored) = watch::channel(Mirrored::default());
+        let (sender, mirrored) = watch::channel(MirrorContents::default());
         let patience = connection.settings().request_timeout;
         let task = tokio::spawn(async move {
             loop {
                 let Err(status) = follow(&connection, &prefix, &sender, &events).await;
-                tracing::debug!(%status, "the watch of etcd is begun anew");
+                tracing::debug!(%status, "the watch of etcd ended; reading again");
                 sender.send_if_modified(|mirrored| {
                     mirrored.failure = (mirrored.revision == 0).then(|| reason(&status));
                     mirrored.failure.is_some()
                 });
-                connection.turn_away();
+                connection.switch_endpoint();
                 tokio::time::sleep(PAUSE).await;
             }
         });
         Self { mirrored, patience, task }
     }
 
-    /// What is there once its revision is above `seen`, or once etcd went back to a revision below `seen`. The first reading must come within the time for a request.
-    pub async fn newer_than(&self, seen: u64) -> Result<Mirrored, String> {
+    /// Waits for content with a revision above `seen`, or until etcd went back to a revision below `seen`. The first read has the timeout
+    /// of one request.
+    pub async fn newer_than(&self, seen: u64) -> Result<MirrorContents, String> {
         let mut mirrored = self.mirrored.clone();
         if mirrored.borrow().revision == 0 {
             let is_late = timeout(self.patience, mirrored.wait_for(|mirrored| mirrored.revision > 0)).await.is_err();
@@ -104,17 +105,17 @@ impl Mirror {
     }
 }
 
-impl Drop for Mirror {
+impl Drop for PrefixMirror {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-/// Reads all and follows until the watch ends.
+/// Reads all keys and follows the watch until it ends.
 async fn follow(
     connection: &EtcdConnection,
     prefix: &[u8],
-    sender: &watch::Sender<Mirrored>,
+    sender: &watch::Sender<MirrorContents>,
     events: &EventSink,
 ) -> Result<std::convert::Infallible, Status> {
     let read = connection.range(under(prefix)).await?;
@@ -131,7 +132,7 @@ async fn follow(
         if change.canceled {
             return Err(Status::unavailable(format!("etcd ended the watch: {}", change.cancel_reason)));
         }
-        // An answer may hold a part of what happened at its header's revision; what is certain is what it tells of.
+        // An answer may contain only a part of the changes of its header's revision. Only the revisions of its events are certain.
         let Some(latest) = change.events.iter().filter_map(|event| Some(event.kv.as_ref()?.mod_revision)).max() else {
             continue;
         };
@@ -153,8 +154,8 @@ fn apply(entries: &mut BTreeMap<Vec<u8>, KeyValue>, event: Change) {
     }
 }
 
-/// Shows what a watch reported, unless a state that is as new is shown already.
-fn show(sender: &watch::Sender<Mirrored>, revision: i64, entries: BTreeMap<Vec<u8>, KeyValue>) {
+/// Publishes the state after a watch event, unless the published state is as new.
+fn show(sender: &watch::Sender<MirrorContents>, revision: i64, entries: BTreeMap<Vec<u8>, KeyValue>) {
     let revision = u64::try_from(revision).unwrap_or(0);
     sender.send_if_modified(|mirrored| {
         let is_newer = revision > mirrored.revision;
@@ -165,12 +166,12 @@ fn show(sender: &watch::Sender<Mirrored>, revision: i64, entries: BTreeMap<Vec<u
     });
 }
 
-/// Shows a reading of the whole prefix. Readings are linearizable: if the revision of one is lower than an earlier one, etcd went back.
+/// Publishes a read of the whole prefix. Reads are linearizable: if the revision of one is lower than an earlier one, etcd went back.
 fn show_reading(
-    sender: &watch::Sender<Mirrored>,
+    sender: &watch::Sender<MirrorContents>,
     revision: i64,
     entries: BTreeMap<Vec<u8>, KeyValue>,
-) -> Option<WentBack> {
+) -> Option<RevisionWentBack> {
     let to = u64::try_from(revision).unwrap_or(0);
     let from = sender.borrow().revision;
     if to >= from {
@@ -181,7 +182,7 @@ fn show_reading(
         mirrored.before_restore = mirrored.before_restore.max(from);
         mirrored.replace(to, entries);
     });
-    Some(WentBack { from, to })
+    Some(RevisionWentBack { from, to })
 }
 
 #[cfg(test)]
@@ -192,28 +193,28 @@ mod tests {
         keys.iter().map(|key| (key.as_bytes().to_vec(), KeyValue::default())).collect()
     }
 
-    fn keys(sender: &watch::Sender<Mirrored>) -> Vec<String> {
+    fn keys(sender: &watch::Sender<MirrorContents>) -> Vec<String> {
         let shown = sender.borrow();
         shown.entries.keys().map(|key| String::from_utf8_lossy(key).into_owned()).collect()
     }
 
-    fn mirror(sender: &watch::Sender<Mirrored>) -> Mirror {
+    fn mirror(sender: &watch::Sender<MirrorContents>) -> PrefixMirror {
         let task = tokio::spawn(std::future::pending());
-        Mirror { mirrored: sender.subscribe(), patience: Duration::from_secs(1), task }
+        PrefixMirror { mirrored: sender.subscribe(), patience: Duration::from_secs(1), task }
     }
 
     #[tokio::test]
-    async fn a_reading_of_a_restored_etcd_replaces_what_was_mirrored() {
-        let sender = watch::Sender::new(Mirrored::default());
+    async fn a_read_of_a_restored_etcd_replaces_the_mirror() {
+        let sender = watch::Sender::new(MirrorContents::default());
         assert_eq!(show_reading(&sender, 90, entries(&["a", "b"])), None);
         show(&sender, 100, entries(&["a", "b", "c"]));
         let mirror = mirror(&sender);
         let waiting = mirror.newer_than(100);
         tokio::pin!(waiting);
         assert!(futures_util::poll!(waiting.as_mut()).is_pending());
-        assert_eq!(show_reading(&sender, 40, entries(&["a"])), Some(WentBack { from: 100, to: 40 }));
+        assert_eq!(show_reading(&sender, 40, entries(&["a"])), Some(RevisionWentBack { from: 100, to: 40 }));
         assert_eq!(keys(&sender), ["a"]);
-        assert_eq!(waiting.await.map(|mirrored| mirrored.revision), Ok(40), "readers of the old history learn of it");
+        assert_eq!(waiting.await.map(|mirrored| mirrored.revision), Ok(40), "readers of the old history receive it");
         let next = mirror.newer_than(40);
         tokio::pin!(next);
         assert!(futures_util::poll!(next.as_mut()).is_pending(), "and only once");
@@ -224,19 +225,19 @@ mod tests {
 
     #[tokio::test]
     async fn a_reader_that_is_ahead_of_the_mirror_waits_if_etcd_never_went_back() {
-        let sender = watch::Sender::new(Mirrored::default());
+        let sender = watch::Sender::new(MirrorContents::default());
         show_reading(&sender, 90, entries(&["a"]));
         let mirror = mirror(&sender);
         let ahead = mirror.newer_than(95);
         tokio::pin!(ahead);
         assert!(futures_util::poll!(ahead.as_mut()).is_pending());
-        assert_eq!(show_reading(&sender, 90, entries(&["a"])), None, "the same again");
+        assert_eq!(show_reading(&sender, 90, entries(&["a"])), None, "the same revision again");
         assert!(futures_util::poll!(ahead.as_mut()).is_pending());
     }
 
     #[test]
     fn a_watch_never_shows_an_older_state() {
-        let sender = watch::Sender::new(Mirrored::default());
+        let sender = watch::Sender::new(MirrorContents::default());
         show(&sender, 90, entries(&["a", "b"]));
         show(&sender, 80, entries(&["a"]));
         assert_eq!(keys(&sender), ["a", "b"]);

@@ -1,8 +1,8 @@
-//! A lease of etcd as its holder may rely upon it: by the holder's own clock, and ending before etcd's.
+//! A lease of etcd as its holder may rely on it: by the holder's own clock, and ending before etcd's lease ends.
 //!
-//! etcd keeps a lease for its time from when it took the keep-alive, which is after the keep-alive was sent. So until the
-//! sending plus that time, less a margin for clocks that do not run alike, nobody else can have what is under the lease. When
-//! that moment passes without another answer the session is lost for good, also where etcd would still have it.
+//! etcd counts the duration of a lease from the receipt of a keep-alive, which is after its sending. So until the send time plus that
+//! duration, less a margin for clock drift, etcd gives the keys under the lease to no other member. If that moment passes without another
+//! answer, the session is lost for good, even if etcd still has the lease.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,46 +13,46 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::connection::EtcdConnection;
 
-/// The part of a lease's time that is left unused, for clocks that run at different speeds.
+/// The part of a lease's duration that is left unused, for clocks that run at different speeds.
 const MARGIN_PARTS: u32 = 8;
-/// Keep-alives in the time of one lease.
+/// Keep-alives per duration of a lease.
 const KEEP_ALIVES_PER_LEASE: u32 = 5;
-/// How long after a keep-alive that failed the next is tried.
+/// The delay after a failed keep-alive.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// A lease that is kept alive until it is dropped, ended or lost.
-pub(super) struct Session {
+pub(super) struct LeaseSession {
     pub lease: i64,
-    standing: Arc<Standing>,
+    standing: Arc<LeaseValidity>,
     connection: EtcdConnection,
     _keep_alive: DropGuard,
 }
 
-/// Until when the session stands.
-struct Standing {
-    until: Mutex<Until>,
-    /// Wakes who waits for the loss.
-    told: watch::Sender<()>,
+/// The time until which the session is valid.
+struct LeaseValidity {
+    until: Mutex<LeaseState>,
+    /// Notifies waiters of the loss.
+    loss_signal: watch::Sender<()>,
 }
 
-enum Until {
+enum LeaseState {
     Stands(Instant),
     Lost(String),
 }
 
-impl Session {
-    /// Asks etcd for a lease and keeps it alive from now on.
+impl LeaseSession {
+    /// Requests a lease from etcd and keeps it alive from now on.
     pub async fn begin(connection: EtcdConnection) -> Result<Self, tonic::Status> {
         let sent = Instant::now();
         let (lease, lasts) = connection.grant(connection.settings().session).await?;
-        let standing = Arc::new(Standing::new(sent, lasts));
+        let standing = Arc::new(LeaseValidity::new(sent, lasts));
         let ended = CancellationToken::new();
         let keeping = keep_alive(connection.clone(), lease, lasts, standing.clone());
         tokio::spawn(ended.clone().run_until_cancelled_owned(keeping));
         Ok(Self { lease, standing, connection, _keep_alive: ended.drop_guard() })
     }
 
-    pub fn stands(&self) -> bool {
+    pub fn is_valid(&self) -> bool {
         self.standing.check().is_ok()
     }
 
@@ -68,17 +68,17 @@ impl Session {
         self.standing.lost().await
     }
 
-    /// Ends the session; etcd lets go of everything under it.
+    /// Ends the session. etcd deletes all keys under the lease.
     pub async fn end(&self) {
-        self.standing.lose("the membership was left");
+        self.standing.lose("the member has left");
         if let Err(status) = self.connection.revoke(self.lease).await {
-            tracing::debug!(%status, "etcd lets go of the session when its time is over");
+            tracing::debug!(%status, "cannot revoke the lease; etcd expires it");
         }
     }
 }
 
 /// Keeps the lease alive until it is lost.
-async fn keep_alive(connection: EtcdConnection, lease: i64, lasts: Duration, standing: Arc<Standing>) {
+async fn keep_alive(connection: EtcdConnection, lease: i64, lasts: Duration, standing: Arc<LeaseValidity>) {
     let every = lasts / KEEP_ALIVES_PER_LEASE;
     let mut next = Instant::now() + every;
     loop {
@@ -98,73 +98,73 @@ async fn keep_alive(connection: EtcdConnection, lease: i64, lasts: Duration, sta
                 next = sent + every;
             }
             Err(status) => {
-                tracing::debug!(%status, "a keep-alive did not get through to etcd");
+                tracing::debug!(%status, "a keep-alive to etcd failed");
                 next = Instant::now() + RETRY_AFTER;
             }
         }
     }
-    // Who was lost by its own clock may still be there by etcd's: others need not wait for that.
+    // The lease may still be valid by etcd's clock: revoke it, so that other members need not wait for its end.
     let _ = connection.revoke(lease).await;
 }
 
-impl Standing {
+impl LeaseValidity {
     fn new(sent: Instant, lasts: Duration) -> Self {
-        Self { until: Mutex::new(Until::Stands(certain_until(sent, lasts))), told: watch::Sender::new(()) }
+        Self { until: Mutex::new(LeaseState::Stands(certain_until(sent, lasts))), loss_signal: watch::Sender::new(()) }
     }
 
-    fn until(&self) -> MutexGuard<'_, Until> {
+    fn until(&self) -> MutexGuard<'_, LeaseState> {
         self.until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the clock under the lock: who has seen the session lost never sees it stand again.
+    /// Compares the clock under the lock: after a caller has seen the session lost, no caller sees it valid again.
     fn check(&self) -> Result<(), String> {
-        self.look().map(drop)
+        self.valid_until().map(drop)
     }
 
-    fn look(&self) -> Result<Instant, String> {
+    fn valid_until(&self) -> Result<Instant, String> {
         let mut until = self.until();
         match &*until {
-            Until::Lost(reason) => Err(reason.clone()),
-            Until::Stands(moment) if Instant::now() < *moment => Ok(*moment),
-            Until::Stands(_) => {
+            LeaseState::Lost(reason) => Err(reason.clone()),
+            LeaseState::Stands(moment) if Instant::now() < *moment => Ok(*moment),
+            LeaseState::Stands(_) => {
                 let reason = "etcd could not be reached in time".to_owned();
-                *until = Until::Lost(reason.clone());
+                *until = LeaseState::Lost(reason.clone());
                 drop(until);
-                self.told.send_replace(());
+                self.loss_signal.send_replace(());
                 Err(reason)
             }
         }
     }
 
-    /// An answer to a keep-alive that was sent at that time. One that comes after the session was lost changes nothing.
+    /// Applies an answer to a keep-alive that was sent at `sent`. An answer after the loss of the session changes nothing.
     fn renew(&self, sent: Instant, lasts: Duration) {
-        if self.look().is_err() {
+        if self.valid_until().is_err() {
             return;
         }
         let mut until = self.until();
-        if let Until::Stands(moment) = &mut *until {
-            // Whoever looked in between saw it stand, or has marked it lost.
+        if let LeaseState::Stands(moment) = &mut *until {
+            // Every check in between found the session valid, or has marked it lost.
             *moment = (*moment).max(certain_until(sent, lasts));
         }
     }
 
     fn lose(&self, reason: &str) {
         let mut until = self.until();
-        if matches!(*until, Until::Stands(_)) {
-            *until = Until::Lost(reason.to_owned());
+        if matches!(*until, LeaseState::Stands(_)) {
+            *until = LeaseState::Lost(reason.to_owned());
             drop(until);
-            self.told.send_replace(());
+            self.loss_signal.send_replace(());
         }
     }
 
     async fn lost(&self) -> String {
-        let mut told = self.told.subscribe();
+        let mut loss_signal = self.loss_signal.subscribe();
         loop {
-            match self.look() {
+            match self.valid_until() {
                 Err(reason) => return reason,
                 Ok(moment) => tokio::select! {
                     () = sleep_until(moment) => {}
-                    _ = told.changed() => {}
+                    _ = loss_signal.changed() => {}
                 },
             }
         }
@@ -187,7 +187,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_session_is_lost_before_the_lease_can_end() {
-        let standing = Standing::new(Instant::now(), LASTS);
+        let standing = LeaseValidity::new(Instant::now(), LASTS);
         wait(6).await;
         assert_eq!(standing.check(), Ok(()));
         wait(1).await;
@@ -196,7 +196,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_time_counts_from_when_the_keep_alive_was_sent() {
-        let standing = Standing::new(Instant::now(), LASTS);
+        let standing = LeaseValidity::new(Instant::now(), LASTS);
         wait(2).await;
         let sent = Instant::now();
         wait(4).await;
@@ -208,8 +208,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_comes_too_late_does_not_bring_a_session_back() {
-        let standing = Standing::new(Instant::now(), LASTS);
+    async fn a_late_keep_alive_answer_does_not_restore_a_lost_session() {
+        let standing = LeaseValidity::new(Instant::now(), LASTS);
         wait(1).await;
         let sent = Instant::now();
         wait(6).await;
@@ -218,16 +218,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_for_the_loss_is_told_by_the_clock_alone() {
-        let standing = Standing::new(Instant::now(), LASTS);
+    async fn the_clock_alone_ends_a_wait_for_the_loss() {
+        let standing = LeaseValidity::new(Instant::now(), LASTS);
         let began = Instant::now();
         standing.lost().await;
         assert_eq!(began.elapsed(), Duration::from_secs(7));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_for_the_loss_of_a_session_that_is_renewed_waits_on() {
-        let standing = Standing::new(Instant::now(), LASTS);
+    async fn a_renewal_extends_a_wait_for_the_loss() {
+        let standing = LeaseValidity::new(Instant::now(), LASTS);
         let began = Instant::now();
         let renewals = async {
             tokio::time::sleep(Duration::from_secs(5)).await;

@@ -1,12 +1,12 @@
-//! What can be configured of the etcd engine.
+//! The settings of the etcd engine, and the errors of its start.
 
 use std::fmt;
 use std::time::Duration;
 
-/// The shortest session: etcd itself gives no lease below its election timeout, in whole seconds.
+/// The shortest session. etcd grants no lease below its election timeout, and only whole seconds.
 const SESSION_MIN: Duration = Duration::from_secs(2);
 
-/// Who etcd shall know us as.
+/// The user and password for etcd.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EtcdLogin {
     pub user: String,
@@ -14,25 +14,24 @@ pub struct EtcdLogin {
 }
 
 impl fmt::Debug for EtcdLogin {
-    /// Without the password: settings are shown to people.
+    /// Hides the password, because settings are logged.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdLogin").field("user", &self.user).finish_non_exhaustive()
     }
 }
 
-/// How the engine reaches etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdSettings {
     /// `host:port`, or `http://host:port`, of each member of the etcd cluster.
     pub endpoints: Vec<String>,
-    /// What every key begins with: two installations on one etcd need two.
+    /// The prefix of every key. Two installations on one etcd need different prefixes.
     pub prefix: String,
-    /// Where etcd asks for one.
+    /// Required if etcd has authentication enabled.
     pub login: Option<EtcdLogin>,
-    /// How long etcd keeps a node that it does not hear from, in whole seconds. A node that dies is replaced after that; one
-    /// that cannot reach etcd stops a little earlier by itself.
+    /// The time after which etcd expires the session of an unreachable node, in whole seconds. Then another node replaces it. A node that
+    /// cannot reach etcd stops a little earlier by itself.
     pub session: Duration,
-    /// How long a question to etcd may take; also how long a start waits for it.
+    /// The timeout of a request to etcd. Also the maximum time for which a start waits for etcd.
     pub request_timeout: Duration,
 }
 
@@ -60,7 +59,6 @@ impl EtcdSettings {
         Ok(())
     }
 
-    /// Each endpoint as an address to dial.
     pub(super) fn addresses(&self) -> Result<Vec<String>, EtcdStartError> {
         let address = |endpoint: &String| match endpoint.split_once("://") {
             None => Ok(format!("http://{endpoint}")),
@@ -73,16 +71,16 @@ impl EtcdSettings {
     }
 }
 
-/// Why the engine could not start. Each says what to do.
+/// The reason why the engine could not start, with the fix.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EtcdStartError {
-    #[error("no etcd is named: set its endpoints, such as 127.0.0.1:2379")]
+    #[error("no etcd endpoint is set: set one, such as 127.0.0.1:2379")]
     NoEndpoint,
-    #[error("the etcd endpoint `{endpoint}` begins with `{scheme}://`; only `http://` can be spoken")]
+    #[error("the etcd endpoint `{endpoint}` begins with `{scheme}://`; only `http://` is supported")]
     OtherScheme { endpoint: String, scheme: String },
-    #[error("`{endpoint}` is no address of etcd: {reason}")]
+    #[error("`{endpoint}` is not a valid address of etcd: {reason}")]
     BadEndpoint { endpoint: String, reason: String },
-    #[error("the session with etcd must be of whole seconds, and at least two")]
+    #[error("the session with etcd must be a whole number of seconds, at least 2")]
     BadSession,
     #[error("the request timeout of etcd must be above zero")]
     BadRequestTimeout,
@@ -103,13 +101,13 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_that_cannot_be_spoken_to_is_refused_by_name() {
+    fn an_unsupported_endpoint_is_named_in_the_error() {
         let refused = EtcdSettings::new(["https://a:2379"]).addresses();
         assert!(matches!(refused, Err(EtcdStartError::OtherScheme { .. })));
     }
 
     #[test]
-    fn a_session_below_what_etcd_gives_is_refused() {
+    fn a_session_below_the_minimum_of_etcd_is_rejected() {
         let settings = EtcdSettings { session: Duration::from_millis(1500), ..EtcdSettings::new(["a:2379"]) };
         assert_eq!(settings.check(), Err(EtcdStartError::BadSession));
     }

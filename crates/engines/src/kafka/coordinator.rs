@@ -12,10 +12,10 @@ use whimbrel_model::{Clock as _, StoredRecord, SystemClock};
 
 use super::fetch::{FetchError, FetchQuery, Fetcher};
 use super::outcome::{self, KafkaError};
-use super::queries::{End, PAUSE_BEFORE_ASKING_AGAIN, Queries};
+use super::queries::{LogEnd, PAUSE_BEFORE_ASKING_AGAIN, Queries};
 
 const COORDINATOR_TOPIC: &str = "__transaction_state";
-/// How far the clock of a record's writer and the coordinator's may be apart.
+/// The maximum difference between the clock of a record's writer and the coordinator's.
 const CLOCK_SKEW_MAX_MS: i64 = 60_000;
 const FETCH_BYTES: usize = 1 << 20;
 
@@ -27,10 +27,9 @@ pub(super) enum TransactionOutcome {
 
 /// The state of the last transaction of an id that wrote to a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Finding {
-    /// There is none.
+pub(super) enum TransactionFinding {
+    /// There is no such transaction.
     Nothing,
-    /// The coordinator has not finished it.
     UnderWay,
     Finished(TransactionOutcome),
 }
@@ -52,7 +51,7 @@ pub(super) async fn look_up(
     fetcher: &Fetcher,
     TransactionQuery { id, identity, partition: (topic, index), at }: TransactionQuery<'_>,
     deadline: Instant,
-) -> Result<Finding, FetchError> {
+) -> Result<TransactionFinding, FetchError> {
     let mut since = None;
     let place = |topic: &str, index, from| FetchQuery {
         topic: TopicName(StrBytes::from_string(topic.to_owned())),
@@ -67,7 +66,7 @@ pub(super) async fn look_up(
     .await?;
     // The time of a record is set by its writer, and may be long ago. A time in the future counts as now.
     let Some(since) = since.map(|since: i64| since.min(SystemClock.now().as_millis())) else {
-        // The leader cannot serve the record yet: a new leader does not know its high watermark at first.
+        // The leader cannot serve the record yet: a new leader starts without a high watermark.
         return Err(KafkaError::Code(Code::OffsetNotAvailable).into());
     };
     let metadata = queries.metadata(Some(COORDINATOR_TOPIC)).await;
@@ -82,10 +81,10 @@ pub(super) async fn look_up(
     // The log is read from that time on, less the clock skew. If the clocks differ by more, the whole log is read.
     for begin in [(since - CLOCK_SKEW_MAX_MS).max(0), 0] {
         let Some(from) = offset_at(queries, home, begin, deadline).await? else { continue };
-        let mut history = History::of(topic, index);
+        let mut history = TransactionHistory::of(topic, index);
         read((queries, fetcher), place(COORDINATOR_TOPIC, home, from), deadline, |stored| {
             if id_of(stored.record.key.as_deref().unwrap_or_default()) == Some(id)
-                && let Some(state) = State::of(&stored.record.value)
+                && let Some(state) = TransactionState::of(&stored.record.value)
             {
                 history.then(state);
             }
@@ -95,18 +94,18 @@ pub(super) async fn look_up(
         if history.identity != Some(identity) {
             return Err(KafkaError::Code(Code::NotLeaderOrFollower).into());
         }
-        if history.finding != Finding::Nothing {
+        if history.finding != TransactionFinding::Nothing {
             return Ok(history.finding);
         }
     }
-    Ok(Finding::Nothing)
+    Ok(TransactionFinding::Nothing)
 }
 
 /// The first offset of the coordinator's log at a time.
 async fn offset_at(queries: &Queries, index: u32, time: i64, deadline: Instant) -> Result<Option<u64>, KafkaError> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        match queries.offset(COORDINATOR_TOPIC, index, time, End::Written, left).await {
+        match queries.offset(COORDINATOR_TOPIC, index, time, LogEnd::Written, left).await {
             Err(error) if error.is_passing() && Instant::now() < deadline => {
                 tokio::time::sleep(PAUSE_BEFORE_ASKING_AGAIN).await;
                 queries.refresh(COORDINATOR_TOPIC).await;
@@ -125,7 +124,7 @@ async fn read(
 ) -> Result<(), FetchError> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        match fetcher.fetch(&query, End::Written, left.max(Duration::from_millis(1))).await {
+        match fetcher.fetch(&query, LogEnd::Written, left.max(Duration::from_millis(1))).await {
             Ok(fetched) => {
                 if !fetched.records.iter().all(&mut keep_reading) || fetched.next >= fetched.written_end {
                     return Ok(());
@@ -149,7 +148,7 @@ fn home_of(id: &str, partitions: i32) -> i32 {
 
 /// The transactional id of a record of the coordinator's log.
 fn id_of(key: &[u8]) -> Option<&str> {
-    let mut bytes = Bytes(key);
+    let mut bytes = ByteReader(key);
     if bytes.i16()? != 0 {
         return None;
     }
@@ -158,7 +157,7 @@ fn id_of(key: &[u8]) -> Option<&str> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum TransactionPhase {
     Begun,
     Decided(TransactionOutcome),
     Finished,
@@ -166,16 +165,16 @@ enum Phase {
 
 /// The state of a transaction in one record of the coordinator's log.
 #[derive(Debug, PartialEq, Eq)]
-struct State {
+struct TransactionState {
     /// The producer id and epoch.
     identity: (i64, i16),
-    phase: Phase,
+    phase: TransactionPhase,
     partitions: Vec<(String, u32)>,
 }
 
-impl State {
+impl TransactionState {
     fn of(value: &[u8]) -> Option<Self> {
-        let mut bytes = Bytes(value);
+        let mut bytes = ByteReader(value);
         let is_compact = match bytes.i16()? {
             0 => false,
             1 => true,
@@ -185,11 +184,11 @@ impl State {
         // The transaction timeout.
         bytes.take(4)?;
         let phase = match bytes.take(1)?[0] {
-            1 => Phase::Begun,
-            2 => Phase::Decided(TransactionOutcome::Committed),
-            3 => Phase::Decided(TransactionOutcome::Aborted),
+            1 => TransactionPhase::Begun,
+            2 => TransactionPhase::Decided(TransactionOutcome::Committed),
+            3 => TransactionPhase::Decided(TransactionOutcome::Aborted),
             // Empty, completely committed or aborted.
-            0 | 4 | 5 => Phase::Finished,
+            0 | 4 | 5 => TransactionPhase::Finished,
             _ => return None,
         };
         let mut partitions = Vec::new();
@@ -208,33 +207,33 @@ impl State {
 }
 
 /// History of the transactions of one transactional id in one partition, in the order of the coordinator's log.
-struct History<'a> {
+struct TransactionHistory<'a> {
     partition: (&'a str, u32),
     /// The outcome that is decided and not finished.
     decided: Option<TransactionOutcome>,
-    finding: Finding,
+    finding: TransactionFinding,
     /// The producer id and epoch of the last record.
     identity: Option<(i64, i16)>,
 }
 
-impl<'a> History<'a> {
+impl<'a> TransactionHistory<'a> {
     fn of(topic: &'a str, index: u32) -> Self {
-        Self { partition: (topic, index), decided: None, finding: Finding::Nothing, identity: None }
+        Self { partition: (topic, index), decided: None, finding: TransactionFinding::Nothing, identity: None }
     }
 
-    fn then(&mut self, state: State) {
+    fn then(&mut self, state: TransactionState) {
         self.identity = Some(state.identity);
         let concerns = state.partitions.iter().any(|(topic, index)| (topic.as_str(), *index) == self.partition);
         match state.phase {
-            Phase::Begun if concerns => (self.decided, self.finding) = (None, Finding::UnderWay),
-            Phase::Decided(outcome) if concerns => {
+            TransactionPhase::Begun if concerns => (self.decided, self.finding) = (None, TransactionFinding::UnderWay),
+            TransactionPhase::Decided(outcome) if concerns => {
                 self.decided = Some(outcome);
-                self.finding = Finding::UnderWay;
+                self.finding = TransactionFinding::UnderWay;
             }
             // Any later record means that the transaction before it is over.
-            Phase::Begun | Phase::Decided(_) | Phase::Finished => {
+            TransactionPhase::Begun | TransactionPhase::Decided(_) | TransactionPhase::Finished => {
                 if let Some(outcome) = self.decided.take() {
-                    self.finding = Finding::Finished(outcome);
+                    self.finding = TransactionFinding::Finished(outcome);
                 }
             }
         }
@@ -242,9 +241,9 @@ impl<'a> History<'a> {
 }
 
 /// Bytes that are read from the front.
-struct Bytes<'a>(&'a [u8]);
+struct ByteReader<'a>(&'a [u8]);
 
-impl<'a> Bytes<'a> {
+impl<'a> ByteReader<'a> {
     fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
@@ -304,33 +303,33 @@ mod tests {
         (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
     }
 
-    fn state(phase: Phase, partitions: &[(&str, u32)]) -> State {
-        State {
+    fn state(phase: TransactionPhase, partitions: &[(&str, u32)]) -> TransactionState {
+        TransactionState {
             identity: (7, 2),
             phase,
             partitions: partitions.iter().map(|(topic, index)| ((*topic).to_owned(), *index)).collect(),
         }
     }
 
-    fn finding(states: Vec<State>) -> Finding {
-        let mut history = History::of("_holds", 2);
+    fn finding(states: Vec<TransactionState>) -> TransactionFinding {
+        let mut history = TransactionHistory::of("_holds", 2);
         states.into_iter().for_each(|state| history.then(state));
         history.finding
     }
 
-    fn finished(states: Vec<State>) -> Option<TransactionOutcome> {
+    fn finished(states: Vec<TransactionState>) -> Option<TransactionOutcome> {
         match finding(states) {
-            Finding::Finished(outcome) => Some(outcome),
-            Finding::Nothing | Finding::UnderWay => None,
+            TransactionFinding::Finished(outcome) => Some(outcome),
+            TransactionFinding::Nothing | TransactionFinding::UnderWay => None,
         }
     }
 
     #[test]
     fn transaction_state_records_are_decoded() {
         assert_eq!(id_of(&bytes(KEY)), Some("whimbrel/holds/2"));
-        let decided = state(Phase::Decided(TransactionOutcome::Committed), &[("late-0", 0), ("_holds", 2)]);
-        assert_eq!(State::of(&bytes(DECIDED)), Some(decided));
-        assert_eq!(State::of(&bytes(COMPLETE)), Some(state(Phase::Finished, &[])));
+        let decided = state(TransactionPhase::Decided(TransactionOutcome::Committed), &[("late-0", 0), ("_holds", 2)]);
+        assert_eq!(TransactionState::of(&bytes(DECIDED)), Some(decided));
+        assert_eq!(TransactionState::of(&bytes(COMPLETE)), Some(state(TransactionPhase::Finished, &[])));
     }
 
     #[test]
@@ -342,17 +341,17 @@ mod tests {
         value.extend(b"_holds");
         value.extend([0, 0, 0, 1, 0, 0, 0, 2]);
         value.extend([0; 16]);
-        let state = state(Phase::Decided(TransactionOutcome::Aborted), &[("_holds", 2)]);
-        assert_eq!(State::of(&value), Some(State { identity: (0, 0), ..state }));
+        let state = state(TransactionPhase::Decided(TransactionOutcome::Aborted), &[("_holds", 2)]);
+        assert_eq!(TransactionState::of(&value), Some(TransactionState { identity: (0, 0), ..state }));
     }
 
     #[test]
     fn truncated_or_unknown_records_are_skipped() {
         let whole = bytes(DECIDED);
         for length in 0..40 {
-            assert_eq!(State::of(&whole[..length]), None, "{length} bytes");
+            assert_eq!(TransactionState::of(&whole[..length]), None, "{length} bytes");
         }
-        assert_eq!(State::of(&[0, 9, 0, 0]), None);
+        assert_eq!(TransactionState::of(&[0, 9, 0, 0]), None);
         assert_eq!(id_of(&[0, 1, 0, 1, b'x']), None);
         assert_eq!(id_of(&[0, 0, 0, 9, b'x']), None);
     }
@@ -367,15 +366,16 @@ mod tests {
     }
 
     #[test]
-    fn a_decision_counts_when_the_coordinator_takes_it_for_finished() {
-        let committed = || state(Phase::Decided(TransactionOutcome::Committed), &[("_holds", 2)]);
-        let aborted = || state(Phase::Decided(TransactionOutcome::Aborted), &[("_holds", 2), ("late-0", 0)]);
-        let (begun, done) = (|| state(Phase::Begun, &[("_holds", 2)]), || state(Phase::Finished, &[]));
-        assert_eq!(finding(vec![done()]), Finding::Nothing);
-        assert_eq!(finding(vec![begun()]), Finding::UnderWay);
-        assert_eq!(finding(vec![begun(), committed()]), Finding::UnderWay);
+    fn a_decision_counts_when_the_coordinator_has_finished_it() {
+        let committed = || state(TransactionPhase::Decided(TransactionOutcome::Committed), &[("_holds", 2)]);
+        let aborted = || state(TransactionPhase::Decided(TransactionOutcome::Aborted), &[("_holds", 2), ("late-0", 0)]);
+        let (begun, done) =
+            (|| state(TransactionPhase::Begun, &[("_holds", 2)]), || state(TransactionPhase::Finished, &[]));
+        assert_eq!(finding(vec![done()]), TransactionFinding::Nothing);
+        assert_eq!(finding(vec![begun()]), TransactionFinding::UnderWay);
+        assert_eq!(finding(vec![begun(), committed()]), TransactionFinding::UnderWay);
         assert_eq!(finished(vec![begun(), committed(), done()]), Some(TransactionOutcome::Committed));
-        assert_eq!(finding(vec![begun(), committed(), done(), begun()]), Finding::UnderWay);
+        assert_eq!(finding(vec![begun(), committed(), done(), begun()]), TransactionFinding::UnderWay);
         assert_eq!(
             finished(vec![begun(), committed(), done(), begun(), aborted(), done()]),
             Some(TransactionOutcome::Aborted)
@@ -384,20 +384,22 @@ mod tests {
 
     #[test]
     fn a_log_that_is_read_from_a_broker_that_is_behind_is_recognised() {
-        let mut history = History::of("_holds", 2);
+        let mut history = TransactionHistory::of("_holds", 2);
         assert_eq!(history.identity, None);
-        history
-            .then(State { identity: (7, 2), ..state(Phase::Decided(TransactionOutcome::Committed), &[("_holds", 2)]) });
-        history.then(State { identity: (7, 3), ..state(Phase::Finished, &[]) });
+        history.then(TransactionState {
+            identity: (7, 2),
+            ..state(TransactionPhase::Decided(TransactionOutcome::Committed), &[("_holds", 2)])
+        });
+        history.then(TransactionState { identity: (7, 3), ..state(TransactionPhase::Finished, &[]) });
         assert_eq!(history.identity, Some((7, 3)), "the latest epoch that the coordinator has assigned");
     }
 
     #[test]
     fn a_later_transaction_elsewhere_does_not_change_what_was_decided_here() {
-        let here = state(Phase::Decided(TransactionOutcome::Committed), &[("_holds", 2)]);
-        let elsewhere =
-            [Phase::Begun, Phase::Decided(TransactionOutcome::Aborted)].map(|phase| state(phase, &[("late-0", 0)]));
-        let states = [here, state(Phase::Finished, &[])].into_iter().chain(elsewhere).collect();
+        let here = state(TransactionPhase::Decided(TransactionOutcome::Committed), &[("_holds", 2)]);
+        let elsewhere = [TransactionPhase::Begun, TransactionPhase::Decided(TransactionOutcome::Aborted)]
+            .map(|phase| state(phase, &[("late-0", 0)]));
+        let states = [here, state(TransactionPhase::Finished, &[])].into_iter().chain(elsewhere).collect();
         assert_eq!(finished(states), Some(TransactionOutcome::Committed));
     }
 }

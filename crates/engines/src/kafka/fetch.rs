@@ -11,16 +11,16 @@ use kafka_protocol::messages::{BrokerId, FetchRequest, FetchResponse, TopicName}
 use tokio::sync::{Semaphore, SemaphorePermit};
 use whimbrel_model::StoredRecord;
 
-use super::client::batch::{self, AbortedTransaction, DECODED_BYTES_MAX, Malformed};
-use super::client::cluster::{ANSWER_MAX, Cluster};
+use super::client::batch::{self, AbortedTransaction, DECODED_BYTES_MAX, MalformedBatch};
+use super::client::cluster::{ANSWER_MAX, KafkaCluster};
 use super::client::connection::CallError;
-use super::client::link::Link;
+use super::client::link::BrokerLink;
 use super::outcome::{self, KafkaError};
-use super::queries::End;
+use super::queries::LogEnd;
 
-/// Bytes of one answer for all its partitions together. A single batch that is larger comes all the same.
+/// The maximum bytes of one answer for all its partitions together. A single larger batch is returned nevertheless.
 const ANSWER_BYTES_MAX: i32 = 8 << 20;
-/// How often a fetch that waits for a connection looks whether another broker leads its partition by now.
+/// The interval at which a fetch that waits for a connection checks whether another broker leads its partition by now.
 const LEADER_LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// One partition of a request.
@@ -34,13 +34,13 @@ pub(super) struct FetchQuery {
 
 /// One partition's part of a broker's answer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Fetched {
+pub(super) struct FetchPage {
     pub records: Vec<StoredRecord>,
     /// The next offset to read, behind records that are not shown.
     pub next: u64,
-    /// Behind the last record that the request may see.
+    /// The offset after the last record that the request may see.
     pub visible_end: u64,
-    /// Behind the last record that is written.
+    /// The offset after the last record that is written.
     pub written_end: u64,
     /// The memory of the records.
     pub bytes: usize,
@@ -51,7 +51,7 @@ pub(super) enum FetchError {
     #[error("{0}")]
     Kafka(#[from] KafkaError),
     #[error("{0}")]
-    Damaged(Malformed),
+    Damaged(MalformedBatch),
 }
 
 impl From<CallError> for FetchError {
@@ -62,7 +62,7 @@ impl From<CallError> for FetchError {
 
 /// A request that the broker answers after `wait` if there are no records. It keeps the order of the queries: Kafka answers the first
 /// partition that has records with one batch at least, and the others within their bytes. A topic may thus occur several times.
-pub(super) fn request(queries: &[FetchQuery], end: End, wait: Duration) -> FetchRequest {
+pub(super) fn request(queries: &[FetchQuery], end: LogEnd, wait: Duration) -> FetchRequest {
     let mut topics: Vec<FetchTopic> = Vec::new();
     for each in queries {
         let partition = FetchPartition::default()
@@ -90,7 +90,7 @@ pub(super) fn request(queries: &[FetchQuery], end: End, wait: Duration) -> Fetch
 
 /// The partition's part of an answer. A request for visible records gets none of aborted transactions. Decodes at least one batch, and
 /// further ones until the records take `bytes_max` in memory.
-pub(super) fn part_of(answer: &FetchResponse, query: &FetchQuery, bytes_max: usize) -> Result<Fetched, FetchError> {
+pub(super) fn part_of(answer: &FetchResponse, query: &FetchQuery, bytes_max: usize) -> Result<FetchPage, FetchError> {
     outcome::check(answer.error_code).map_err(KafkaError::Code)?;
     let topics = answer.responses.iter().filter(|topic| topic.topic == query.topic);
     let part = topics.flat_map(|topic| &topic.partitions).find(|part| part.partition_index == query.index as i32);
@@ -101,21 +101,21 @@ pub(super) fn part_of(answer: &FetchResponse, query: &FetchQuery, bytes_max: usi
     read(part.ok_or_else(missing)?, query.from, bytes_max)
 }
 
-/// How long the broker refuses fetches of this client because its quota is exceeded. It then sends no partition, and reads no request
-/// from the same connection until that time is over.
+/// The time for which the broker rejects fetches of this client because its quota is exceeded. The broker then sends no partition, and
+/// reads no request from the same connection until that time is over.
 fn throttle_of(answer: &FetchResponse) -> Option<Duration> {
     let throttle_ms = u64::try_from(answer.throttle_time_ms).ok().filter(|throttle_ms| *throttle_ms > 0)?;
     answer.responses.is_empty().then(|| Duration::from_millis(throttle_ms))
 }
 
-/// Waits until a broker that throttles accepts fetches again, up to `wait_max`. The connection must not be used before.
+/// Waits until a broker that throttles accepts fetches again, up to `wait_max`. The connection must not be used before that.
 pub(super) async fn wait_for_quota(answer: &FetchResponse, wait_max: Duration) {
     if let Some(throttle) = throttle_of(answer) {
         tokio::time::sleep(throttle.min(wait_max)).await;
     }
 }
 
-fn read(part: &PartitionData, from: u64, bytes_max: usize) -> Result<Fetched, FetchError> {
+fn read(part: &PartitionData, from: u64, bytes_max: usize) -> Result<FetchPage, FetchError> {
     outcome::check(part.error_code).map_err(KafkaError::Code)?;
     let aborted = part.aborted_transactions.iter().flatten();
     let aborted: Vec<AbortedTransaction> = aborted
@@ -126,26 +126,26 @@ fn read(part: &PartitionData, from: u64, bytes_max: usize) -> Result<Fetched, Fe
     // Without a last stable offset, the request may see everything.
     let visible_end = u64::try_from(part.last_stable_offset).unwrap_or(written_end);
     let decoded = batch::decode(bytes, from, written_end, &aborted, bytes_max).map_err(FetchError::Damaged)?;
-    Ok(Fetched { records: decoded.records, next: decoded.next, visible_end, written_end, bytes: decoded.bytes })
+    Ok(FetchPage { records: decoded.records, next: decoded.next, visible_end, written_end, bytes: decoded.bytes })
 }
 
 /// Fetches of one partition that return at once. Each uses a connection of its own; the connections to one broker are bounded.
 pub(super) struct Fetcher {
-    cluster: Arc<Cluster>,
+    cluster: Arc<KafkaCluster>,
     at_once_max: usize,
     brokers: Mutex<HashMap<i32, Arc<FetchPool>>>,
 }
 
 struct FetchPool {
     permits: Semaphore,
-    idle: Mutex<Vec<Arc<Link>>>,
+    idle: Mutex<Vec<Arc<BrokerLink>>>,
 }
 
 /// A link that one fetch has taken from its pool. It goes back unless the fetch ends while its request is under way: the connection is
 /// closed then.
 struct TakenLink<'a> {
     pool: &'a FetchPool,
-    link: Arc<Link>,
+    link: Arc<BrokerLink>,
     has_request_under_way: bool,
 }
 
@@ -158,12 +158,12 @@ impl Drop for TakenLink<'_> {
 }
 
 impl Fetcher {
-    pub fn new(cluster: Arc<Cluster>, at_once_max: usize) -> Self {
+    pub fn new(cluster: Arc<KafkaCluster>, at_once_max: usize) -> Self {
         Self { cluster, at_once_max: at_once_max.max(1), brokers: Mutex::default() }
     }
 
-    /// Fetches what is there now.
-    pub async fn fetch(&self, query: &FetchQuery, end: End, timeout: Duration) -> Result<Fetched, FetchError> {
+    /// Fetches the records that the partition has now.
+    pub async fn fetch(&self, query: &FetchQuery, end: LogEnd, timeout: Duration) -> Result<FetchPage, FetchError> {
         let deadline = Instant::now() + timeout;
         loop {
             let leader = self.leader(query).await?;
@@ -183,8 +183,8 @@ impl Fetcher {
         self.cluster.leader(topic, query.index).ok_or(KafkaError::NoLeader)
     }
 
-    /// Waits for a connection to the leader. `None` where another broker leads the partition by now: a broker that does not answer
-    /// keeps its connections in use until their requests time out.
+    /// Waits for a connection to the leader. `None` if another broker leads the partition by now: a broker that does not answer keeps its
+    /// connections in use until their requests time out.
     async fn permit<'a>(
         &self,
         pool: &'a FetchPool,
@@ -215,9 +215,9 @@ impl Fetcher {
         leader: i32,
         pool: &FetchPool,
         query: &FetchQuery,
-        end: End,
+        end: LogEnd,
         deadline: Instant,
-    ) -> Result<Fetched, FetchError> {
+    ) -> Result<FetchPage, FetchError> {
         let left = || deadline.saturating_duration_since(Instant::now());
         let mut taken = pool.take();
         let connection = self.cluster.connection(&taken.link, leader).await?;
@@ -237,7 +237,7 @@ impl Fetcher {
 }
 
 impl FetchPool {
-    /// A link whose connection is open, another one if there is none, or a new one.
+    /// Takes a link with an open connection, or another link if there is none, or a new one.
     fn take(&self) -> TakenLink<'_> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let at = idle.iter().rposition(|link| link.is_open()).or(idle.len().checked_sub(1));
@@ -279,7 +279,7 @@ mod tests {
     fn a_request_keeps_the_order_of_its_queries_and_the_answer_is_found_by_it() {
         let other = TopicName("payments".into());
         let queries = [query(1), FetchQuery { topic: other, ..query(3) }, query(0), query(2)];
-        let topics = request(&queries, End::Visible, Duration::ZERO).topics;
+        let topics = request(&queries, LogEnd::Visible, Duration::ZERO).topics;
         let asked = topics.iter().flat_map(|topic| topic.partitions.iter().map(|each| (&topic.topic, each.partition)));
         assert!(asked.eq(queries.iter().map(|each| (&each.topic, each.index as i32))));
         let topic = |topic: &FetchTopic| {
@@ -310,7 +310,7 @@ mod tests {
         });
         let fetcher = Fetcher::new(brokers.await.connect(), 1);
         let began = Instant::now();
-        let error = fetcher.fetch(&query(0), End::Visible, TIMEOUT).await.unwrap_err();
+        let error = fetcher.fetch(&query(0), LogEnd::Visible, TIMEOUT).await.unwrap_err();
         assert!(matches!(&error, FetchError::Kafka(error) if error.is_passing()), "{error}");
         assert!(began.elapsed() >= THROTTLE);
     }
@@ -320,13 +320,13 @@ mod tests {
         let brokers = StubCluster::start(2, |broker, _| (broker == 1).then(one_record)).await;
         let fetcher = Arc::new(Fetcher::new(brokers.connect(), 1));
         let frozen = fetcher.clone();
-        let frozen = tokio::spawn(async move { frozen.fetch(&query(0), End::Visible, TIMEOUT).await });
+        let frozen = tokio::spawn(async move { frozen.fetch(&query(0), LogEnd::Visible, TIMEOUT).await });
         while fetcher.pool(0).permits.available_permits() > 0 {
             tokio::task::yield_now().await;
         }
         brokers.set_leader(1);
         let began = Instant::now();
-        let fetched = fetcher.fetch(&query(0), End::Visible, TIMEOUT).await.unwrap();
+        let fetched = fetcher.fetch(&query(0), LogEnd::Visible, TIMEOUT).await.unwrap();
         assert_eq!(fetched.next, 1);
         assert!(began.elapsed() < ANSWER_MAX / 2, "waited {:?}", began.elapsed());
         assert!(!frozen.is_finished(), "the frozen broker still holds its reader");

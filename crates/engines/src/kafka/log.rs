@@ -1,4 +1,4 @@
-//! The engine: its parts put together, and the two ports over them.
+//! The engine: connects its parts, and implements the two ports.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,22 +11,22 @@ use whimbrel_model::ports::{
     AppendOutcome, Bounds, CommitOutcome, Entry, ExactTopic, Fence, Log, LogError, LogTopics, PortFuture, ReadBatch,
     ReadLimits, TopicStatus,
 };
-use whimbrel_model::{EventSink, FoundTopic, NamedBounds, PartitionId, Timestamp, TopicNumber, TopicSpec};
+use whimbrel_model::{EventSink, ExistingTopic, NamedBounds, PartitionId, Timestamp, TopicNumber, TopicSpec};
 
 use super::append::Appender;
-use super::client::cluster::Cluster;
+use super::client::cluster::KafkaCluster;
 use super::client::connection::CallError;
-use super::client::dial::Dialer;
+use super::client::dial::BrokerDialer;
 use super::fence::{FenceContext, FenceHandle};
 use super::fetch::Fetcher;
-use super::hanging::Hanging;
-use super::known::{KnownTopic, KnownTopics};
-use super::queries::{End, Queries};
-use super::read::{ReadAhead, Reader};
+use super::known_topics::{KnownTopic, KnownTopics};
+use super::queries::{LogEnd, Queries};
+use super::read::{PartitionReader, ReadAhead};
 use super::settings::{KafkaSettings, KafkaStartError};
 use super::stall_sweep::StallSweep;
-use super::tail::Tails;
-use super::topics::Topics;
+use super::stalled_partitions::StalledPartitions;
+use super::tail::PartitionTails;
+use super::topics::KafkaTopics;
 
 /// Threads that own all connections to Kafka and encode and decode batches.
 const THREADS: usize = 2;
@@ -34,7 +34,7 @@ const THREADS: usize = 2;
 const LOOKUP_THREADS_MAX: usize = 4;
 /// The error of a start attempt shorter than this is ignored: it is only a timeout.
 const ATTEMPT_MIN: Duration = Duration::from_secs(1);
-/// How long a start waits before it requests the cluster's metadata again.
+/// The pause before a start requests the cluster's metadata again.
 const START_PAUSE: Duration = Duration::from_millis(100);
 
 /// The log on Apache Kafka.
@@ -42,7 +42,7 @@ const START_PAUSE: Duration = Duration::from_millis(100);
 /// `append` is an idempotent producer with `acks=all`; `commit` is a transaction under the fence's `transactional.id`; reading is
 /// `read_committed`; `bounds` counts written records, visible or not.
 ///
-/// # What to know
+/// # Notes
 /// - A record behind an open transaction is durable and not yet visible. A dead owner's open transaction holds the readers of
 ///   its partitions back until its successor opens the fence (0.06 to 1 s) or `transaction_timeout` is over, which therefore
 ///   belongs near the session timeout of Coordination.
@@ -56,21 +56,21 @@ const START_PAUSE: Duration = Duration::from_millis(100);
 /// - While Kafka is unreachable, calls return `Unavailable` or `Unknown` within `message_timeout` plus 5 s (appends),
 ///   `transaction_timeout` plus 5 s (commits) or `request_timeout` (all others). They succeed again after the brokers are back, without a restart.
 pub struct KafkaLog {
-    parts: Parts,
+    parts: EngineParts,
 }
 
-struct Parts {
+struct EngineParts {
     /// Runs every task of the client. The first field, so that its shutdown begins before the other parts are dropped.
     runtime: ClientRuntime,
     settings: KafkaSettings,
-    cluster: Arc<Cluster>,
+    cluster: Arc<KafkaCluster>,
     known: Arc<KnownTopics>,
     appender: Arc<Appender>,
     queries: Arc<Queries>,
     fetcher: Arc<Fetcher>,
-    reader: Arc<Reader>,
-    topics: Topics,
-    hanging: Arc<Hanging>,
+    reader: Arc<PartitionReader>,
+    topics: KafkaTopics,
+    hanging: Arc<StalledPartitions>,
     events: EventSink,
 }
 
@@ -110,12 +110,12 @@ impl KafkaLog {
         let handle = runtime.handle.clone();
         // Reading certificates blocks on files.
         let reading = (settings.clone(), handle.clone());
-        let dialer = tokio::task::spawn_blocking(move || Dialer::new(&reading.0, reading.1)).await;
+        let dialer = tokio::task::spawn_blocking(move || BrokerDialer::new(&reading.0, reading.1)).await;
         let dialer = dialer.map_err(|error| KafkaStartError::Client(error.to_string()))??;
-        let cluster = Arc::new(Cluster::new(dialer, &settings.bootstrap));
+        let cluster = Arc::new(KafkaCluster::new(dialer, &settings.bootstrap));
         let parts = {
             let _on_the_runtime = handle.enter();
-            Parts::start(settings, cluster, events, runtime)
+            EngineParts::start(settings, cluster, events, runtime)
         };
         let log = Arc::new(Self { parts });
         log.parts.reach().await?;
@@ -134,28 +134,28 @@ impl KafkaLog {
     }
 }
 
-impl Parts {
+impl EngineParts {
     /// Starts the tasks on the current runtime, which is the engine's.
-    fn start(settings: KafkaSettings, cluster: Arc<Cluster>, events: EventSink, runtime: ClientRuntime) -> Self {
+    fn start(settings: KafkaSettings, cluster: Arc<KafkaCluster>, events: EventSink, runtime: ClientRuntime) -> Self {
         let staying_current = cluster.clone();
         tokio::spawn(async move { staying_current.stay_current().await });
         let queries = Arc::new(Queries::new(cluster.clone(), settings.request_timeout, events.clone()));
         let known = Arc::new(KnownTopics::default());
         let appender = Arc::new(Appender::start(&settings, cluster.clone(), queries.clone()));
         let fetcher = Arc::new(Fetcher::new(cluster.clone(), settings.fetches_at_once_max));
-        let hanging = Arc::new(Hanging::new(settings.transaction_timeout, events.clone()));
+        let hanging = Arc::new(StalledPartitions::new(settings.transaction_timeout, events.clone()));
         let sweep = StallSweep { cluster: cluster.clone(), known: known.clone(), hanging: hanging.clone() };
         tokio::spawn(sweep.run());
-        let reader = Arc::new(Reader {
+        let reader = Arc::new(PartitionReader {
             known: known.clone(),
             queries: queries.clone(),
             fetcher: fetcher.clone(),
-            tails: Tails::start(cluster.clone(), hanging.clone()),
+            tails: PartitionTails::start(cluster.clone(), hanging.clone()),
             hanging: hanging.clone(),
             request_timeout: settings.request_timeout,
             ahead: ReadAhead::default(),
         });
-        let topics = Topics {
+        let topics = KafkaTopics {
             cluster: cluster.clone(),
             known: known.clone(),
             queries: queries.clone(),
@@ -195,7 +195,7 @@ impl Parts {
         }
     }
 
-    /// The topic of a partition. One that seems to lack the partition may have been grown by another client.
+    /// The topic of a partition. If it seems to lack the partition, another client may have grown it.
     async fn topic_of(&self, partition: PartitionId) -> Result<Arc<KnownTopic>, LogError> {
         if let Some(topic) = self.known.get(partition.topic)
             && !topic.has(partition.index)
@@ -232,7 +232,8 @@ impl Parts {
             write_timeout: self.settings.message_timeout.min(self.settings.transaction_timeout),
             compression: self.settings.compression,
         };
-        // The set ends the task when it is dropped: an opening whose caller has gone must not void a later fence of the same name.
+        // The set ends the task when it is dropped: an opening whose caller has stopped waiting must not void a later fence of the same
+        // name.
         let mut opening = JoinSet::new();
         opening.spawn_on(FenceHandle::open(context), &self.runtime.handle);
         let handle = opening.join_next().await.and_then(Result::ok).ok_or_else(closing)??;
@@ -241,7 +242,7 @@ impl Parts {
 
     async fn trim(&self, partition: PartitionId, before: u64) -> Result<(), LogError> {
         let topic = self.topic_of(partition).await?;
-        let bounds = self.queries.bounds(&topic, partition, End::Written).await?;
+        let bounds = self.queries.bounds(&topic, partition, LogEnd::Written).await?;
         let before = before.min(bounds.next);
         if before <= bounds.first {
             return Ok(());
@@ -291,7 +292,7 @@ impl Log for KafkaLog {
         Box::pin(async move {
             let parts = &self.parts;
             let topic = parts.topic_of(partition).await?;
-            parts.queries.bounds(&topic, partition, End::Written).await
+            parts.queries.bounds(&topic, partition, LogEnd::Written).await
         })
     }
 
@@ -342,7 +343,7 @@ impl LogTopics for KafkaLog {
     fn found<'a>(
         &'a self,
         is_skipped: &'a (dyn Fn(&str) -> bool + Sync),
-    ) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>> {
+    ) -> PortFuture<'a, Result<Vec<ExistingTopic>, LogError>> {
         Box::pin(self.parts.topics.found(is_skipped))
     }
 }

@@ -18,7 +18,7 @@ mod tests {
     use whimbrel_model::{Headers, Timestamp};
 
     #[test]
-    fn a_record_that_only_carries_a_marker_is_known_and_a_message_is_not_taken_for_one() {
+    fn a_marker_record_is_distinguished_from_a_message() {
         let mut headers = Headers::builder();
         headers.push(END_MARK, b"");
         let (key, value) = (Some(END_MARK.as_bytes().into()), Default::default());

@@ -10,7 +10,7 @@ use whimbrel_model::{PartitionId, format_duration};
 
 use super::client::connection::CallError;
 
-/// Why a request to the brokers failed.
+/// The reason why a request to the brokers failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum KafkaError {
     #[error("{0}")]
@@ -52,8 +52,8 @@ pub(super) fn broker_timeout_ms(answer_timeout: Duration) -> i32 {
     i32::try_from(answer_timeout.as_millis() / 2).unwrap_or(i32::MAX)
 }
 
-/// Whether a record may have been written although this is the answer. A leader that resigns while a record waits for its replicas
-/// answers `NotLeaderOrFollower` (or `KafkaStorageError`) although the record is in its log.
+/// Whether a record may have been written despite this error. A leader that resigns while a record waits for its replicas answers
+/// `NotLeaderOrFollower` (or `KafkaStorageError`) although the record is in its log.
 pub(super) fn may_be_written(code: Code) -> bool {
     matches!(
         code,
@@ -66,7 +66,7 @@ pub(super) fn may_be_written(code: Code) -> bool {
     )
 }
 
-/// The error of a record that Kafka refused with `code` and has certainly not written.
+/// The error of a record that Kafka rejected with `code` and has certainly not written.
 pub(super) fn append_error(code: Code, partition: PartitionId, size: usize, limit: usize) -> LogError {
     match code {
         Code::MessageTooLarge | Code::RecordListTooLarge => LogError::TooLarge { size, limit },
@@ -100,7 +100,7 @@ pub(super) fn topic_id(metadata: &MetadataResponse, name: &str) -> Option<String
     (!found.partitions.is_empty() && !found.topic_id.is_nil()).then(|| found.topic_id.to_string())
 }
 
-/// Whether trying again cannot help. `InvalidTimestamp` is not among them: our clock or the broker's is wrong, not the record.
+/// Whether a retry cannot help. `InvalidTimestamp` is not among them: our clock or the broker's is wrong, not the record.
 pub(super) fn is_refused_for_good(code: Code) -> bool {
     matches!(
         code,
@@ -151,7 +151,7 @@ pub(super) fn is_passing(code: Code) -> bool {
     ) || is_coordinator_moving(code)
 }
 
-/// The error of a request that was repeated until `kafka.request_timeout` was over.
+/// The error of a request that was repeated until `kafka.request_timeout` elapsed.
 pub(super) fn timed_out(error: &impl std::fmt::Display, request_timeout: Duration) -> LogError {
     let timeout = format_duration(request_timeout);
     LogError::Unavailable(format!("Kafka: {error}; tried for {timeout} (`kafka.request_timeout`)"))

@@ -10,30 +10,30 @@ use kafka_protocol::protocol::StrBytes;
 use whimbrel_model::ports::{Bounds, LogError};
 use whimbrel_model::{Event, EventSink, PartitionId, Timestamp};
 
-use super::client::cluster::{ANSWER_MAX, Cluster};
-use super::known::KnownTopic;
+use super::client::cluster::{ANSWER_MAX, KafkaCluster};
+use super::known_topics::KnownTopic;
 use super::outcome::{self, KafkaError};
 use super::requests::{self, EARLIEST, LATEST};
 
 /// The pause between two attempts, in which leadership can settle.
 pub(super) const PAUSE_BEFORE_ASKING_AGAIN: Duration = Duration::from_millis(20);
-/// How long a partition that is known here may be unknown to a broker: it may have been created a moment ago.
+/// The time for which a known partition may be unknown to a broker: it may have been created a moment ago.
 const METADATA_PROPAGATION_MAX: Duration = Duration::from_secs(1);
 
-/// How long a partition that the brokers do not have counts as missing before they are asked again.
+/// The time for which a partition that the brokers do not have counts as missing before they are asked again.
 const MISSING_FOR: Duration = Duration::from_secs(1);
-/// How long a topic is missing before it is reported. A node learns within this time that another one deletes the topic.
+/// The delay of the report that a topic is missing. Within this time a node learns that another one deletes the topic.
 const REPORT_MISSING_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
-    /// Behind the last record that readers can see.
+pub(super) enum LogEnd {
+    /// After the last record that readers can see.
     Visible,
-    /// Behind the last record that is written, open transactions included.
+    /// After the last record that is written, open transactions included.
     Written,
 }
 
-impl End {
+impl LogEnd {
     /// The isolation level on the wire.
     pub fn isolation(self) -> i8 {
         match self {
@@ -43,26 +43,26 @@ impl End {
     }
 }
 
-/// One attempt at a request, within the time that it is given.
+/// One attempt at a request, with its timeout.
 pub(super) type Attempt<'a, T> = BoxFuture<'a, Result<T, KafkaError>>;
 
 pub(super) struct Queries {
-    cluster: Arc<Cluster>,
+    cluster: Arc<KafkaCluster>,
     timeout: Duration,
     events: EventSink,
     pub(super) report_missing_after: Duration,
 }
 
 impl Queries {
-    pub fn new(cluster: Arc<Cluster>, timeout: Duration, events: EventSink) -> Self {
+    pub fn new(cluster: Arc<KafkaCluster>, timeout: Duration, events: EventSink) -> Self {
         Self { cluster, timeout, events, report_missing_after: REPORT_MISSING_AFTER }
     }
 
     /// The first kept offset, and the end.
-    pub async fn bounds(&self, topic: &KnownTopic, partition: PartitionId, end: End) -> Result<Bounds, LogError> {
+    pub async fn bounds(&self, topic: &KnownTopic, partition: PartitionId, end: LogEnd) -> Result<Bounds, LogError> {
         let attempt = |limit| -> Attempt<'_, (u64, u64)> {
             Box::pin(async move {
-                let first = self.offset(topic.name(), partition.index, EARLIEST, End::Written, limit);
+                let first = self.offset(topic.name(), partition.index, EARLIEST, LogEnd::Written, limit);
                 let next = self.offset(topic.name(), partition.index, LATEST, end, limit);
                 let (first, next) = tokio::join!(first, next);
                 Ok((first?.unwrap_or(0), next?.unwrap_or(0)))
@@ -72,7 +72,7 @@ impl Queries {
         Ok(Bounds { first, next: next.max(first) })
     }
 
-    /// The offset of the first record at or after a time; the end where there is none.
+    /// The offset of the first record at or after a time; the end if there is none.
     pub async fn offset_at(
         &self,
         topic: &KnownTopic,
@@ -82,22 +82,22 @@ impl Queries {
         let time = time.as_millis().max(0);
         let attempt = |limit| -> Attempt<'_, u64> {
             Box::pin(async move {
-                // The end is read first: a record that is appended between the two requests lies behind it.
-                let end = self.offset(topic.name(), partition.index, LATEST, End::Written, limit).await?;
-                let found = self.offset(topic.name(), partition.index, time, End::Written, limit).await?;
+                // The end is read first: a record that is appended between the two requests has a higher offset.
+                let end = self.offset(topic.name(), partition.index, LATEST, LogEnd::Written, limit).await?;
+                let found = self.offset(topic.name(), partition.index, time, LogEnd::Written, limit).await?;
                 Ok(found.or(end).unwrap_or(0))
             })
         };
         self.ask(topic, partition, attempt).await
     }
 
-    /// One `ListOffsets` about one partition. `None` where no record is that late.
+    /// One `ListOffsets` about one partition. `None` if no record is that late.
     pub async fn offset(
         &self,
         topic: &str,
         index: u32,
         time: i64,
-        end: End,
+        end: LogEnd,
         limit: Duration,
     ) -> Result<Option<u64>, KafkaError> {
         let leader = self.leader(topic, index).await?;
@@ -108,7 +108,7 @@ impl Queries {
         requests::offset_in(&answer, topic, index)
     }
 
-    /// The partition's leader, looked up where it is not known.
+    /// The partition's leader. Looks it up if it is not known.
     pub async fn leader(&self, topic: &str, index: u32) -> Result<i32, KafkaError> {
         if let Some(leader) = self.cluster.leader(topic, index) {
             return Ok(leader);
@@ -117,7 +117,7 @@ impl Queries {
         self.cluster.leader(topic, index).ok_or(KafkaError::NoLeader)
     }
 
-    /// The metadata of one topic or of all. A topic that is not there is in it with an error.
+    /// The metadata of one topic or of all. A missing topic is in the answer with an error.
     pub async fn metadata(&self, topic: Option<&str>) -> Result<MetadataResponse, LogError> {
         let topics = topic.as_ref().map(std::slice::from_ref);
         self.cluster.metadata(topics, self.timeout).await.map_err(|error| outcome::timed_out(&error, self.timeout))
@@ -183,7 +183,7 @@ impl Queries {
         });
     }
 
-    /// Whether a partition does not exist that was missing before. Asks the brokers again after [`MISSING_FOR`].
+    /// Whether a partition is still missing. Asks the brokers again after [`MISSING_FOR`].
     pub async fn is_still_missing(&self, topic: &KnownTopic, index: u32) -> Result<bool, LogError> {
         match topic.missing.at(index) {
             None => Ok(false),
@@ -200,8 +200,8 @@ impl Queries {
         Ok(named.map(|found| found.partitions.len() as u32).max().unwrap_or(0))
     }
 
-    /// Checks that a partition exists which the topic does not seem to have: another client may have grown the topic. Only an answer of
-    /// the whole cluster makes it `UnknownPartition`.
+    /// Checks that a partition exists which the topic seems to lack: another client may have grown the topic. Only an answer of the whole
+    /// cluster makes it `UnknownPartition`.
     pub async fn check_exists(&self, topic: &KnownTopic, partition: PartitionId) -> Result<(), LogError> {
         if topic.has(partition.index) {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Reading: from memory if the records are there, else from the partition's leader. At the end of a partition readers wait at its tail.
-//! An empty batch is returned only after the leader has reported that there are no records.
+//! Reading: from memory if the records are there, else from the partition's leader. At the end of a partition readers wait at its tail. An
+//! empty batch is returned only after the leader has reported that there are no records.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,34 +9,34 @@ use kafka_protocol::ResponseError as Code;
 use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
 use whimbrel_model::{PartitionId, StoredRecord, TopicNumber};
 
-use super::fetch::{FetchError, FetchQuery, Fetched, Fetcher};
-use super::hanging::Hanging;
-use super::known::{KnownTopic, KnownTopics};
+use super::fetch::{FetchError, FetchPage, FetchQuery, Fetcher};
+use super::known_topics::{KnownTopic, KnownTopics};
 use super::marker_record;
-use super::queries::{Attempt, End, Queries};
-use super::tail::Tails;
-use super::window::Window;
+use super::queries::{Attempt, LogEnd, Queries};
+use super::stalled_partitions::StalledPartitions;
+use super::tail::PartitionTails;
+use super::window::RecordWindow;
 
-/// Bytes that one fetch asks for: what the reader wants, within these bounds. The rest of the last batch is kept for the next read.
+/// The bytes that one fetch requests: the reader's limit, within these bounds. The rest of the last batch is kept for the next read.
 const FETCH_BYTES: std::ops::RangeInclusive<usize> = 64 << 10..=2 << 20;
-/// How often a reader beyond the visible end of a partition looks for records.
+/// The interval at which a reader beyond the visible end of a partition looks for records.
 const BEYOND_END_PAUSE: Duration = Duration::from_millis(50);
 /// Fetched records that wait for the next read of their reader: pieces, and bytes of the answers that they are parts of, of all readers
 /// together.
 const AHEAD_PIECES_MAX: usize = 64;
 const AHEAD_BYTES_MAX: usize = 64 << 20;
 
-pub(super) struct Reader {
+pub(super) struct PartitionReader {
     pub known: Arc<KnownTopics>,
     pub queries: Arc<Queries>,
     pub fetcher: Arc<Fetcher>,
-    pub tails: Arc<Tails>,
-    pub hanging: Arc<Hanging>,
+    pub tails: Arc<PartitionTails>,
+    pub hanging: Arc<StalledPartitions>,
     pub request_timeout: Duration,
     pub ahead: ReadAhead,
 }
 
-impl Reader {
+impl PartitionReader {
     pub async fn read(&self, partition: PartitionId, from: u64, limits: ReadLimits) -> Result<ReadBatch, LogError> {
         let wait_until = Instant::now() + limits.wait;
         loop {
@@ -50,7 +50,7 @@ impl Reader {
                 let mut arrived = std::pin::pin!(tail.arrived());
                 arrived.as_mut().enable();
                 match tail.read(&self.tails, from, &limits) {
-                    // Also where only markers were skipped: a reader that waits for that offset has reached it.
+                    // Also if only markers were skipped: a reader that waits for that offset has reached it.
                     Some(batch) if !batch.records.is_empty() || batch.next > from => return Ok(batch),
                     Some(_)
                         if Instant::now() < wait_until
@@ -63,7 +63,7 @@ impl Reader {
             }
             let fetched = self.fetch(&topic, partition, from, &limits).await?;
             if let Some(first) = topic.trimmed(partition.index).filter(|first| from < *first) {
-                // The answer is from before a trim of this process.
+                // The answer is older than a trim by this process.
                 return Err(LogError::Trimmed { asked: from, first });
             }
             if fetched.next > from {
@@ -82,14 +82,14 @@ impl Reader {
         }
     }
 
-    /// Fetches what is there now from the partition's leader.
+    /// Fetches the records that the partition has now from its leader.
     async fn fetch(
         &self,
         topic: &Arc<KnownTopic>,
         partition: PartitionId,
         from: u64,
         limits: &ReadLimits,
-    ) -> Result<Fetched, LogError> {
+    ) -> Result<FetchPage, LogError> {
         let query = FetchQuery {
             topic: topic.wire_name(),
             index: partition.index,
@@ -98,8 +98,8 @@ impl Reader {
         };
         let began = Instant::now();
         loop {
-            let attempt = |left| -> Attempt<'_, Result<Fetched, FetchError>> {
-                let fetch = self.fetcher.fetch(&query, End::Visible, left);
+            let attempt = |left| -> Attempt<'_, Result<FetchPage, FetchError>> {
+                let fetch = self.fetcher.fetch(&query, LogEnd::Visible, left);
                 Box::pin(async move {
                     match fetch.await {
                         Err(FetchError::Kafka(error)) if error.code() != Some(Code::OffsetOutOfRange) => Err(error),
@@ -122,14 +122,14 @@ impl Reader {
                 }
                 Err(FetchError::Kafka(error)) => error,
             };
-            let bounds = self.queries.bounds(topic, partition, End::Written).await?;
+            let bounds = self.queries.bounds(topic, partition, LogEnd::Written).await?;
             if from < bounds.first {
                 return Err(LogError::Trimmed { asked: from, first: bounds.first });
             }
             if from > bounds.next {
                 return Err(LogError::BeyondEnd { asked: from, next: bounds.next });
             }
-            // A leader that was elected a moment ago may not know yet how far its log is committed.
+            // A leader that was elected a moment ago may lack the high watermark of its log.
             if began.elapsed() >= self.request_timeout {
                 return Err(super::outcome::unavailable(&error));
             }
@@ -137,26 +137,26 @@ impl Reader {
         }
     }
 
-    /// Forgets the records before `first`, which the log has dropped.
+    /// Removes the records before `first`, which the log has dropped.
     pub fn forget_before(&self, partition: PartitionId, first: u64) {
         self.ahead.forget(|each, window| each == partition && window.start() < first);
         self.tails.forget_before(partition, first);
     }
 
-    /// Forgets a topic that no longer exists.
+    /// Removes a topic that no longer exists.
     pub fn retire_topic(&self, topic: TopicNumber) {
         self.ahead.forget(|each, _| each.topic == topic);
         self.tails.retire_topic(topic);
     }
 }
 
-/// Records that were fetched with others and not read yet.
+/// Records that were fetched together with others and not read yet.
 #[derive(Default)]
-pub(super) struct ReadAhead(Mutex<VecDeque<Piece>>);
+pub(super) struct ReadAhead(Mutex<VecDeque<ReadAheadPiece>>);
 
-struct Piece {
+struct ReadAheadPiece {
     partition: PartitionId,
-    window: Window,
+    window: RecordWindow,
     /// The memory of the whole answer: its records share its bytes, so the last one of them keeps all.
     answer_bytes: usize,
 }
@@ -176,8 +176,8 @@ impl ReadAhead {
     }
 
     /// Returns the fetched records that the limits allow, and keeps the rest.
-    fn take(&self, partition: PartitionId, from: u64, fetched: Fetched, limits: &ReadLimits) -> ReadBatch {
-        let Fetched { mut records, next, bytes: answer_bytes, .. } = fetched;
+    fn take(&self, partition: PartitionId, from: u64, fetched: FetchPage, limits: &ReadLimits) -> ReadBatch {
+        let FetchPage { mut records, next, bytes: answer_bytes, .. } = fetched;
         let mut bytes = 0;
         let within = |stored: &&StoredRecord| {
             bytes += stored.record.size();
@@ -189,13 +189,13 @@ impl ReadAhead {
         }
         let rest = records.split_off(count);
         let resume_at = records.last().map_or(from, |last| last.offset + 1);
-        let mut window = Window::at(resume_at);
+        let mut window = RecordWindow::at(resume_at);
         rest.into_iter().for_each(|stored| window.push(stored));
         window.pass_to(next);
         let mut pieces = self.pieces();
-        pieces.push_back(Piece { partition, window, answer_bytes });
+        pieces.push_back(ReadAheadPiece { partition, window, answer_bytes });
         let mut kept: usize = pieces.iter().map(|piece| piece.answer_bytes).sum();
-        // The newest stays whatever its size: it would be fetched and decompressed again for every few of its records.
+        // The newest piece stays, whatever its size: otherwise it would be fetched and decompressed again for every few of its records.
         while pieces.len() > AHEAD_PIECES_MAX || (kept > AHEAD_BYTES_MAX && pieces.len() > 1) {
             let Some(oldest) = pieces.pop_front() else { break };
             kept -= oldest.answer_bytes;
@@ -203,11 +203,11 @@ impl ReadAhead {
         ReadBatch { records, next: resume_at }
     }
 
-    fn forget(&self, is_over: impl Fn(PartitionId, &Window) -> bool) {
+    fn forget(&self, is_over: impl Fn(PartitionId, &RecordWindow) -> bool) {
         self.pieces().retain(|piece| !is_over(piece.partition, &piece.window));
     }
 
-    fn pieces(&self) -> MutexGuard<'_, VecDeque<Piece>> {
+    fn pieces(&self) -> MutexGuard<'_, VecDeque<ReadAheadPiece>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

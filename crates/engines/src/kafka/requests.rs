@@ -8,9 +8,9 @@ use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProdu
 use kafka_protocol::messages::{BrokerId, ListOffsetsRequest, ListOffsetsResponse, ProduceRequest, TopicName};
 use whimbrel_model::PartitionId;
 
-use super::known::KnownTopic;
+use super::known_topics::KnownTopic;
 use super::outcome::{self, KafkaError};
-use super::queries::End;
+use super::queries::LogEnd;
 
 /// The special timestamps of `ListOffsets`.
 pub(super) const LATEST: i64 = -1;
@@ -49,7 +49,7 @@ pub(super) fn produce<'a>(
 pub(super) fn list_offsets(
     partitions: impl IntoIterator<Item = (TopicName, u32)>,
     time: i64,
-    end: End,
+    end: LogEnd,
 ) -> ListOffsetsRequest {
     let partition = |(name, index): (TopicName, u32)| {
         let partition = ListOffsetsPartition::default()

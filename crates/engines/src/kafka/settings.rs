@@ -11,7 +11,7 @@ use super::client::dial::check_tls_files;
 /// bytes of lengths per header, which is more than Kafka needs for any header that the API accepts.
 const BATCH_OVERHEAD_BYTES: usize = 4096;
 
-/// How the engine reaches Kafka, and its bounds.
+/// The connection to Kafka, and the bounds of the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KafkaSettings {
     /// `host:port`, several with commas.
@@ -22,30 +22,31 @@ pub struct KafkaSettings {
     pub tls: Option<Tls>,
     /// SASL credentials; `None` does not authenticate.
     pub sasl: Option<Sasl>,
-    /// How record batches are compressed.
     pub compression: Compression,
     /// An append that Kafka has not acknowledged after this time fails: as `Unavailable` if nothing was written, else as `Unknown`.
     pub message_timeout: Duration,
     /// Kafka aborts a commit that its owner left open after this time. Until then it holds the readers of its partitions back, unless
     /// a successor opens the fence. Keep it near the session timeout of Coordination.
     pub transaction_timeout: Duration,
-    /// Time limit of a fetch, metadata, offset or admin request, including retries; also how long a start waits for Kafka.
+    /// The timeout of a fetch, metadata, offset or admin request, including retries; also the maximum time for which a start waits for
+    /// Kafka.
     pub request_timeout: Duration,
     /// The largest record, as [`whimbrel_model::Record::size`] counts. Topics are created with a `max.message.bytes` that fits; for a
     /// topic that another application created with a smaller one, that one is the limit.
     pub record_bytes_max: usize,
-    /// The `transactional.id` of a fence is its name with this prefix: two installations on one Kafka need two prefixes.
+    /// The `transactional.id` of a fence is its name with this prefix. Two installations on one Kafka need different prefixes.
     pub transactional_prefix: String,
-    /// How long an append may wait in memory for more records in its batch.
+    /// The time for which an append may wait in memory for more records in its batch.
     pub linger: Duration,
-    /// Records and bytes that wait in memory for Kafka; beyond, an append is [`whimbrel_model::ports::LogError::Overloaded`].
+    /// The maximum records and bytes that wait in memory for Kafka; beyond them, an append is
+    /// [`whimbrel_model::ports::LogError::Overloaded`].
     pub queue_records_max: usize,
     pub queue_bytes_max: usize,
-    /// Reads away from the end of a partition that fetch from one broker at once, each on a connection of its own.
+    /// The maximum number of concurrent fetches from one broker, except for those at the end of a partition. Each has a connection of its
+    /// own.
     pub fetches_at_once_max: usize,
 }
 
-/// TLS to the brokers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tls {
     /// PEM file with the authorities that the brokers' certificates are checked against; `None` uses those of the operating system.
@@ -61,7 +62,6 @@ pub struct TlsIdentity {
     pub key_file: PathBuf,
 }
 
-/// SASL credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Sasl {
     pub mechanism: SaslMechanism,
@@ -93,7 +93,7 @@ impl SaslMechanism {
     }
 }
 
-/// How record batches are compressed.
+/// The compression of record batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Compression {
     #[default]
@@ -136,7 +136,7 @@ impl KafkaSettings {
         self.record_bytes_max.min(batch_bytes_max.saturating_sub(BATCH_OVERHEAD_BYTES))
     }
 
-    /// Reads the certificates and the key, as a start does. Blocks on files.
+    /// Reads the certificates and the key, like a start. Blocks on files.
     pub fn check_files(&self) -> Result<(), KafkaStartError> {
         self.tls.as_ref().map_or(Ok(()), check_tls_files)
     }
@@ -153,7 +153,7 @@ impl KafkaSettings {
     }
 }
 
-/// Why the engine could not start.
+/// The reason why the engine could not start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KafkaStartError {
     #[error("`kafka.bootstrap` is empty: set at least one broker, such as 127.0.0.1:9092")]

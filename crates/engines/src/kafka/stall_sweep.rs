@@ -1,6 +1,6 @@
 //! Finds stalled partitions that no reader of this process observes. A partition is stalled if its last stable offset is behind the high
 //! watermark and does not advance. Each sweep reads the offsets of all known partitions. It reads those of partitions that look stalled
-//! again, in all at most [`LOOKS_MAX`] times. `hanging` collects the observations, and fences close their own transactions.
+//! again, in all at most [`LOOKS_MAX`] times. `stalled_partitions` collects the observations, and fences close their own transactions.
 //!
 //! A fence confirms its own commits. The sweep finds transactions of a process that crashed before it could confirm them.
 
@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use whimbrel_model::PartitionId;
 
-use super::client::cluster::{ANSWER_MAX, Cluster};
-use super::hanging::Hanging;
-use super::known::{KnownTopics, TopicPartition};
+use super::client::cluster::{ANSWER_MAX, KafkaCluster};
+use super::known_topics::{KnownTopics, TopicPartition};
 use super::outcome::KafkaError;
-use super::queries::End;
+use super::queries::LogEnd;
 use super::requests::{self, LATEST};
+use super::stalled_partitions::StalledPartitions;
 
 /// The pause between two sweeps. The first one comes after [`FIRST_SWEEP_AFTER`].
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
@@ -23,13 +23,12 @@ const FIRST_SWEEP_AFTER: Duration = Duration::from_secs(5);
 /// The pause before the offsets of partitions that look stalled are read again.
 const LOOK_INTERVAL: Duration = Duration::from_millis(600);
 const LOOKS_MAX: usize = 10;
-/// Partitions in one request.
 const PARTITIONS_PER_REQUEST: usize = 1000;
 
 pub(super) struct StallSweep {
-    pub cluster: Arc<Cluster>,
+    pub cluster: Arc<KafkaCluster>,
     pub known: Arc<KnownTopics>,
-    pub hanging: Arc<Hanging>,
+    pub hanging: Arc<StalledPartitions>,
 }
 
 /// The last stable offset (`visible`) and the high watermark (`written`) of a partition.
@@ -105,8 +104,8 @@ impl StallSweep {
     async fn ends(&self, leader: i32, places: &[TopicPartition]) -> Result<Vec<Ends>, KafkaError> {
         let connection = self.cluster.metadata_connection(leader).await?;
         let names = || places.iter().map(|(topic, partition)| (topic.wire_name(), partition.index));
-        let written = connection.call(&requests::list_offsets(names(), LATEST, End::Written), ANSWER_MAX).await?;
-        let visible = connection.call(&requests::list_offsets(names(), LATEST, End::Visible), ANSWER_MAX).await?;
+        let written = connection.call(&requests::list_offsets(names(), LATEST, LogEnd::Written), ANSWER_MAX).await?;
+        let visible = connection.call(&requests::list_offsets(names(), LATEST, LogEnd::Visible), ANSWER_MAX).await?;
         let ends = places.iter().filter_map(|place| {
             let end = |answer| requests::offset_in(answer, place.0.name(), place.1.index).ok().flatten();
             Some(Ends { place: place.clone(), visible: end(&visible)?, written: end(&written)? })
@@ -118,7 +117,7 @@ impl StallSweep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kafka::known::KnownTopic;
+    use crate::kafka::known_topics::KnownTopic;
     use crate::kafka::stub_cluster::{PARTITIONS, Respond, StubCluster, TOPIC, topic_name};
     use kafka_protocol::messages::list_offsets_response::{ListOffsetsPartitionResponse, ListOffsetsTopicResponse};
     use kafka_protocol::messages::{ListOffsetsRequest, ListOffsetsResponse};
@@ -130,7 +129,7 @@ mod tests {
     impl Respond for StalledAt3 {
         fn list_offsets(&self, _: i32, request: ListOffsetsRequest) -> Option<ListOffsetsResponse> {
             let part = |index| {
-                let is_behind = index == 3 && request.isolation_level == End::Visible.isolation();
+                let is_behind = index == 3 && request.isolation_level == LogEnd::Visible.isolation();
                 let offset = if is_behind { 5 } else { 9 };
                 ListOffsetsPartitionResponse::default().with_partition_index(index).with_offset(offset)
             };
@@ -147,7 +146,7 @@ mod tests {
         let (cluster, known) = (brokers.connect(), Arc::new(KnownTopics::default()));
         cluster.refresh(TOPIC).await;
         known.put(KnownTopic::new(TopicNumber(1), TOPIC.to_owned(), PARTITIONS as u32, 1000));
-        let hanging = Arc::new(Hanging::new(Duration::from_secs(3), Arc::new(|_| {})));
+        let hanging = Arc::new(StalledPartitions::new(Duration::from_secs(3), Arc::new(|_| {})));
         let sweep = StallSweep { cluster, known, hanging: hanging.clone() };
         sweep.sweep().await;
         let stalled = PartitionId::new(TopicNumber(1), 3);

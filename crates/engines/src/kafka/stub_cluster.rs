@@ -1,6 +1,6 @@
 //! Brokers of unit tests, in the test's own process. They answer `ApiVersions`, `Metadata` and `FindCoordinator` by themselves and other
-//! requests as the test's [`Respond`] decides; at a request that they do not know they close the connection. They know one topic, all of
-//! whose partitions have the same leader. The last broker is the transaction coordinator.
+//! requests as the test's [`Respond`] decides. At an unknown request they close the connection. They have one topic, all of whose
+//! partitions have the same leader. The last broker is the transaction coordinator.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,8 +27,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::client::cluster::Cluster;
-use super::client::dial::Dialer;
+use super::client::cluster::KafkaCluster;
+use super::client::dial::BrokerDialer;
 use super::settings::KafkaSettings;
 
 pub(super) const TOPIC: &str = "orders";
@@ -83,12 +83,12 @@ pub(super) trait Respond: Send + Sync {
         None
     }
 
-    /// How long a broker delays the first answer of a connection.
+    /// The delay of a broker's first answer on a connection.
     fn opening_delay(&self, _broker: i32) -> Duration {
         Duration::ZERO
     }
 
-    /// Whether the brokers work on one handshake after the other, also on those that the client has given up.
+    /// Whether the brokers process one handshake after the other, also those that the client has abandoned.
     fn is_starved(&self) -> bool {
         false
     }
@@ -104,20 +104,19 @@ impl<F: Fn(i32, FetchRequest) -> Option<FetchResponse> + Send + Sync> Respond fo
 }
 
 pub(super) struct StubCluster {
-    shared: Arc<Shared>,
+    shared: Arc<StubShared>,
 }
 
-struct Shared {
+struct StubShared {
     /// The brokers' ports. Their numbers are 0, 1, …
     ports: Vec<u16>,
-    /// The topic as each broker knows it.
     topics: Mutex<Vec<TopicView>>,
     /// Partitions that have no leader now.
     leaderless: Mutex<BTreeSet<i32>>,
     /// Partitions with two replicas, of which one is in sync.
     out_of_sync: Mutex<BTreeSet<i32>>,
     respond: Box<dyn Respond>,
-    /// Held while a starved broker works on a handshake.
+    /// Locked while a starved broker processes a handshake.
     cpu: AsyncMutex<()>,
     handshakes: Mutex<HandshakeCounts>,
 }
@@ -125,14 +124,14 @@ struct Shared {
 /// Connections whose first request is not answered yet.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct HandshakeCounts {
-    /// How many there have been.
+    /// The number of such connections so far.
     pub begun: usize,
     pub under_way: usize,
-    /// The most at the same time.
+    /// The maximum at the same time.
     pub at_once: usize,
 }
 
-/// The topic as one broker knows it.
+/// The topic in the view of one broker.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TopicView {
     pub partitions: i32,
@@ -161,7 +160,7 @@ impl StubCluster {
         let topics = Mutex::new(vec![topic; brokers]);
         let (cpu, handshakes) = (AsyncMutex::default(), Mutex::default());
         let (respond, leaderless, out_of_sync) = (Box::new(respond), Mutex::default(), Mutex::default());
-        let shared = Arc::new(Shared { ports, topics, leaderless, out_of_sync, respond, cpu, handshakes });
+        let shared = Arc::new(StubShared { ports, topics, leaderless, out_of_sync, respond, cpu, handshakes });
         for (broker, listener) in (0..).zip(listeners) {
             let shared = shared.clone();
             tokio::spawn(async move {
@@ -178,12 +177,11 @@ impl StubCluster {
         self.shared.topics().iter_mut().for_each(|topic| topic.leader = broker);
     }
 
-    /// Changes the topic as one broker knows it.
     pub fn set_topic(&self, broker: usize, topic: TopicView) {
         self.shared.topics()[broker] = topic;
     }
 
-    /// Takes the leaders of these partitions away, and gives all others one.
+    /// Removes the leaders of these partitions, and gives all others one.
     pub fn set_leaderless(&self, partitions: &[i32]) {
         *self.shared.leaderless() = partitions.iter().copied().collect();
     }
@@ -193,7 +191,6 @@ impl StubCluster {
         *self.shared.out_of_sync() = partitions.iter().copied().collect();
     }
 
-    /// Deletes the topic on all brokers.
     pub fn delete_topic(&self) {
         self.shared.topics().iter_mut().for_each(|topic| topic.partitions = 0);
     }
@@ -208,10 +205,10 @@ impl StubCluster {
         *self.shared.handshakes()
     }
 
-    pub fn connect(&self) -> Arc<Cluster> {
+    pub fn connect(&self) -> Arc<KafkaCluster> {
         let bootstrap = self.bootstrap();
-        let dialer = Dialer::new(&KafkaSettings::new(&bootstrap), Handle::current()).expect("no files are read");
-        Arc::new(Cluster::new(dialer, &bootstrap))
+        let dialer = BrokerDialer::new(&KafkaSettings::new(&bootstrap), Handle::current()).expect("no files are read");
+        Arc::new(KafkaCluster::new(dialer, &bootstrap))
     }
 }
 
@@ -219,7 +216,7 @@ pub(super) fn topic_name() -> TopicName {
     TopicName(StrBytes::from_static_str(TOPIC))
 }
 
-async fn serve(mut socket: TcpStream, broker: i32, shared: Arc<Shared>) {
+async fn serve(mut socket: TcpStream, broker: i32, shared: Arc<StubShared>) {
     while let Ok(length) = socket.read_i32().await {
         let mut frame = BytesMut::zeroed(length as usize);
         if socket.read_exact(&mut frame).await.is_err() {
@@ -233,14 +230,14 @@ async fn serve(mut socket: TcpStream, broker: i32, shared: Arc<Shared>) {
             shared.handshakes().under_way -= 1;
         }
         match shared.answer(broker, frame) {
-            Answer::Bytes(answer) if socket.write_all(&answer).await.is_ok() => {}
-            Answer::None => {}
-            Answer::Bytes(_) | Answer::Close => return,
+            StubAnswer::Bytes(answer) if socket.write_all(&answer).await.is_ok() => {}
+            StubAnswer::None => {}
+            StubAnswer::Bytes(_) | StubAnswer::Close => return,
         }
     }
 }
 
-enum Answer {
+enum StubAnswer {
     Bytes(Bytes),
     None,
     Close,
@@ -253,7 +250,7 @@ impl HandshakeCounts {
     }
 }
 
-impl Shared {
+impl StubShared {
     fn handshakes(&self) -> MutexGuard<'_, HandshakeCounts> {
         self.handshakes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -270,7 +267,7 @@ impl Shared {
         self.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn answer(&self, broker: i32, mut frame: Bytes) -> Answer {
+    fn answer(&self, broker: i32, mut frame: Bytes) -> StubAnswer {
         let (key, version) = (frame.clone().get_i16(), frame.slice(2..).get_i16());
         let frame = &mut frame;
         match key {
@@ -301,7 +298,7 @@ impl Shared {
             }
             WriteTxnMarkersRequest::KEY => answer(frame, version, |request| self.respond.write_txn_markers(request)),
             DescribeConfigsRequest::KEY => answer(frame, version, |request| self.respond.describe_configs(request)),
-            _ => Answer::Close,
+            _ => StubAnswer::Close,
         }
     }
 
@@ -357,10 +354,10 @@ fn versions() -> ApiVersionsResponse {
     ApiVersionsResponse::default().with_api_keys(versions.map(version).to_vec())
 }
 
-fn answer<R: Request>(frame: &mut Bytes, version: i16, respond: impl FnOnce(R) -> Option<R::Response>) -> Answer {
+fn answer<R: Request>(frame: &mut Bytes, version: i16, respond: impl FnOnce(R) -> Option<R::Response>) -> StubAnswer {
     let header = RequestHeader::decode(frame, R::header_version(version)).expect("the header can be decoded");
     let Some(response) = respond(R::decode(frame, version).expect("the request can be decoded")) else {
-        return Answer::None;
+        return StubAnswer::None;
     };
     let mut body = BytesMut::new();
     let header = ResponseHeader::default().with_correlation_id(header.correlation_id);
@@ -368,5 +365,5 @@ fn answer<R: Request>(frame: &mut Bytes, version: i16, respond: impl FnOnce(R) -
     response.encode(&mut body, version).expect("the answer can be encoded");
     let mut answer = BytesMut::from(&(body.len() as i32).to_be_bytes()[..]);
     answer.extend_from_slice(&body);
-    Answer::Bytes(answer.freeze())
+    StubAnswer::Bytes(answer.freeze())
 }

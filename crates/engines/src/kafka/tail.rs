@@ -1,9 +1,9 @@
 //! Tailing: readers that have reached the end of a partition wait here for new records.
 //!
-//! Every followed partition has one window at its end. One task keeps long-polling fetches under way on up to 3 connections per broker;
-//! each fetch covers the partitions of the broker that are in no other fetch. A broker that does not answer delays its own partitions
-//! only. A partition with 1 MiB of unread records is not fetched, and one without readers is dropped after 60 s. All windows together
-//! take 256 MiB at most. Records in a window must never share the bytes of the answer they came with.
+//! Every followed partition has one window at its end. One task keeps long-polling fetches in flight on up to 3 connections per broker;
+//! each fetch covers the partitions of the broker that are in no other fetch. A broker that does not answer delays only its own partitions.
+//! A partition with 1 MiB of unread records is not fetched, and one without readers is dropped after 60 s. All windows together take 256
+//! MiB at most. Records in a window must never share the bytes of their answer.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,76 +21,74 @@ use whimbrel_model::ports::{ReadBatch, ReadLimits};
 use whimbrel_model::{PartitionId, StoredRecord, TopicNumber};
 
 use super::client::batch::DECODED_BYTES_MAX;
-use super::client::cluster::{ANSWER_MAX, Cluster};
+use super::client::cluster::{ANSWER_MAX, KafkaCluster};
 use super::client::connection::CallError;
-use super::client::link::Links;
+use super::client::link::BrokerLinks;
 use super::fetch::{self, FetchError, FetchQuery};
-use super::hanging::Hanging;
-use super::known::KnownTopic;
+use super::known_topics::KnownTopic;
 use super::marker_record;
 use super::outcome::KafkaError;
-use super::queries::End;
-use super::window::Window;
+use super::queries::LogEnd;
+use super::stalled_partitions::StalledPartitions;
+use super::window::RecordWindow;
 
-/// How long a fetch waits at the broker. A partition that joins while all connections wait is fetched after this time at most.
+/// The time for which a fetch waits at the broker. A partition that joins while all connections wait is fetched after this time at most.
 const FETCH_WAIT: Duration = Duration::from_millis(100);
-/// How long a fetch may take in all while its answer keeps being transferred.
+/// The overall timeout of a fetch whose answer keeps being transferred.
 const TRANSFER_MAX: Duration = Duration::from_secs(60);
 /// Concurrent long-polling fetches per broker.
 const FETCHES_PER_BROKER: usize = 3;
 /// Bytes of one partition in one answer.
 const PARTITION_BYTES: usize = 512 << 10;
-/// The same for a partition that got nothing because its next batch is larger: a bit over Kafka's default of `max.message.bytes`. A
-/// batch that is larger still comes when its partition is the first with records in a fetch.
+/// The same for a partition that got nothing because its next batch is larger: a bit over Kafka's default of `max.message.bytes`. A larger
+/// batch is returned when its partition is the first with records in a fetch.
 const STARVED_PARTITION_BYTES: usize = 2 << 20;
-/// Bytes of a partition that wait for readers; beyond, it is not fetched.
+/// The maximum unread bytes of a partition; beyond it, the partition is not fetched.
 const UNREAD_BYTES_MAX: usize = 1 << 20;
-/// Bytes in the windows of all partitions together. Beyond, windows keep nothing that was read, and partitions with unread records are
-/// not fetched. A process has one engine, so this bounds the process; answers under way come on top.
+/// The maximum bytes in the windows of all partitions together. Beyond it, windows keep no read records, and partitions with unread records
+/// are not fetched. A process has one engine, so this bounds the process; answers in transfer need additional memory.
 const WINDOW_BYTES_MAX: usize = 256 << 20;
-/// How long a partition without readers is followed.
+/// The time for which a partition without readers is followed.
 const IDLE_MAX: Duration = Duration::from_secs(60);
 const IDLE_LOOK: Duration = Duration::from_secs(5);
-/// How long a broker's quota can stop the fetches of one connection. Kafka's own limit is its quota window, 11 s by default.
+/// The maximum time for which a broker's quota stops the fetches of one connection. Kafka's own limit is its quota window, 11 s by default.
 const THROTTLE_MAX: Duration = Duration::from_secs(30);
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// The partitions that are followed.
-pub(super) struct Tails {
-    tails: Mutex<HashMap<PartitionId, Arc<Tail>>>,
+pub(super) struct PartitionTails {
+    tails: Mutex<HashMap<PartitionId, Arc<PartitionTail>>>,
     changed: Notify,
-    /// Bytes that all windows together may have.
     bytes_max: usize,
-    /// All windows together have more unread bytes than that.
+    /// Whether the unread bytes of all windows together exceed the maximum.
     is_full: AtomicBool,
 }
 
 /// The end of one partition.
-pub(super) struct Tail {
+pub(super) struct PartitionTail {
     topic: Arc<KnownTopic>,
     partition: PartitionId,
-    state: Mutex<State>,
+    state: Mutex<TailState>,
     arrived: Notify,
 }
 
-struct State {
-    window: Window,
+struct TailState {
+    window: RecordWindow,
     used_at: Instant,
     not_before: Option<Instant>,
     is_under_way: bool,
     /// The number of the last answer that had records of this partition.
     served_in: u64,
-    /// The last answer was empty although more is visible.
+    /// Whether the last answer was empty although more is visible.
     is_starved: bool,
 }
 
-impl Tails {
-    /// Starts the following task on the current runtime, with which it ends.
-    pub fn start(cluster: Arc<Cluster>, hanging: Arc<Hanging>) -> Arc<Self> {
+impl PartitionTails {
+    /// Starts the following task on the current runtime. The task ends with the runtime.
+    pub fn start(cluster: Arc<KafkaCluster>, hanging: Arc<StalledPartitions>) -> Arc<Self> {
         Self::start_within(WINDOW_BYTES_MAX, cluster, hanging)
     }
 
-    fn start_within(bytes_max: usize, cluster: Arc<Cluster>, hanging: Arc<Hanging>) -> Arc<Self> {
+    fn start_within(bytes_max: usize, cluster: Arc<KafkaCluster>, hanging: Arc<StalledPartitions>) -> Arc<Self> {
         let tails = Arc::new(Self {
             tails: Mutex::default(),
             changed: Notify::new(),
@@ -111,19 +109,19 @@ impl Tails {
         tails
     }
 
-    pub fn get(&self, partition: PartitionId) -> Option<Arc<Tail>> {
+    pub fn get(&self, partition: PartitionId) -> Option<Arc<PartitionTail>> {
         self.tails().get(&partition).cloned()
     }
 
-    /// Follows the partition from `from`, which is its visible end. Readers at another place look again.
+    /// Follows the partition from `from`, which is its visible end. Wakes readers at other offsets, which then fetch.
     pub fn follow(&self, topic: &Arc<KnownTopic>, partition: PartitionId, from: u64) {
         let earlier = {
             let mut tails = self.tails();
             if tails.get(&partition).is_some_and(|tail| tail.state().window.covers(from)) {
                 return;
             }
-            let (topic, state) = (topic.clone(), Mutex::new(State::at(from)));
-            tails.insert(partition, Arc::new(Tail { topic, partition, state, arrived: Notify::new() }))
+            let (topic, state) = (topic.clone(), Mutex::new(TailState::at(from)));
+            tails.insert(partition, Arc::new(PartitionTail { topic, partition, state, arrived: Notify::new() }))
         };
         if let Some(earlier) = earlier {
             earlier.arrived.notify_waiters();
@@ -131,7 +129,7 @@ impl Tails {
         self.changed.notify_one();
     }
 
-    /// Forgets the records before `first`, which the log has dropped.
+    /// Evicts the records before `first`, which the log has dropped.
     pub fn forget_before(&self, partition: PartitionId, first: u64) {
         if let Some(tail) = self.get(partition) {
             tail.state().window.forget_before(first);
@@ -139,24 +137,24 @@ impl Tails {
         }
     }
 
-    /// Drops the tails of a deleted topic, whose name may come back as another topic.
+    /// Drops the tails of a deleted topic, whose name another topic may get.
     pub fn retire_topic(&self, topic: TopicNumber) {
         self.retire(|partition, _| partition.topic == topic);
     }
 
-    fn retire(&self, is_over: impl Fn(&PartitionId, &Tail) -> bool) {
-        let over: Vec<Arc<Tail>> =
+    fn retire(&self, is_over: impl Fn(&PartitionId, &PartitionTail) -> bool) {
+        let over: Vec<Arc<PartitionTail>> =
             self.tails().extract_if(|id, tail| is_over(id, tail)).map(|(_, tail)| tail).collect();
         over.iter().for_each(|tail| tail.arrived.notify_waiters());
     }
 
     /// Drops a tail that cannot be fetched.
-    fn lose(&self, lost: &Arc<Tail>) {
+    fn lose(&self, lost: &Arc<PartitionTail>) {
         self.retire(|_, tail| std::ptr::eq(tail, Arc::as_ptr(lost)));
     }
 
-    /// Forgets records that were read if all windows together are over their limit. Returns whether the unread records alone are over it.
-    fn make_room(&self, all: &[Arc<Tail>]) -> bool {
+    /// Evicts read records if all windows together exceed their limit. Returns whether the unread records alone exceed it.
+    fn make_room(&self, all: &[Arc<PartitionTail>]) -> bool {
         let bytes = || all.iter().map(|tail| tail.state().window.bytes()).sum::<usize>();
         let mut is_full = bytes() > self.bytes_max;
         if is_full {
@@ -167,15 +165,15 @@ impl Tails {
         is_full
     }
 
-    fn tails(&self) -> MutexGuard<'_, HashMap<PartitionId, Arc<Tail>>> {
+    fn tails(&self) -> MutexGuard<'_, HashMap<PartitionId, Arc<PartitionTail>>> {
         self.tails.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl TailState {
     fn at(from: u64) -> Self {
         Self {
-            window: Window::at(from),
+            window: RecordWindow::at(from),
             used_at: Instant::now(),
             not_before: None,
             is_under_way: false,
@@ -185,15 +183,15 @@ impl State {
     }
 
     /// Adds the records of one answer to the window. Returns whether readers have more to read.
-    fn take_in(&mut self, query: &FetchQuery, fetched: fetch::Fetched, answer: u64) -> bool {
-        // A trim may have moved the window on meanwhile.
+    fn take_in(&mut self, query: &FetchQuery, fetched: fetch::FetchPage, answer: u64) -> bool {
+        // A trim may have moved the window forward meanwhile.
         let has_more = fetched.next > self.window.next();
         if fetched.next > query.from {
             self.served_in = answer;
         }
         self.is_starved = fetched.next == query.from && fetched.visible_end > query.from;
         for stored in fetched.records.into_iter().filter(|stored| !marker_record::is_marker_record(&stored.record)) {
-            // In a buffer of its own: one record that is kept would otherwise keep the whole answer, up to 8 MiB.
+            // Copied into a buffer of its own: otherwise one kept record would keep the whole answer in memory, up to 8 MiB.
             self.window.push(StoredRecord { offset: stored.offset, record: stored.record.compact() });
         }
         self.window.pass_to(fetched.next);
@@ -201,14 +199,14 @@ impl State {
     }
 }
 
-impl Tail {
+impl PartitionTail {
     /// Completes when there may be new records. Enable it before reading, then wait.
     pub fn arrived(&self) -> Notified<'_> {
         self.arrived.notified()
     }
 
     /// Reads the records from `from` on; `None` if the window does not cover that offset.
-    pub fn read(&self, tails: &Tails, from: u64, limits: &ReadLimits) -> Option<ReadBatch> {
+    pub fn read(&self, tails: &PartitionTails, from: u64, limits: &ReadLimits) -> Option<ReadBatch> {
         let mut state = self.state();
         state.used_at = Instant::now();
         let was_full = state.window.unread_bytes() >= UNREAD_BYTES_MAX;
@@ -221,36 +219,34 @@ impl Tail {
         Some(batch)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TailState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A fetch that has ended.
 struct CompletedFetch {
     broker: i32,
-    /// Which of the broker's connections it used.
+    /// The index of the broker's connection that it used.
     slot: usize,
-    parts: Vec<Part>,
+    parts: Vec<FetchPart>,
     answer: Result<FetchResponse, CallError>,
 }
 
 struct Follower {
-    tails: Arc<Tails>,
-    cluster: Arc<Cluster>,
-    hanging: Arc<Hanging>,
-    links: Vec<Arc<Links>>,
+    tails: Arc<PartitionTails>,
+    cluster: Arc<KafkaCluster>,
+    hanging: Arc<StalledPartitions>,
+    links: Vec<Arc<BrokerLinks>>,
     under_way: FuturesUnordered<BoxFuture<'static, CompletedFetch>>,
-    /// Which connections to a broker have a fetch under way.
+    /// The connections to each broker that have a fetch in flight.
     busy: HashMap<i32, [bool; FETCHES_PER_BROKER]>,
     looked_at: Instant,
-    /// How many fetches have ended.
+    /// The number of fetches that have ended.
     answers: u64,
 }
 
-/// One partition of a fetch.
-struct Part {
-    tail: Arc<Tail>,
+struct FetchPart {
+    tail: Arc<PartitionTail>,
     query: FetchQuery,
     served_in: u64,
 }
@@ -268,7 +264,7 @@ impl Follower {
         }
     }
 
-    /// Sends a fetch to every broker that leads partitions which are in none. Returns when to check again.
+    /// Sends a fetch to every broker that leads partitions which are in no fetch. Returns when to check again.
     fn dispatch(&mut self) -> Instant {
         let now = Instant::now();
         let mut wake_at = now + IDLE_LOOK;
@@ -276,9 +272,9 @@ impl Follower {
             self.looked_at = now;
             self.tails.retire(|_, tail| now.duration_since(tail.state().used_at) >= IDLE_MAX);
         }
-        let mut by_leader: HashMap<i32, Vec<Part>> = HashMap::new();
+        let mut by_leader: HashMap<i32, Vec<FetchPart>> = HashMap::new();
         let mut without_leader = None;
-        let all: Vec<Arc<Tail>> = self.tails.tails().values().cloned().collect();
+        let all: Vec<Arc<PartitionTail>> = self.tails.tails().values().cloned().collect();
         let unread_bytes_max = if self.tails.make_room(&all) { 1 } else { UNREAD_BYTES_MAX };
         for tail in all {
             let mut state = tail.state();
@@ -311,7 +307,7 @@ impl Follower {
             };
             let served_in = state.served_in;
             drop(state);
-            by_leader.entry(leader).or_default().push(Part { tail, query, served_in });
+            by_leader.entry(leader).or_default().push(FetchPart { tail, query, served_in });
         }
         for (broker, mut parts) in by_leader {
             // Busy partitions must not starve the others: Kafka gives a batch of any size to the first partition that has records.
@@ -328,7 +324,7 @@ impl Follower {
         self.busy.get(&broker).map_or(Some(0), |slots| slots.iter().position(|is_busy| !is_busy))
     }
 
-    fn fetch(&mut self, broker: i32, parts: Vec<Part>) {
+    fn fetch(&mut self, broker: i32, parts: Vec<FetchPart>) {
         let Some(slot) = self.free_slot(broker) else { return };
         self.busy.entry(broker).or_default()[slot] = true;
         let (cluster, links) = (self.cluster.clone(), self.links[slot].clone());
@@ -336,7 +332,7 @@ impl Follower {
             let queries: Vec<FetchQuery> = parts.iter().map(|part| part.query.clone()).collect();
             let answer = async {
                 let connection = links.to(&cluster, broker).await?;
-                let request = fetch::request(&queries, End::Visible, FETCH_WAIT);
+                let request = fetch::request(&queries, LogEnd::Visible, FETCH_WAIT);
                 let answer = connection.call_within(&request, FETCH_WAIT + ANSWER_MAX, TRANSFER_MAX).await?;
                 fetch::wait_for_quota(&answer, THROTTLE_MAX).await;
                 Ok(answer)
@@ -350,9 +346,9 @@ impl Follower {
         self.busy.entry(broker).or_default()[slot] = false;
         let mut bytes_left = DECODED_BYTES_MAX;
         self.answers += 1;
-        for Part { tail, query, .. } in parts {
+        for FetchPart { tail, query, .. } in parts {
             if bytes_left == 0 {
-                // The rest of the answer is fetched again: its partitions come first then.
+                // The rest of the answer is fetched again, with its partitions first.
                 tail.state().is_under_way = false;
                 continue;
             }
@@ -383,7 +379,7 @@ impl Follower {
                     if !matches!(error, FetchError::Kafka(KafkaError::Code(Code::OffsetOutOfRange))) {
                         tracing::debug!(partition = %tail.partition, %error, "a partition cannot be followed");
                     }
-                    // Its readers fetch for themselves and report the error.
+                    // Its readers fetch directly and report the error.
                     self.tails.lose(&tail);
                 }
             }

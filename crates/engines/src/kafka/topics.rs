@@ -18,14 +18,14 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::{Request, StrBytes};
 use whimbrel_model::ports::{LogError, PartitionStatus, TopicStatus};
-use whimbrel_model::{Event, EventSink, FoundTopic, NamedBounds, PartitionId, Retention, TopicNumber, TopicSpec};
+use whimbrel_model::{Event, EventSink, ExistingTopic, NamedBounds, PartitionId, Retention, TopicNumber, TopicSpec};
 
 use super::append::Appender;
-use super::client::cluster::Cluster;
-use super::known::{KnownTopic, KnownTopics};
+use super::client::cluster::KafkaCluster;
+use super::known_topics::{KnownTopic, KnownTopics};
 use super::outcome::{self, KafkaError};
 use super::queries::{Attempt, Queries};
-use super::read::Reader;
+use super::read::PartitionReader;
 use super::settings::KafkaSettings;
 
 mod deletion;
@@ -34,33 +34,33 @@ const RETENTION_MS: &str = "retention.ms";
 const RETENTION_BYTES: &str = "retention.bytes";
 /// The value of a retention without that bound.
 const WITHOUT_BOUND: &str = "-1";
-/// Topics whose settings one request asks for.
+/// The maximum number of topics in one request for settings.
 const TOPICS_PER_REQUEST: usize = 500;
-/// How often the brokers are asked whether they have learned of a change.
+/// The interval at which the brokers are asked whether they have received a change.
 const METADATA_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Kafka's own topics, which Whimbrel does not expose.
 const KAFKAS_OWN_PREFIX: &str = "__";
 /// The `replication_factor` that selects the broker's default.
 const BROKERS_DEFAULT_REPLICATION: i16 = -1;
-/// The code of an answer that lacks what was asked for.
+/// The code for an answer that lacks the requested data.
 const UNKNOWN_ERROR: i16 = -1;
 const TOPIC_RESOURCE: i8 = 2;
-/// The source of a setting that is on the topic itself.
+/// The source of a setting that is set on the topic itself.
 const SET_ON_TOPIC: i8 = 1;
 /// The operation that sets a value.
 const SET_CONFIG: i8 = 0;
 
-pub(super) struct Topics {
-    pub cluster: Arc<Cluster>,
+pub(super) struct KafkaTopics {
+    pub cluster: Arc<KafkaCluster>,
     pub known: Arc<KnownTopics>,
     pub queries: Arc<Queries>,
-    pub reader: Arc<Reader>,
+    pub reader: Arc<PartitionReader>,
     pub appender: Arc<Appender>,
     pub settings: KafkaSettings,
     pub events: EventSink,
 }
 
-impl Topics {
+impl KafkaTopics {
     pub async fn create(&self, spec: &TopicSpec) -> Result<u32, LogError> {
         if let Some(found) = self.look(&spec.name, |_| true).await? {
             let found = self.look_at_each(spec, found).await?;
@@ -83,7 +83,7 @@ impl Topics {
         let created = self.administer(&request, code_of).await;
         let just_set = match created {
             Ok(_) => configs,
-            // Another client created it in the same moment: then it exists, which is what was asked for.
+            // Another client created it at the same time: it exists, as requested.
             Err(KafkaError::Code(Code::TopicAlreadyExists)) => Vec::new(),
             Err(error) => return Err(refused(&error, &spec.name)),
         };
@@ -137,7 +137,7 @@ impl Topics {
             answer.results.first().map_or(UNKNOWN_ERROR, |result| result.error_code)
         };
         match self.administer(&request, code_of).await {
-            // It has that many already: another client was faster.
+            // It has that many partitions already: another client was faster.
             Ok(_) | Err(KafkaError::Code(Code::InvalidPartitions)) => {}
             Err(error) => return Err(refused(&error, name)),
         }
@@ -188,7 +188,7 @@ impl Topics {
         Ok(TopicStatus { partitions: found.partitions })
     }
 
-    pub async fn found(&self, is_skipped: &(dyn Fn(&str) -> bool + Sync)) -> Result<Vec<FoundTopic>, LogError> {
+    pub async fn found(&self, is_skipped: &(dyn Fn(&str) -> bool + Sync)) -> Result<Vec<ExistingTopic>, LogError> {
         let metadata = self.queries.metadata(None).await?;
         let named = metadata.topics.iter().filter_map(|topic| Some((topic.name.as_ref()?.as_str(), topic)));
         let topics = named
@@ -199,7 +199,7 @@ impl Topics {
             let retentions = self.retentions(some.iter().map(|(name, _)| *name)).await?;
             found.extend(some.iter().filter_map(|(name, partitions)| {
                 let retention = *retentions.get(*name)?;
-                Some(FoundTopic { name: (*name).to_owned(), partitions: *partitions, retention })
+                Some(ExistingTopic { name: (*name).to_owned(), partitions: *partitions, retention })
             }));
         }
         Ok(found)
@@ -225,7 +225,7 @@ impl Topics {
                     };
                     retentions.insert(name, retention_of(&result.configs.iter().filter_map(value).collect()));
                 }
-                // Deleted since it was listed.
+                // The topic was deleted after it was listed.
                 Err(code) if outcome::is_unknown_partition(code) => {}
                 Err(code) => {
                     tracing::warn!(topic = name, %code, "cannot read the settings of a Kafka topic; it is not adopted")
@@ -235,7 +235,7 @@ impl Topics {
         Ok(retentions)
     }
 
-    /// Asks whether a topic has grown, unless that was asked a moment ago.
+    /// Looks up whether a topic has grown, unless it was looked up a moment ago.
     pub async fn look_for_growth(&self, topic: &KnownTopic) {
         if topic.may_look_up(Instant::now())
             && let Ok(Some(found)) = self.look(topic.name(), |_| true).await
@@ -265,7 +265,7 @@ impl Topics {
     ) -> Result<Option<ReportedTopic>, LogError> {
         let metadata = self.queries.metadata(Some(name)).await?;
         if metadata.brokers.is_empty() {
-            // A broker that has just started knows no topic: that is not the cluster's answer.
+            // A broker that has just started has no metadata: its answer is not the cluster's.
             return Err(LogError::Unavailable(
                 "the broker returned no cluster metadata; it may still be starting".to_owned(),
             ));
@@ -413,7 +413,6 @@ fn text(text: &str) -> StrBytes {
     StrBytes::from_string(text.to_owned())
 }
 
-/// A topic as the brokers report it.
 struct ReportedTopic {
     partitions: Vec<PartitionStatus>,
 }
@@ -458,12 +457,12 @@ impl EffectiveConfigs {
     }
 }
 
-/// `acks=all` waits only for replicas that are in sync; with `min.insync.replicas=1` one replica is enough.
+/// Whether the topic's acknowledgements prove less than its replicas suggest. `acks=all` waits only for replicas that are in sync; with
+/// `min.insync.replicas=1` one replica is enough.
 fn is_weaker_than_it_looks(replicas: usize, min_insync: u32) -> bool {
     replicas > 1 && min_insync < 2
 }
 
-/// The settings of a new topic.
 fn new_configs(spec: &TopicSpec, batch_bytes_max: usize) -> Vec<(&'static str, String)> {
     let mut configs = retention_configs(spec.retention, NamedBounds::ALL);
     if let Some(min_insync) = spec.min_insync {
@@ -474,7 +473,6 @@ fn new_configs(spec: &TopicSpec, batch_bytes_max: usize) -> Vec<(&'static str, S
     configs
 }
 
-/// The settings for the bounds of a retention that are named.
 fn retention_configs(retention: Retention, named: NamedBounds) -> Vec<(&'static str, String)> {
     let bound = |bound: Option<String>| bound.unwrap_or_else(|| WITHOUT_BOUND.to_owned());
     let mut configs = Vec::new();
@@ -487,7 +485,7 @@ fn retention_configs(retention: Retention, named: NamedBounds) -> Vec<(&'static 
     configs
 }
 
-/// The retention that a topic's settings mean. A negative value is no bound.
+/// The retention that a topic's settings define. A negative value is no bound.
 fn retention_of(configs: &BTreeMap<String, String>) -> Retention {
     let bound = |key| configs.get(key).and_then(|value| value.parse::<u64>().ok());
     Retention { time: bound(RETENTION_MS).map(Duration::from_millis), bytes: bound(RETENTION_BYTES) }

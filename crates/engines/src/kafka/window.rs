@@ -1,33 +1,33 @@
-//! Records that were fetched and are still in memory, so that several readers near the same place share them. Pure: it knows nothing
-//! of Kafka. It must never answer a reader with records behind a gap: a reader outside the window gets an error.
+//! Fetched records that are still in memory, so that several readers at nearby offsets share them. Pure: it has no connection to Kafka. It
+//! must never return records after a gap to a reader: a reader outside the window gets an error.
 
 use std::collections::VecDeque;
 
 use whimbrel_model::StoredRecord;
 use whimbrel_model::ports::{ReadBatch, ReadLimits};
 
-/// How many bytes of records that were already read stay for readers behind.
+/// The maximum bytes of read records that stay in memory for slower readers.
 const KEPT_BYTES: usize = 512 << 10;
 /// Approximate memory of a record beside its bytes.
 const RECORD_OVERHEAD_BYTES: usize = 128;
 
-/// The reader's place is not in the window: what is there was forgotten, or has not been reached.
+/// The reader's offset is outside the window: its records were evicted, or have not been fetched yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct OutsideWindow;
 
-/// A stretch of a partition: everything that has a record in `start..next` is here.
+/// A range of a partition. The window has every record in `start..next`.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct RecordWindow {
     start: u64,
     next: u64,
     records: VecDeque<StoredRecord>,
     bytes: usize,
-    /// How far any reader has read, and the bytes of what lies behind.
+    /// The offset up to which any reader has read, and the bytes of the records before it.
     read_to: u64,
     unread_bytes: usize,
 }
 
-impl Window {
+impl RecordWindow {
     /// An empty window without readers.
     pub fn at(from: u64) -> Self {
         Self { start: from, next: from, records: VecDeque::new(), bytes: 0, read_to: from, unread_bytes: 0 }
@@ -50,12 +50,12 @@ impl Window {
         self.next
     }
 
-    /// Whether a reader at `from` can go on here, now or when the next record comes.
+    /// Whether a reader at `from` can continue here, now or when the next record arrives.
     pub fn covers(&self, from: u64) -> bool {
         (self.start..=self.next).contains(&from)
     }
 
-    /// Adds the record that follows. One that was here before is ignored.
+    /// Adds the following record. Ignores a record that was added before.
     pub fn push(&mut self, stored: StoredRecord) {
         if stored.offset < self.next {
             return;
@@ -66,12 +66,12 @@ impl Window {
         self.records.push_back(stored);
     }
 
-    /// Extends the window to `position`: no record that is missing here lies before it.
+    /// Extends the window to `position`: the partition has no other records before it.
     pub fn pass_to(&mut self, position: u64) {
         self.next = self.next.max(position);
     }
 
-    /// Reads the records from `from` on: as many records as its limits allow, and at least one where there is one.
+    /// Reads the records from `from` on: as many as the limits allow, and at least one if there is one.
     pub fn read(&mut self, from: u64, limits: &ReadLimits) -> Result<ReadBatch, OutsideWindow> {
         if !self.covers(from) {
             return Err(OutsideWindow);
@@ -102,12 +102,12 @@ impl Window {
         }
     }
 
-    /// Forgets the oldest records that were read, beyond what is kept for others.
+    /// Evicts the oldest read records, beyond the bytes that are kept for slower readers.
     pub fn forget_read(&mut self) {
         self.forget_read_beyond(KEPT_BYTES);
     }
 
-    /// Forgets every record that was read: memory is short.
+    /// Evicts every read record, to free memory.
     pub fn forget_all_read(&mut self) {
         self.forget_read_beyond(0);
     }
@@ -119,7 +119,7 @@ impl Window {
         self.assert_whole();
     }
 
-    /// Forgets what is no longer kept by the log.
+    /// Evicts records that the log does not keep any more.
     pub fn forget_before(&mut self, first: u64) {
         while self.records.front().is_some_and(|stored| stored.offset < first) {
             self.drop_first();
@@ -129,8 +129,8 @@ impl Window {
         self.assert_whole();
     }
 
-    /// All records lie in `start..next`. A record that was forgotten while `start` stayed below it would be a gap that
-    /// readers pass without being told.
+    /// The window has every record in `start..next`. An evicted record while `start` is below it would be a gap that readers skip without
+    /// an error.
     fn assert_whole(&self) {
         let first = self.records.front().map_or(self.next, |stored| stored.offset);
         let end = self.records.back().map_or(self.start, |stored| stored.offset + 1);
@@ -173,11 +173,11 @@ mod tests {
         ReadLimits { max_records, max_bytes, wait: Duration::ZERO }
     }
 
-    fn empty(from: u64) -> Window {
-        Window::at(from)
+    fn empty(from: u64) -> RecordWindow {
+        RecordWindow::at(from)
     }
 
-    fn read(window: &mut Window, from: u64, limits: &ReadLimits) -> ReadBatch {
+    fn read(window: &mut RecordWindow, from: u64, limits: &ReadLimits) -> ReadBatch {
         window.read(from, limits).expect("the window covers the reader")
     }
 
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_goes_on_behind_the_last_record_it_got() {
+    fn a_reader_continues_after_its_last_record() {
         let mut window = empty(5);
         [5, 6, 8, 9].into_iter().for_each(|offset| window.push(stored(offset, 10)));
         let batch = read(&mut window, 5, &limits(2, 1000));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_honoured_and_one_record_comes_all_the_same() {
+    fn the_byte_limit_is_honoured_but_one_record_is_always_returned() {
         let mut window = empty(0);
         (0..4).for_each(|offset| window.push(stored(offset, 10)));
         assert_eq!(offsets(&read(&mut window, 0, &limits(10, 25))), [0, 1]);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn markers_at_the_end_are_passed() {
+    fn markers_at_the_end_are_skipped() {
         let mut window = empty(0);
         window.push(stored(0, 1));
         window.pass_to(3);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_forgotten_beyond_a_bound_and_what_was_not_is_kept() {
+    fn read_records_are_evicted_beyond_a_bound_and_unread_ones_are_kept() {
         let mut window = empty(0);
         (0..10).for_each(|offset| window.push(stored(offset, KEPT_BYTES / 4)));
         read(&mut window, 0, &limits(2, usize::MAX));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_was_read_is_forgotten_when_memory_is_short() {
+    fn all_read_records_are_evicted_when_memory_is_short() {
         let mut window = empty(0);
         (0..4).for_each(|offset| window.push(stored(offset, 10)));
         read(&mut window, 0, &limits(3, usize::MAX));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_whose_place_was_forgotten_gets_nothing_from_behind_the_gap() {
+    fn a_reader_at_an_evicted_offset_gets_no_records_after_the_gap() {
         let mut window = empty(0);
         (0..10).for_each(|offset| window.push(stored(offset, KEPT_BYTES / 4)));
         read(&mut window, 0, &limits(10, usize::MAX));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn unread_bytes_are_those_behind_the_foremost_reader() {
+    fn unread_bytes_are_those_after_the_foremost_reader() {
         let mut window = empty(0);
         (0..4).for_each(|offset| window.push(stored(offset, 10)));
         let each = cost(&stored(0, 10));
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_log_no_longer_keeps_is_no_longer_covered() {
+    fn trimmed_records_are_no_longer_covered() {
         let mut window = empty(0);
         (0..4).for_each(|offset| window.push(stored(offset, 1)));
         window.forget_before(2);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_comes_twice_is_kept_once() {
+    fn a_record_that_is_added_twice_is_kept_once() {
         let mut window = empty(3);
         [2, 3, 3, 4].into_iter().for_each(|offset| window.push(stored(offset, 1)));
         assert_eq!(offsets(&read(&mut window, 3, &limits(10, 10))), [3, 4]);

@@ -1,6 +1,6 @@
-//! One connection to Redis that everything of the process shares, and that comes back by itself.
+//! One connection to Redis, which all stores of the process share and which reconnects by itself.
 //!
-//! Calls are bounded in time: a Redis that is gone costs its callers an error and no more. Nothing is queued for its return.
+//! Every call has a timeout. While Redis is unreachable, calls fail; none is queued until Redis is back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::settings::{RedisSettings, RedisStartError};
 
-/// How often a Cluster's client follows a slot that has moved, or waits for one that is moving.
+/// Retries of the Cluster client for a call whose slot has moved or is moving.
 const CLUSTER_RETRIES: u32 = 4;
 
-/// Turns, each of the longest, that a call waits for before its own.
-const TURNS_WAITED_FOR: u32 = 4;
+/// The maximum wait for a turn, as a multiple of the timeout of a call.
+const TURN_TIMEOUT_CALLS: u32 = 4;
 
-/// A script, with the name that Redis has it under.
+/// A script, with the name (its SHA-1) under which Redis caches it.
 pub(super) struct Script {
     code: &'static str,
     hash: String,
@@ -32,7 +32,7 @@ impl Script {
         Self { code, hash: redis::Script::new(code).get_hash().to_owned() }
     }
 
-    /// A call of it; its arguments are added to what this returns.
+    /// Begins a call of the script. The caller adds the arguments.
     pub fn on<K: AsRef<[u8]>>(&self, keys: impl ExactSizeIterator<Item = K>) -> Cmd {
         let mut command = redis::cmd("EVALSHA");
         command.arg(&self.hash).arg(keys.len());
@@ -42,7 +42,7 @@ impl Script {
         command
     }
 
-    /// The same call for a Redis that does not know the script yet, or no more.
+    /// The same call with the code of the script, for a Redis that has not cached it or has evicted it.
     fn with_code(&self, call: &Cmd) -> Cmd {
         let mut command = redis::cmd("EVAL");
         command.arg(self.code);
@@ -55,65 +55,65 @@ impl Script {
     }
 }
 
-/// The connection. Cloning shares it.
+/// The connection. Clones share it.
 #[derive(Clone)]
 pub struct RedisConnection {
-    link: Link,
+    link: RedisLink,
     prefix: Arc<str>,
-    patience: Duration,
+    call_timeout: Duration,
     description: Arc<str>,
 }
 
 #[derive(Clone)]
-enum Link {
+enum RedisLink {
     One(ConnectionManager),
     Cluster(ClusterConnection),
 }
 
 impl RedisConnection {
-    /// Connects, finds out whether it is a Cluster, and says what of Redis's own settings endangers what is kept there.
+    /// Connects, detects whether Redis is a Cluster, and logs a warning for each setting of Redis that endangers the stored data.
     pub async fn connect(settings: RedisSettings) -> Result<Self, RedisStartError> {
-        let patience = settings.patience();
+        let call_timeout = settings.call_timeout();
         let addresses = settings.addresses()?;
         let shown = addresses.iter().map(|each| each.addr().to_string()).collect::<Vec<_>>().join(", ");
         let unreachable = |reason: String| RedisStartError::Unreachable {
             address: shown.clone(),
-            waited_ms: patience.as_millis(),
+            waited_ms: call_timeout.as_millis(),
             reason,
         };
         let opening = open(addresses, &settings, &shown, &unreachable);
-        let (link, info) = tokio::time::timeout(patience, opening)
+        let (link, info) = tokio::time::timeout(call_timeout, opening)
             .await
             .map_err(|_| unreachable("no answer in time".to_owned()))??;
-        for concern in concerns(&info) {
-            tracing::warn!(redis = shown, "{concern}");
+        for warning in setting_warnings(&info) {
+            tracing::warn!(redis = shown, "{warning}");
         }
-        let kind = if matches!(link, Link::Cluster(_)) { "redis cluster" } else { "redis" };
+        let kind = if matches!(link, RedisLink::Cluster(_)) { "redis cluster" } else { "redis" };
         let description = format!("{kind} at {shown}").into();
-        Ok(Self { link, prefix: settings.prefix.into(), patience, description })
+        Ok(Self { link, prefix: settings.prefix.into(), call_timeout, description })
     }
 
-    /// What it is and where, for the banner. It has no password in it.
+    /// The kind and the addresses of Redis, for the banner. It contains no password.
     pub fn description(&self) -> &str {
         &self.description
     }
 
-    /// What every key starts with.
+    /// The prefix of every key.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Waits for a turn, for a few answers' time: each turn before it is bounded by itself.
-    pub(super) async fn turn_of<'a>(&self, turns: &'a Semaphore) -> Result<SemaphorePermit<'a>, CallError> {
-        let patience = self.patience * TURNS_WAITED_FOR;
-        match tokio::time::timeout(patience, turns.acquire()).await {
+    /// Waits for a turn, at most [`TURN_TIMEOUT_CALLS`] times the timeout of a call. Each turn before it has a timeout of its own.
+    pub(super) async fn acquire_turn<'a>(&self, turns: &'a Semaphore) -> Result<SemaphorePermit<'a>, RedisCallError> {
+        let turn_timeout = self.call_timeout * TURN_TIMEOUT_CALLS;
+        match tokio::time::timeout(turn_timeout, turns.acquire()).await {
             Ok(Ok(turn)) => Ok(turn),
-            _ => Err(CallError(format!("Redis was busy with others for {} ms", patience.as_millis()))),
+            _ => Err(RedisCallError(format!("Redis was busy with other calls for {} ms", turn_timeout.as_millis()))),
         }
     }
 
-    /// Calls a script. An error says nothing about whether it ran.
-    pub(super) async fn run(&self, script: &Script, call: Cmd) -> Result<Value, CallError> {
+    /// Calls a script. After an error, the script may have run or may not.
+    pub(super) async fn run(&self, script: &Script, call: Cmd) -> Result<Value, RedisCallError> {
         let answer = async {
             match self.send(&call).await {
                 Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
@@ -122,51 +122,50 @@ impl RedisConnection {
                 answer => answer,
             }
         };
-        self.within_patience(answer).await
+        self.within_timeout(answer).await
     }
 
-    /// Sends a command that only reads.
-    pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, CallError> {
-        self.within_patience(self.send(command)).await
+    pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, RedisCallError> {
+        self.within_timeout(self.send(command)).await
     }
 
-    async fn within_patience(
+    async fn within_timeout(
         &self,
         answer: impl Future<Output = Result<Value, RedisError>>,
-    ) -> Result<Value, CallError> {
-        match tokio::time::timeout(self.patience, answer).await {
-            Ok(answer) => answer.map_err(|error| CallError(error.to_string())),
-            Err(_) => Err(CallError::late(self.patience)),
+    ) -> Result<Value, RedisCallError> {
+        match tokio::time::timeout(self.call_timeout, answer).await {
+            Ok(answer) => answer.map_err(|error| RedisCallError(error.to_string())),
+            Err(_) => Err(RedisCallError::timed_out(self.call_timeout)),
         }
     }
 
     async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {
         match &self.link {
-            Link::One(connection) => command.query_async(&mut connection.clone()).await,
-            Link::Cluster(connection) => command.query_async(&mut connection.clone()).await,
+            RedisLink::One(connection) => command.query_async(&mut connection.clone()).await,
+            RedisLink::Cluster(connection) => command.query_async(&mut connection.clone()).await,
         }
     }
 }
 
-/// Why a call has no answer.
+/// The reason why a call has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct CallError(String);
+pub(super) struct RedisCallError(String);
 
-impl CallError {
-    /// Redis did not answer in time.
-    pub(super) fn late(within: Duration) -> Self {
+impl RedisCallError {
+    /// Redis did not answer before the timeout.
+    pub(super) fn timed_out(within: Duration) -> Self {
         Self(format!("no answer from Redis within {} ms", within.as_millis()))
     }
 }
 
-/// Opens the link that fits, with what the servers say of themselves.
+/// Opens a link to the single Redis or to the Cluster. Returns it with the `INFO` of the servers.
 async fn open(
     addresses: Vec<ConnectionInfo>,
     settings: &RedisSettings,
     shown: &str,
     unreachable: &impl Fn(String) -> RedisStartError,
-) -> Result<(Link, String), RedisStartError> {
+) -> Result<(RedisLink, String), RedisStartError> {
     let failed = |error: RedisError| unreachable(error.to_string());
     let mut reason = String::new();
     for address in &addresses {
@@ -179,7 +178,7 @@ async fn open(
         };
         if field(&info, "cluster_enabled") == Some("1") {
             let (cluster, info) = open_cluster(addresses, settings).await.map_err(failed)?;
-            return Ok((Link::Cluster(cluster), info));
+            return Ok((RedisLink::Cluster(cluster), info));
         }
         if addresses.len() > 1 {
             return Err(RedisStartError::NoCluster { address: address.addr().to_string() });
@@ -187,7 +186,7 @@ async fn open(
         if field(&info, "role") == Some("slave") {
             return Err(RedisStartError::Replica { address: shown.to_owned() });
         }
-        return Ok((Link::One(manager), info));
+        return Ok((RedisLink::One(manager), info));
     }
     Err(unreachable(reason))
 }
@@ -196,7 +195,7 @@ async fn open_one(
     address: ConnectionInfo,
     settings: &RedisSettings,
 ) -> Result<(ConnectionManager, String), RedisError> {
-    // Whoever calls while Redis is gone is answered at once, and each call tries to connect anew: no retries in between.
+    // No retries: while Redis is unreachable, a call fails at once, and the next call tries to connect again.
     let config = ConnectionManagerConfig::new()
         .set_number_of_retries(0)
         .set_connection_timeout(Some(settings.connect_timeout))
@@ -213,7 +212,7 @@ async fn open_cluster(
     let client = ClusterClient::builder(addresses)
         .connection_timeout(settings.connect_timeout)
         .response_timeout(settings.response_timeout)
-        .overall_response_timeout(Some(settings.patience()))
+        .overall_response_timeout(Some(settings.call_timeout()))
         .retries(CLUSTER_RETRIES)
         .tcp_settings(settings.tcp())
         .build()?;
@@ -225,7 +224,7 @@ async fn open_cluster(
     Ok((cluster, info))
 }
 
-/// All text in an answer that has one part for each node.
+/// Collects the text of an answer that has one part for each node.
 fn collect_text(value: &Value, text: &mut String) {
     match value {
         Value::BulkString(bytes) => {
@@ -250,8 +249,8 @@ fn fields<'a>(info: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
     info.lines().filter_map(move |line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// What of Redis's own settings endangers what is kept there, a sentence each.
-fn concerns(info: &str) -> Vec<String> {
+/// A warning, of one sentence, for each setting of Redis that endangers the stored data.
+fn setting_warnings(info: &str) -> Vec<String> {
     let mut concerns = Vec::new();
     if let Some(policy) = fields(info, "maxmemory_policy").find(|policy| *policy != "noeviction") {
         concerns.push(format!(
@@ -274,20 +273,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_redis_that_would_evict_or_forget_is_warned_of() {
-        assert_eq!(concerns("maxmemory_policy:noeviction\r\naof_enabled:1\r\n"), Vec::<String>::new());
-        let said = concerns("maxmemory_policy:allkeys-lru\r\naof_enabled:0\r\n");
+    fn eviction_and_missing_persistence_cause_warnings() {
+        assert_eq!(setting_warnings("maxmemory_policy:noeviction\r\naof_enabled:1\r\n"), Vec::<String>::new());
+        let said = setting_warnings("maxmemory_policy:allkeys-lru\r\naof_enabled:0\r\n");
         assert!(said.len() == 2 && said[0].contains("allkeys-lru") && said[1].contains("appendonly yes"), "{said:?}");
     }
 
     #[test]
-    fn one_node_of_many_is_enough_for_a_warning() {
+    fn one_node_with_a_bad_setting_causes_a_warning() {
         let info = "maxmemory_policy:noeviction\naof_enabled:1\nmaxmemory_policy:volatile-ttl\naof_enabled:1\n";
-        assert_eq!(concerns(info).len(), 1);
+        assert_eq!(setting_warnings(info).len(), 1);
     }
 
     #[test]
-    fn a_script_is_sent_whole_with_the_same_keys_and_arguments() {
+    fn a_script_that_is_not_cached_is_sent_with_the_same_keys_and_arguments() {
         let script = Script::new("return 1");
         let mut call = script.on(["a", "b"].iter());
         call.arg(b"\x00\xff").arg(7);

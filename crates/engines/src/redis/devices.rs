@@ -4,10 +4,9 @@ use redis::Value;
 use whimbrel_model::people::Uid;
 use whimbrel_model::ports::{DEVICES_PER_USER_MAX, Device, Devices, DevicesError, PortFuture};
 
-use super::connection::{CallError, RedisConnection, Script};
-use super::reply::{OddReply, Parts, bytes_of};
+use super::connection::{RedisCallError, RedisConnection, Script};
+use super::reply::{ReplyParts, UnexpectedReply, bytes_of};
 
-/// The registry of devices in Redis.
 pub struct RedisDevices {
     connection: RedisConnection,
     put: Script,
@@ -27,35 +26,35 @@ impl RedisDevices {
         [format!("{}:{{d{uid}}}:devices", self.connection.prefix())]
     }
 
-    async fn put(&self, uid: &Uid, device: Device) -> Result<(), Failure> {
+    async fn put(&self, uid: &Uid, device: Device) -> Result<(), DevicesFailure> {
         let mut call = self.put.on(self.key(uid).iter());
         call.arg(DEVICES_PER_USER_MAX).arg(&device.device).arg(serde_json::to_vec(&device)?);
         let answer = bytes_of(self.connection.run(&self.put, call).await?)?;
         match answer.as_deref() {
             Some(b"done") => Ok(()),
             Some(b"too_many") => Err(DevicesError::TooMany.into()),
-            _ => Err(OddReply.into()),
+            _ => Err(UnexpectedReply.into()),
         }
     }
 
-    async fn remove(&self, uid: &Uid, device: &str, token: Option<&str>) -> Result<bool, Failure> {
+    async fn remove(&self, uid: &Uid, device: &str, token: Option<&str>) -> Result<bool, DevicesFailure> {
         let mut call = self.remove.on(self.key(uid).iter());
         call.arg(device).arg(token);
         match self.connection.run(&self.remove, call).await? {
             Value::Int(removed) => Ok(removed > 0),
-            _ => Err(OddReply.into()),
+            _ => Err(UnexpectedReply.into()),
         }
     }
 
-    async fn of(&self, uid: &Uid) -> Result<Vec<Device>, Failure> {
+    async fn of(&self, uid: &Uid) -> Result<Vec<Device>, DevicesFailure> {
         let [key] = self.key(uid);
-        let mut answer = Parts::of(self.connection.ask(redis::cmd("HVALS").arg(key)).await?)?;
+        let mut answer = ReplyParts::of(self.connection.ask(redis::cmd("HVALS").arg(key)).await?)?;
         let mut devices: Vec<Device> = Vec::new();
         while !answer.is_over() {
             match serde_json::from_slice(&answer.bytes()?) {
                 Ok(device) => devices.push(device),
                 Err(error) => {
-                    tracing::warn!(%uid, %error, "a device cannot be read: it gets no notices until it is put again");
+                    tracing::warn!(%uid, %error, "cannot read a device: it gets no notifications until it registers again");
                 }
             }
         }
@@ -64,24 +63,26 @@ impl RedisDevices {
     }
 }
 
-/// What can go wrong, before it is said in the port's words.
+/// The errors of a call, before they are converted to those of the port.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum DevicesFailure {
     #[error(transparent)]
     Refused(#[from] DevicesError),
     #[error(transparent)]
-    Call(#[from] CallError),
+    Call(#[from] RedisCallError),
     #[error(transparent)]
-    Odd(#[from] OddReply),
+    Odd(#[from] UnexpectedReply),
     #[error(transparent)]
     Json(#[from] serde_json::Error),
 }
 
-impl From<Failure> for DevicesError {
-    fn from(failure: Failure) -> Self {
+impl From<DevicesFailure> for DevicesError {
+    fn from(failure: DevicesFailure) -> Self {
         match failure {
-            Failure::Refused(error) => error,
-            Failure::Call(_) | Failure::Odd(_) | Failure::Json(_) => Self::Unavailable(failure.to_string()),
+            DevicesFailure::Refused(error) => error,
+            DevicesFailure::Call(_) | DevicesFailure::Odd(_) | DevicesFailure::Json(_) => {
+                Self::Unavailable(failure.to_string())
+            }
         }
     }
 }

@@ -1,15 +1,15 @@
-//! The `Inbox` port on Redis: the inboxes of a partition, each step one script that says where the store was.
+//! The `Inbox` port on Redis: the inboxes of a partition. Each step is one script, which also returns the applied offset of the store.
 //!
-//! | key | what it has |
+//! | key | content |
 //! | --- | --- |
-//! | `meta` | a hash: the epoch, where the store is, and how often it was written |
+//! | `meta` | a hash: the epoch, the applied offset, and the number of writes |
 //! | `boxes` | a hash: user → box |
-//! | `rows` | a hash: the number (8 bytes, the highest first) and the user → row |
-//! | `shared`, `references` | hashes: number → row, and how many refer to it |
-//! | `reclaim` | a sorted set: user, by the hour that its box may be reclaimed at |
+//! | `rows` | a hash: the number (8 bytes, big-endian) and the user → row |
+//! | `shared`, `references` | hashes: number → row, and the number of references to it |
+//! | `reclaim` | a sorted set: user, by the hour from which the box may be reclaimed |
 //!
-//! Acknowledgements alone leave the store where it was, so that where it is does not show that it fell back behind them; how often it was
-//! written does. Whoever took a partition here goes by both.
+//! Writes that contain only acknowledgements do not move the applied offset. So the offset does not show that Redis lost such writes; the
+//! number of writes does. A process that has taken a partition compares both.
 //!
 //! Every key is `<prefix>:{push:<partition>}:<name>`.
 
@@ -21,25 +21,24 @@ use redis::{Cmd, Value};
 use tokio::sync::Semaphore;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::Uid;
-use whimbrel_model::ports::timers::{Applied, At};
+use whimbrel_model::ports::timers::{ApplyOutcome, AtOffset};
 use whimbrel_model::ports::{Inbox, InboxError, InboxRead, InboxWrite, PortFuture, RowKey, reclaim_hour};
 
-use super::connection::{CallError, RedisConnection, Script};
-use super::reply::{OddReply, Parts};
+use super::connection::{RedisCallError, RedisConnection, Script};
+use super::reply::{ReplyParts, UnexpectedReply};
 use super::write::{ARGUMENTS_MAX, decimal};
-use crate::embedded::inbox::fold::{Folded, SharedStep};
+use crate::embedded::inbox::fold::{FoldedWrite, SharedStep};
 
-/// Writes that are on their way to Redis at the same time; others wait here, so that a read does not stand behind all of them.
+/// The maximum number of writes in flight to Redis. Further writes wait in this process, so that a read does not wait behind all of them.
 const WRITES_AT_ONCE: usize = 4;
-/// Arguments of a write beside its changes, about.
+/// The approximate number of arguments of a write besides its changes.
 const HEADER_ARGUMENTS: usize = 32;
 
-/// The store of inboxes in Redis.
 pub struct RedisInbox {
     connection: RedisConnection,
     writes: Semaphore,
-    /// The epoch under which each partition was taken here, and how often it was written then, as Redis says it. Where a write's outcome
-    /// is not known it has none.
+    /// For each partition that this process took: the epoch, and the number of writes as Redis last reported it. A partition whose last
+    /// write has an unknown outcome has no entry.
     written: Mutex<HashMap<u32, (u64, Bytes)>>,
     open: Script,
     apply: Script,
@@ -47,7 +46,7 @@ pub struct RedisInbox {
     reclaimable: Script,
 }
 
-/// Every key of a partition, in the order in which `inbox_apply.lua` takes them.
+/// Every key of a partition, in the order in which `inbox_apply.lua` expects them.
 const NAMES: [&str; 6] = ["meta", "boxes", "rows", "shared", "references", "reclaim"];
 
 impl RedisInbox {
@@ -67,14 +66,14 @@ impl RedisInbox {
         names.iter().map(|name| format!("{}:{{push:{partition}}}:{name}", self.connection.prefix())).collect()
     }
 
-    async fn take(&self, partition: u32, epoch: u64) -> Result<Option<u64>, Failure> {
+    async fn take(&self, partition: u32, epoch: u64) -> Result<Option<u64>, InboxFailure> {
         let mut call = self.open.on(self.keys(partition, &["meta"]).iter());
         call.arg(decimal(epoch));
         let answer = self.connection.run(&self.open, call).await?;
         if matches!(answer, Value::Nil) {
             return Ok(None);
         }
-        let mut answer = Parts::of(answer)?;
+        let mut answer = ReplyParts::of(answer)?;
         let (applied, writes) = (answer.number()?, answer.bytes()?);
         self.written().insert(partition, (epoch, writes));
         Ok(Some(applied))
@@ -84,34 +83,39 @@ impl RedisInbox {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How often the partition was written, as far as the writer of that epoch knows it here: until its write has answered nobody does.
+    /// Removes and returns the number of writes of the partition. It is empty if the epoch differs, and from the start of a write until its
+    /// answer.
     fn take_written(&self, partition: u32, epoch: u64) -> Bytes {
         let mut written = self.written();
         let is_its_own = written.get(&partition).is_some_and(|(of, _)| *of == epoch);
         if is_its_own { written.remove(&partition).map(|(_, writes)| writes).unwrap_or_default() } else { Bytes::new() }
     }
 
-    async fn write(&self, partition: u32, write: InboxWrite) -> Result<Applied, Failure> {
-        let _turn = self.connection.turn_of(&self.writes).await?;
+    async fn write(&self, partition: u32, write: InboxWrite) -> Result<ApplyOutcome, InboxFailure> {
+        let _turn = self.connection.acquire_turn(&self.writes).await?;
         let mut call = self.apply.on(self.keys(partition, &NAMES).iter());
         let (epoch, writes) = (write.epoch, self.take_written(partition, write.epoch));
         add_arguments(&mut call, &write, &writes)?;
-        // What is sent is a copy; the rows need not stay in memory until Redis has answered.
+        // The call has a copy of the rows: free them before waiting for the answer.
         drop(write);
-        let mut answer = Parts::of(self.connection.run(&self.apply, call).await?)?;
+        let mut answer = ReplyParts::of(self.connection.run(&self.apply, call).await?)?;
         match &*answer.bytes()? {
             b"done" => {
                 self.written().insert(partition, (epoch, answer.bytes()?));
-                Ok(Applied::Done)
+                Ok(ApplyOutcome::Done)
             }
-            b"behind" => Ok(Applied::Behind { at: answer.number()? }),
-            b"older_epoch" => Ok(Applied::OlderEpoch),
-            _ => Err(OddReply.into()),
+            b"behind" => Ok(ApplyOutcome::Behind { at: answer.number()? }),
+            b"older_epoch" => Ok(ApplyOutcome::OlderEpoch),
+            _ => Err(UnexpectedReply.into()),
         }
     }
 
-    /// Fields of hashes, each with what it has, in one step.
-    async fn fields(&self, partition: u32, hashes: &[(&str, Vec<Vec<u8>>)]) -> Result<At<Vec<Option<Bytes>>>, Failure> {
+    /// Reads fields of hashes in one step, and the applied offset with them.
+    async fn fields(
+        &self,
+        partition: u32,
+        hashes: &[(&str, Vec<Vec<u8>>)],
+    ) -> Result<AtOffset<Vec<Option<Bytes>>>, InboxFailure> {
         let names: Vec<&str> = std::iter::once("meta").chain(hashes.iter().map(|(name, _)| *name)).collect();
         let mut call = self.get.on(self.keys(partition, &names).iter());
         for (_, fields) in hashes {
@@ -120,19 +124,19 @@ impl RedisInbox {
                 call.arg(field);
             });
         }
-        let mut answer = Parts::of(self.connection.run(&self.get, call).await?)?;
+        let mut answer = ReplyParts::of(self.connection.run(&self.get, call).await?)?;
         let applied = answer.number()?;
         let asked = hashes.iter().map(|(_, fields)| fields.len()).sum();
         let found = (0..asked).map(|_| answer.optional()).collect::<Result<_, _>>()?;
-        Ok(At { applied, found })
+        Ok(AtOffset { applied, found })
     }
 
-    async fn boxes(&self, partition: u32, uids: Vec<Uid>) -> Result<At<Vec<Option<Bytes>>>, Failure> {
+    async fn boxes(&self, partition: u32, uids: Vec<Uid>) -> Result<AtOffset<Vec<Option<Bytes>>>, InboxFailure> {
         let fields = uids.iter().map(|uid| uid.as_str().into()).collect();
         self.fields(partition, &[("boxes", fields)]).await
     }
 
-    async fn rows(&self, partition: u32, keys: Vec<RowKey>) -> Result<At<Vec<Option<Bytes>>>, Failure> {
+    async fn rows(&self, partition: u32, keys: Vec<RowKey>) -> Result<AtOffset<Vec<Option<Bytes>>>, InboxFailure> {
         let (mut own, mut shared) = (Vec::new(), Vec::new());
         for key in &keys {
             match key {
@@ -149,20 +153,25 @@ impl RedisInbox {
             RowKey::Own { .. } => own.next().flatten(),
             RowKey::Shared { .. } => shared.next().flatten(),
         };
-        Ok(At { applied: read.applied, found: keys.iter().map(of_key).collect() })
+        Ok(AtOffset { applied: read.applied, found: keys.iter().map(of_key).collect() })
     }
 
-    async fn reclaimable(&self, partition: u32, before: Timestamp, limit: usize) -> Result<At<Vec<Uid>>, Failure> {
+    async fn reclaimable(
+        &self,
+        partition: u32,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<AtOffset<Vec<Uid>>, InboxFailure> {
         let mut call = self.reclaimable.on(self.keys(partition, &["meta", "reclaim"]).iter());
         call.arg(reclaim_hour(before)).arg(limit);
-        let mut answer = Parts::of(self.connection.run(&self.reclaimable, call).await?)?;
+        let mut answer = ReplyParts::of(self.connection.run(&self.reclaimable, call).await?)?;
         let (applied, mut found) = (answer.number()?, Vec::new());
         while !answer.is_over() {
             let uid = answer.bytes()?;
             let uid = std::str::from_utf8(&uid).ok().and_then(|uid| Uid::new(uid).ok());
-            found.push(uid.ok_or(OddReply)?);
+            found.push(uid.ok_or(UnexpectedReply)?);
         }
-        Ok(At { applied, found })
+        Ok(AtOffset { applied, found })
     }
 }
 
@@ -174,9 +183,9 @@ fn shared_field(seq: u64) -> Vec<u8> {
     seq.to_be_bytes().to_vec()
 }
 
-/// Adds the arguments of `inbox_apply.lua` to its call.
-fn add_arguments(call: &mut Cmd, write: &InboxWrite, writes: &[u8]) -> Result<(), TooLarge> {
-    let folded = Folded::of(write);
+/// Adds the arguments of `inbox_apply.lua` to the call.
+fn add_arguments(call: &mut Cmd, write: &InboxWrite, writes: &[u8]) -> Result<(), InboxWriteTooLarge> {
+    let folded = FoldedWrite::of(write);
     let (mut put_boxes, mut dropped_boxes) = (Vec::new(), Vec::new());
     let (mut noted, mut forgotten) = (Vec::new(), Vec::new());
     for (uid, after) in &folded.boxes {
@@ -201,7 +210,7 @@ fn add_arguments(call: &mut Cmd, write: &InboxWrite, writes: &[u8]) -> Result<()
     let boxes = put_boxes.len() + dropped_boxes.len() + noted.len() + forgotten.len();
     let arguments = HEADER_ARGUMENTS + boxes + put_rows.len() * 2 + dropped_rows.len() + steps * 3;
     if arguments > ARGUMENTS_MAX {
-        return Err(TooLarge { changes: write.changes.len() });
+        return Err(InboxWriteTooLarge { changes: write.changes.len() });
     }
     call.arg(decimal(write.epoch)).arg(decimal(write.expected)).arg(decimal(write.applied)).arg(u8::from(write.reset));
     call.arg(writes);
@@ -224,29 +233,28 @@ fn add_arguments(call: &mut Cmd, write: &InboxWrite, writes: &[u8]) -> Result<()
     Ok(())
 }
 
-/// A write that is too large for one script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a write of {changes} changes is more than one script takes")]
-struct TooLarge {
+#[error("a write of {changes} changes is too large for one Redis script")]
+struct InboxWriteTooLarge {
     changes: usize,
 }
 
-/// What can go wrong, before it is said in the port's words.
+/// The errors of a call, before they are converted to those of the port.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum InboxFailure {
     #[error(transparent)]
-    Call(#[from] CallError),
+    Call(#[from] RedisCallError),
     #[error(transparent)]
-    TooLarge(#[from] TooLarge),
+    TooLarge(#[from] InboxWriteTooLarge),
     #[error(transparent)]
-    Odd(#[from] OddReply),
+    Odd(#[from] UnexpectedReply),
 }
 
-impl From<Failure> for InboxError {
-    fn from(failure: Failure) -> Self {
+impl From<InboxFailure> for InboxError {
+    fn from(failure: InboxFailure) -> Self {
         match failure {
-            Failure::Call(_) | Failure::TooLarge(_) => Self::Unavailable(failure.to_string()),
-            Failure::Odd(_) => Self::Damaged(failure.to_string()),
+            InboxFailure::Call(_) | InboxFailure::TooLarge(_) => Self::Unavailable(failure.to_string()),
+            InboxFailure::Odd(_) => Self::Damaged(failure.to_string()),
         }
     }
 }
@@ -256,7 +264,7 @@ impl Inbox for RedisInbox {
         Box::pin(async move { Ok(self.take(partition, epoch).await?) })
     }
 
-    fn apply(&self, partition: u32, write: InboxWrite) -> PortFuture<'_, Result<Applied, InboxError>> {
+    fn apply(&self, partition: u32, write: InboxWrite) -> PortFuture<'_, Result<ApplyOutcome, InboxError>> {
         Box::pin(async move { Ok(self.write(partition, write).await?) })
     }
 

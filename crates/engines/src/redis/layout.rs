@@ -1,13 +1,15 @@
-//! How the holds of a shard lie in Redis.
+//! The keys of a shard of holds in Redis.
 //!
-//! | key | what it has |
+//! | key | content |
 //! | --- | --- |
-//! | `meta` | a hash: the epoch, where the store is, the ring's position and since when |
+//! | `meta` | a hash: the epoch, the applied offset, the position of the ring and the time since when it has that position |
 //! | `rows` | a hash: id → the pending hold |
 //! | `due`, `topic_due` | sorted sets of equal scores, so that members sort by their bytes: (due, id) and (topic, due, id) |
-//! | `counts`, `minutes` | (topic, minute of the due time) → how many are pending, and a sorted set of those that are not zero; each counts for its topic and for all |
-//! | `ends:0` … | hashes: id → what became of it, in a ring that turns with time: the oldest is dropped whole |
-//! | `dead`, `dead_due`, `dead_topic_due`, `dead_since` | the same for what can never be written, which is few and can be listed |
+//! | `counts`, `minutes` | (topic, minute of the due time) → the number of pending holds, and a sorted set of the non-zero ones. Each hold
+//! counts for its topic and for all topics |
+//! | `ends:0` … | hashes: id → outcome of the hold, in a ring that turns with time. The oldest hash is dropped whole |
+//! | `dead`, `dead_due`, `dead_topic_due`, `dead_since` | the same for dead holds, which can never be appended. There are few of them, and
+//! they can be listed |
 //!
 //! Every key is `<prefix>:{h<shard>}:<name>`.
 
@@ -16,21 +18,19 @@ use std::time::Duration;
 use whimbrel_model::ports::{CountQuery, DueCursor, HoldQuery};
 use whimbrel_model::{HoldId, Timestamp, TopicNumber};
 
-/// Places of the ring of ends. One is being filled and one may have just begun: the others cover the time that is remembered.
+/// Positions of the ring of ends. One is being filled and one may have just begun; the others cover the time for which ends are remembered.
 pub(super) const RING: usize = 8;
-/// Bytes of a member of `due` before its id.
+/// Bytes of a member of `due` before the id.
 pub(super) const TIME_BYTES: usize = 8;
 /// Bytes of a place: the topic, then the due time.
 pub(super) const PLACE_BYTES: usize = 4 + TIME_BYTES;
-/// In place of a topic: all of them.
 const ALL_TOPICS: u32 = u32::MAX;
 const MS_PER_MINUTE: i64 = 60_000;
 
-/// Every key of a shard but the ring of ends, in the order in which `apply.lua` takes them.
+/// Every key of a shard except the ring of ends, in the order in which `apply.lua` expects them.
 const NAMES: [&str; 10] =
     ["meta", "rows", "due", "topic_due", "counts", "minutes", "dead", "dead_due", "dead_topic_due", "dead_since"];
 
-/// The keys of one shard.
 pub(super) struct ShardKeys {
     begin: String,
 }
@@ -48,12 +48,11 @@ impl ShardKeys {
         names.iter().map(|name| self.key(name)).collect()
     }
 
-    /// Every key of the shard.
     pub fn all(&self) -> Vec<String> {
         self.keys_and_ring(&NAMES)
     }
 
-    /// These, and the ring of ends after them.
+    /// The keys with these names, then the keys of the ring of ends.
     pub fn keys_and_ring(&self, names: &[&str]) -> Vec<String> {
         let mut keys = self.keys(names);
         keys.extend((0..RING).map(|place| self.key(&format!("ends:{place}"))));
@@ -61,17 +60,17 @@ impl ShardKeys {
     }
 }
 
-/// How long one place of the ring is filled, so that what leaves the ring is older than what is remembered.
+/// The time for which one position of the ring is filled. Ends that leave the ring are older than `remember`.
 pub(super) fn ring_time(remember: Duration) -> Duration {
     remember / (RING as u32 - 2)
 }
 
-/// How long an end may stay at most.
+/// The maximum time for which an end is stored.
 pub(super) fn kept_at_most(remember: Duration) -> Duration {
     ring_time(remember) * (RING as u32 - 1)
 }
 
-/// Signed numbers as bytes that sort as they do.
+/// Encodes a signed number so that the bytes sort as the numbers do.
 fn sortable(number: i64) -> [u8; TIME_BYTES] {
     (number as u64 ^ 1 << 63).to_be_bytes()
 }
@@ -83,20 +82,20 @@ pub(super) fn place(topic: TopicNumber, due: Timestamp) -> [u8; PLACE_BYTES] {
     place
 }
 
-/// A member of an index by topic; without its first 4 bytes it is one of the index by time.
+/// A member of an index by topic. Without its first 4 bytes it is a member of the index by time.
 pub(super) fn member(topic: TopicNumber, due: Timestamp, id: &HoldId) -> Vec<u8> {
     [&place(topic, due), id.as_str().as_bytes()].concat()
 }
 
-/// The fields that a pending hold is counted in.
+/// The fields in which a pending hold is counted.
 pub(super) fn minute_fields(topic: TopicNumber, due: Timestamp) -> [[u8; PLACE_BYTES]; 2] {
     let minute = Timestamp::from_millis(due.as_millis().div_euclid(MS_PER_MINUTE));
     [place(topic, minute), place(TopicNumber(ALL_TOPICS), minute)]
 }
 
-/// A stretch of an index, as `ZRANGEBYLEX` takes it.
+/// A range of an index, as `ZRANGEBYLEX` takes it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Stretch {
+pub(super) struct LexRange {
     pub from: Vec<u8>,
     pub to: Vec<u8>,
 }
@@ -107,8 +106,8 @@ fn bound(mark: u8, parts: &[&[u8]]) -> Vec<u8> {
     bound
 }
 
-impl Stretch {
-    /// Everything after a cursor that is due before `until`.
+impl LexRange {
+    /// All members after a cursor that are due before `until`.
     pub fn due(after: Option<&DueCursor>, until: Timestamp) -> Self {
         Self::of(None, None, Some(until), after)
     }
@@ -139,7 +138,7 @@ impl Stretch {
         Self { from, to }
     }
 
-    /// The minutes of a count, its bounds widened to whole ones.
+    /// The minutes of a count. The bounds of the query are widened to whole minutes.
     pub fn counted(query: &CountQuery) -> Self {
         let topic = query.topic.unwrap_or(TopicNumber(ALL_TOPICS));
         let at = |mark, minute: i64| bound(mark, &[&place(topic, Timestamp::from_millis(minute))]);
@@ -163,12 +162,12 @@ impl Stretch {
     }
 }
 
-/// Minutes of a bucket: a whole number, at least one.
+/// The width of a bucket in minutes: a whole number, at least one.
 pub(super) fn bucket_minutes(query: &CountQuery) -> u64 {
     u64::try_from(query.bucket.as_millis() / MS_PER_MINUTE as u128).unwrap_or(u64::MAX).max(1)
 }
 
-/// Where a bucket begins that begins with that minute.
+/// The start of the bucket whose first minute is `minute`.
 pub(super) fn minute_start(minute: i64) -> Timestamp {
     Timestamp::from_millis(minute.saturating_mul(MS_PER_MINUTE))
 }
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn all_keys_of_a_shard_have_its_tag() {
+    fn all_keys_of_a_shard_have_its_hash_tag() {
         let keys = ShardKeys::new("whimbrel", 3).keys_and_ring(&["meta"]);
         assert_eq!(keys.len(), 1 + RING);
         assert!(keys.iter().all(|key| key.starts_with("whimbrel:{h3}:")), "{keys:?}");
@@ -196,12 +195,12 @@ mod tests {
         let at = Timestamp::from_millis;
         let after = |due| Some(DueCursor { due: at(due), id: HoldId::new("x") });
         let query = |after| HoldQuery { topic: None, from: Some(at(10)), to: None, after, limit: 1 };
-        assert_eq!(Stretch::listed(&query(after(9))), Stretch::listed(&query(None)));
-        assert_ne!(Stretch::listed(&query(after(10))), Stretch::listed(&query(None)));
+        assert_eq!(LexRange::listed(&query(after(9))), LexRange::listed(&query(None)));
+        assert_ne!(LexRange::listed(&query(after(10))), LexRange::listed(&query(None)));
     }
 
     #[test]
-    fn ends_outlive_the_time_that_is_remembered_and_not_twice_that_time() {
+    fn ends_are_kept_for_at_least_the_remembered_time_and_less_than_twice_that_time() {
         let remember = Duration::from_secs(3600);
         assert!(ring_time(remember) * (RING as u32 - 2) >= remember);
         assert!(kept_at_most(remember) < remember * 2);

@@ -1,10 +1,10 @@
-//! Detects that Redis lost its data: `FLUSHALL`, a restart without persistence, an empty replica that was promoted.
+//! Detects that Redis lost its data: after a `FLUSHALL`, a restart without persistence, or the promotion of an empty replica.
 //!
-//! [`MARKERS`] keys, spread over the slots of a Cluster, have the id of this installation. The catalogue keeps that id too, so that a
-//! loss while no process ran is found at the next start. The process that finds a marker missing writes it again and reports the loss;
-//! the write is part of the same script, so that a loss is reported once.
+//! [`MARKERS`] keys, spread over the slots of a Cluster, contain the id of this installation. The catalogue contains the id too, so that
+//! the next start detects a loss that happened while no process ran. The process that finds a marker missing writes it again and reports
+//! the loss. Both happen in one script, so that a loss is reported once.
 //!
-//! A loss is only reported here. The owners of holds and inboxes find out by themselves and rebuild their stores from the log.
+//! This module only reports a loss. The owners of holds and inboxes detect it by themselves and rebuild their stores from the log.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
@@ -14,25 +14,22 @@ use tokio::time::{MissedTickBehavior, interval};
 use whimbrel_model::ports::{Catalogue, CatalogueError};
 use whimbrel_model::{Event, EventSink};
 
-use super::connection::{CallError, RedisConnection, Script};
-use super::reply::{OddReply, bytes_of};
+use super::connection::{RedisCallError, RedisConnection, Script};
+use super::reply::{UnexpectedReply, bytes_of};
 
-/// Keys that are checked: as many as there are shards of holds by default, so that most nodes of a Cluster have one.
+/// Keys that are checked. Their number is the default number of shards of holds, so that most nodes of a Cluster have one.
 const MARKERS: u32 = 16;
-/// How often they are checked.
 const CHECK_EVERY: Duration = Duration::from_secs(10);
-/// The catalogue's key of the installation's id starts with this; the prefix in Redis follows.
+/// The prefix of the catalogue's key for the id of the installation. The prefix of the keys in Redis follows.
 const CATALOGUE_PREFIX: &str = "redis_markers/";
 
-/// Watches one Redis for a loss.
 pub struct LossWatch {
     connection: RedisConnection,
     catalogue: Arc<dyn Catalogue>,
-    /// What is kept there.
     stores: Vec<&'static str>,
     events: EventSink,
     marker: Script,
-    /// The id of the installation, once it is known.
+    /// The id of the installation, after it was read.
     id: Option<String>,
 }
 
@@ -47,7 +44,7 @@ impl LossWatch {
         Self { connection, catalogue, stores, events, marker, id: None }
     }
 
-    /// Checks until it is dropped. A Redis or a catalogue that cannot be reached is checked again the next time.
+    /// Checks until it is dropped. An unreachable Redis or catalogue is checked again after the interval.
     pub async fn run(mut self) {
         let mut ticks = interval(CHECK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -59,7 +56,7 @@ impl LossWatch {
         }
     }
 
-    /// Compares the markers with the id once, writes those that are missing, and reports a loss.
+    /// Compares the markers with the id once, writes missing markers, and reports a loss.
     async fn check(&mut self) -> Result<(), CheckError> {
         let id = match &self.id {
             Some(id) => id.clone(),
@@ -76,7 +73,7 @@ impl LossWatch {
         Ok(())
     }
 
-    /// The id in the catalogue. The first start ever writes markers that nothing is missing for.
+    /// Reads the id from the catalogue. The first start of an installation creates it and writes the markers, which is not a loss.
     async fn installation(&self) -> Result<String, CheckError> {
         let key = format!("{CATALOGUE_PREFIX}{}", self.connection.prefix());
         if let Some(known) = self.catalogue.get(&key).await? {
@@ -94,7 +91,7 @@ impl LossWatch {
         }
     }
 
-    /// Writes a marker where it differs, and gives the id that was there.
+    /// Writes a marker if it differs. Returns the id that it had.
     async fn write(&self, number: u32, id: &str, how: &str) -> Result<Option<String>, CheckError> {
         let key = [format!("{}:{{m{number}}}:marker", self.connection.prefix())];
         let mut call = self.marker.on(key.iter());
@@ -124,7 +121,7 @@ impl LossWatch {
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 enum CheckError {
-    Call(#[from] CallError),
-    Reply(#[from] OddReply),
+    Call(#[from] RedisCallError),
+    Reply(#[from] UnexpectedReply),
     Catalogue(#[from] CatalogueError),
 }

@@ -1,17 +1,17 @@
-//! The `Progress` port on Redis: one hash for each subscription, each call one script on it.
+//! The `Progress` port on Redis: one hash for each subscription, one script for each call.
 //!
-//! The key is `<prefix>:{s<number>}:progress`. Its field `epoch` is the owner's, a decimal of one width; the others are rows, a place
-//! with its value, as the embedded store has them. A Redis that fails over may have lost the last saves: that costs repeats.
+//! The key is `<prefix>:{s<number>}:progress`. The field `epoch` is the owner's epoch, a decimal of fixed width. The other fields are rows:
+//! a place with its value, in the format of the embedded store. A Redis that fails over may have lost the last saves; the subscription then
+//! repeats deliveries.
 
 use whimbrel_model::SubscriptionNumber;
 use whimbrel_model::ports::{PortFuture, Progress, ProgressError, ProgressRow};
 
-use super::connection::{CallError, RedisConnection, Script};
-use super::reply::{OddReply, Parts};
+use super::connection::{RedisCallError, RedisConnection, Script};
+use super::reply::{ReplyParts, UnexpectedReply};
 use super::write::decimal;
 use crate::embedded::progress::keys::{decode_place, decode_placed_row, encode_line, encode_place, encode_row};
 
-/// How far subscriptions have come, in Redis.
 pub struct RedisProgress {
     connection: RedisConnection,
     open: Script,
@@ -35,10 +35,10 @@ impl RedisProgress {
         [format!("{}:{{s{}}}:progress", self.connection.prefix(), subscription.0)]
     }
 
-    async fn open(&self, subscription: SubscriptionNumber, epoch: u64) -> Result<Vec<ProgressRow>, Failure> {
+    async fn open(&self, subscription: SubscriptionNumber, epoch: u64) -> Result<Vec<ProgressRow>, ProgressFailure> {
         let mut call = self.open.on(self.key(subscription).iter());
         call.arg(decimal(epoch));
-        let mut answer = Parts::of(self.connection.run(&self.open, call).await?)?;
+        let mut answer = ReplyParts::of(self.connection.run(&self.open, call).await?)?;
         if &*answer.bytes()? != b"rows" {
             return Err(fenced(subscription, &mut answer)?);
         }
@@ -49,70 +49,75 @@ impl RedisProgress {
                 Some(row) => rows.push(row),
                 None => tracing::warn!(
                     subscription = subscription.0,
-                    "a row of progress cannot be read: its partition begins again where the subscription began"
+                    "cannot read a row of progress: its partition starts again at the start of the subscription"
                 ),
             }
         }
         Ok(rows)
     }
 
-    async fn save(&self, subscription: SubscriptionNumber, epoch: u64, rows: Vec<ProgressRow>) -> Result<(), Failure> {
+    async fn save(
+        &self,
+        subscription: SubscriptionNumber,
+        epoch: u64,
+        rows: Vec<ProgressRow>,
+    ) -> Result<(), ProgressFailure> {
         let mut call = self.save.on(self.key(subscription).iter());
         call.arg(decimal(epoch));
         for row in &rows {
             call.arg(&encode_place(row.place)[..]).arg(row.run).arg(encode_row(row));
         }
-        // What is sent is a copy.
+        // The call has a copy of the rows.
         drop(rows);
-        let mut answer = Parts::of(self.connection.run(&self.save, call).await?)?;
+        let mut answer = ReplyParts::of(self.connection.run(&self.save, call).await?)?;
         match &*answer.bytes()? {
             b"done" => Ok(()),
             b"newer_run" => {
-                let place = decode_place(&answer.bytes()?).ok_or(OddReply)?;
+                let place = decode_place(&answer.bytes()?).ok_or(UnexpectedReply)?;
                 Err(ProgressError::NewerRun { place, run: answer.number()? }.into())
             }
             _ => Err(fenced(subscription, &mut answer)?),
         }
     }
 
-    async fn end_line(&self, subscription: SubscriptionNumber, epoch: u64, line: u32) -> Result<(), Failure> {
+    async fn end_line(&self, subscription: SubscriptionNumber, epoch: u64, line: u32) -> Result<(), ProgressFailure> {
         let mut call = self.end_line.on(self.key(subscription).iter());
         call.arg(decimal(epoch)).arg(&encode_line(line)[..]);
-        let mut answer = Parts::of(self.connection.run(&self.end_line, call).await?)?;
+        let mut answer = ReplyParts::of(self.connection.run(&self.end_line, call).await?)?;
         match &*answer.bytes()? {
             b"done" => Ok(()),
             _ => Err(fenced(subscription, &mut answer)?),
         }
     }
 
-    async fn forget(&self, subscription: SubscriptionNumber) -> Result<(), Failure> {
+    async fn forget(&self, subscription: SubscriptionNumber) -> Result<(), ProgressFailure> {
         let call = self.forget.on(self.key(subscription).iter());
         self.connection.run(&self.forget, call).await?;
         Ok(())
     }
 }
 
-/// The refusal, after its first word was read.
-fn fenced(subscription: SubscriptionNumber, answer: &mut Parts) -> Result<Failure, OddReply> {
+/// The rejection of an older epoch. Its first word has been read.
+fn fenced(subscription: SubscriptionNumber, answer: &mut ReplyParts) -> Result<ProgressFailure, UnexpectedReply> {
     Ok(ProgressError::Fenced { subscription: subscription.0, epoch: answer.number()? }.into())
 }
 
-/// What can go wrong, before it is said in the port's words.
+/// The errors of a call, before they are converted to those of the port.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum ProgressFailure {
     #[error(transparent)]
     Refused(#[from] ProgressError),
     #[error(transparent)]
-    Call(#[from] CallError),
+    Call(#[from] RedisCallError),
     #[error(transparent)]
-    Odd(#[from] OddReply),
+    Odd(#[from] UnexpectedReply),
 }
 
-impl From<Failure> for ProgressError {
-    fn from(failure: Failure) -> Self {
+impl From<ProgressFailure> for ProgressError {
+    fn from(failure: ProgressFailure) -> Self {
         match failure {
-            Failure::Refused(error) => error,
-            Failure::Call(_) | Failure::Odd(_) => Self::Unavailable(failure.to_string()),
+            ProgressFailure::Refused(error) => error,
+            ProgressFailure::Call(_) | ProgressFailure::Odd(_) => Self::Unavailable(failure.to_string()),
         }
     }
 }

@@ -1,14 +1,15 @@
-//! The `Receipts` port on Redis, shared by all nodes: a claim is a key of its own that is set where it is absent.
+//! The `Receipts` port on Redis, shared by all nodes. A claim is a key that is set if it is absent.
 //!
-//! Whoever claims holds the claim for a lease, which must be longer than any append takes, and renews it as long as the append
-//! takes longer nevertheless. A node that dies renews nothing: its claims lapse, and a repeat looks through the log. Answers
-//! expire after their window by Redis's own clock, and are judged by the caller's before that.
+//! A holder has a claim for a lease. The lease must be longer than a normal append; the holder renews it while an append takes longer.
+//! After a node dies, its claims lapse, and a repeat searches the log. The clock of Redis expires answers after their window; before that,
+//! the caller's clock decides whether an answer is too old.
 //!
-//! A call that Redis does not answer in time may be executed later. This process knows how such a claim ended: that nothing was written,
-//! or the answer. It tells Redis in the background, and itself takes a claim over that it knows to be dead (see [`super::unconfirmed`]).
+//! Redis may execute a call later that it did not answer in time. This process knows the outcome of such a claim: nothing was written, or
+//! the answer. It sends the outcome to Redis in the background, and takes over a claim itself if it has that outcome (see
+//! [`super::unconfirmed_outcomes`]).
 //!
-//! A Redis that fails over may have lost the last claims and answers: a repeat of those few is published again. What is lost
-//! with Redis is the recognition of repeats, never a message.
+//! A Redis that fails over may have lost the last claims and answers, and a repeat of one of those is published again. A loss of Redis
+//! loses the recognition of repeats, never a message.
 
 use std::collections::HashMap;
 use std::future::ready;
@@ -19,22 +20,22 @@ use std::time::{Duration, Instant};
 use bytes::{Buf as _, BufMut as _, Bytes};
 use futures_util::{StreamExt as _, stream};
 use redis::Value;
-use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, PortFuture, Receipts, ReceiptsError};
+use whimbrel_model::ports::{Claim, ClaimKind, ClaimState, PortFuture, PublishReceipt, Receipts, ReceiptsError};
 use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumber};
 
-use super::connection::{CallError, RedisConnection, Script};
-use super::reply::{OddReply, Parts, bytes_of};
-use super::unconfirmed::{End, Known, UnconfirmedEnds};
+use super::connection::{RedisCallError, RedisConnection, Script};
+use super::reply::{ReplyParts, UnexpectedReply, bytes_of};
+use super::unconfirmed_outcomes::{ClaimOutcome, LocalClaimState, UnconfirmedOutcomes};
 use crate::embedded::ReceiptSettings;
 use crate::embedded::receipts::keys::{decode_answer, encode_answer};
 
-/// Of each lease, the part after which a claim that is still under way is renewed.
+/// A claim is renewed after this part of its lease, while its append is in progress.
 const RENEW_AFTER: u32 = 3;
-/// Claims that are renewed at the same time.
+/// The maximum number of concurrent renewals.
 const RENEWED_AT_ONCE: usize = 64;
-/// How often Redis is told the ends of claims that it has not confirmed.
+/// The interval at which unconfirmed outcomes are sent to Redis.
 const CONFIRM_EVERY: Duration = Duration::from_millis(500);
-/// Ends that Redis is told at the same time.
+/// The maximum number of concurrent confirmations.
 const CONFIRMED_AT_ONCE: usize = 64;
 /// The timeout of one confirmation. A shard of Redis Cluster that does not answer must not delay the outcomes for other shards.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(1);
@@ -43,40 +44,40 @@ const CONFIRM_ROUND: Duration = Duration::from_secs(1);
 /// Bytes of a place: topic, partition, offset.
 const PLACE_BYTES: usize = 16;
 
-/// Receipts in Redis. Cloning shares them.
+/// Receipts in Redis. Clones share them.
 #[derive(Clone)]
-pub struct RedisReceipts(Arc<Inner>);
+pub struct RedisReceipts(Arc<ReceiptsShared>);
 
-struct Inner {
+struct ReceiptsShared {
     connection: RedisConnection,
     settings: ReceiptSettings,
     begin: Script,
     finish: Script,
     abandon: Script,
     renew: Script,
-    /// What this process is at, by the claim's key. These never lapse, however long they take.
-    under_way: Mutex<HashMap<String, Held>>,
-    unconfirmed: Mutex<UnconfirmedEnds>,
-    /// Makes holders of this process unlike those of all others.
+    /// The claims in progress in this process, by key. An entry never lapses here, even if the append takes long.
+    under_way: Mutex<HashMap<String, HeldClaim>>,
+    unconfirmed: Mutex<UnconfirmedOutcomes>,
+    /// Makes the holders of this process distinct from those of all other processes.
     process: u64,
     holders: AtomicU64,
 }
 
-struct Held {
+struct HeldClaim {
     fingerprint: u64,
     holder: String,
     /// When the last renewal was sent.
     renewed_at: Instant,
-    /// When the last call was sent after which Redis had the claim under this holder.
+    /// The send time of the last call after which Redis had the claim under this holder.
     held_at: Instant,
 }
 
 impl RedisReceipts {
-    /// Must be called within a runtime: claims under way are renewed by a task of their own, until the receipts are dropped.
+    /// Must be called within a runtime: a task renews the claims in progress until the receipts are dropped.
     pub fn new(connection: RedisConnection, settings: ReceiptSettings) -> Self {
         let renew_interval = settings.lease / RENEW_AFTER;
-        let unconfirmed = Mutex::new(UnconfirmedEnds::new(settings.lease));
-        let inner = Arc::new(Inner {
+        let unconfirmed = Mutex::new(UnconfirmedOutcomes::new(settings.lease));
+        let inner = Arc::new(ReceiptsShared {
             connection,
             settings,
             begin: Script::new(include_str!("lua/begin.lua")),
@@ -94,32 +95,36 @@ impl RedisReceipts {
     }
 }
 
-/// A number that no other process has: by when it began, and by which of those that began in that moment it is.
+/// A number that no other process has. It is a random hash of the start time and the process id.
 fn process_number() -> u64 {
     use std::hash::{BuildHasher as _, RandomState};
     RandomState::new().hash_one((SystemClock.now(), std::process::id()))
 }
 
-impl Inner {
-    fn under_way(&self) -> MutexGuard<'_, HashMap<String, Held>> {
+impl ReceiptsShared {
+    fn under_way(&self) -> MutexGuard<'_, HashMap<String, HeldClaim>> {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn unconfirmed(&self) -> MutexGuard<'_, UnconfirmedEnds> {
+    fn unconfirmed(&self) -> MutexGuard<'_, UnconfirmedOutcomes> {
         self.unconfirmed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn begin(&self, claim: &Claim, end: u64, now: Timestamp) -> Result<Begun, Failure> {
+    async fn begin(&self, claim: &Claim, end: u64, now: Timestamp) -> Result<ClaimState, ReceiptsFailure> {
         let key = self.key(claim);
         if let Some(held) = self.under_way().get(&key) {
-            return Ok(if held.fingerprint == claim.fingerprint { Begun::UnderWay } else { Begun::Different });
+            return Ok(if held.fingerprint == claim.fingerprint {
+                ClaimState::UnderWay
+            } else {
+                ClaimState::Different
+            });
         }
         let dead = match self.unconfirmed().known(&key, Instant::now()) {
-            Known::Answered { fingerprint, answer } if fingerprint == claim.fingerprint => {
-                return Ok(Begun::Earlier(answer));
+            LocalClaimState::Answered { fingerprint, answer } if fingerprint == claim.fingerprint => {
+                return Ok(ClaimState::Earlier(answer));
             }
-            Known::Answered { .. } => return Ok(Begun::Different),
-            Known::NotWritten { holders } => holders,
+            LocalClaimState::Answered { .. } => return Ok(ClaimState::Different),
+            LocalClaimState::NotWritten { holders } => holders,
         };
         let number = self.holders.fetch_add(1, Ordering::Relaxed);
         let holder = format!("{:016x}-{number:x}", self.process);
@@ -133,35 +138,34 @@ impl Inner {
             .arg(dead);
         let asked_at = Instant::now();
         let begun = match self.connection.run(&self.begin, call).await {
-            Ok(reply) => read_begun(reply).map_err(Failure::from),
+            Ok(reply) => read_begun(reply).map_err(ReceiptsFailure::from),
             Err(error) => Err(error.into()),
         };
         match &begun {
-            Ok(Begun::New | Begun::Lapsed { .. }) => {
+            Ok(ClaimState::New | ClaimState::Lapsed { .. }) => {
                 let (fingerprint, renewed_at) = (claim.fingerprint, Instant::now());
-                self.under_way().insert(key, Held { fingerprint, holder, renewed_at, held_at: asked_at });
+                self.under_way().insert(key, HeldClaim { fingerprint, holder, renewed_at, held_at: asked_at });
             }
             Ok(_) => {}
-            // Redis may have it, or get it yet. Whoever asked writes nothing without an answer.
+            // Redis may have the claim, or get it later. The caller publishes nothing without an answer.
             Err(_) => self.unconfirmed().not_written(key, holder, Instant::now()),
         }
         begun
     }
 
-    async fn finish(&self, claim: &Claim, answer: Answer) -> Result<(), Failure> {
+    async fn finish(&self, claim: &Claim, answer: PublishReceipt) -> Result<(), ReceiptsFailure> {
         let key = self.key(claim);
         let kept = self.keep(&key, claim, &answer).await;
         match &kept {
             Ok(()) => self.unconfirmed().confirmed_answer(&key),
-            // The message is in the log all the same. This process knows the answer until Redis has it.
+            // The message is in the log. This process keeps the answer until Redis has it.
             Err(_) => self.unconfirmed().answered(key.clone(), claim.clone(), answer, Instant::now()),
         }
         self.under_way().remove(&key);
         kept
     }
 
-    /// Writes the answer to a claim.
-    async fn keep(&self, key: &str, claim: &Claim, answer: &Answer) -> Result<(), Failure> {
+    async fn keep(&self, key: &str, claim: &Claim, answer: &PublishReceipt) -> Result<(), ReceiptsFailure> {
         let found = (claim.kind == ClaimKind::Id).then(|| self.found_key(&claim.text));
         let keys: Vec<&str> = [Some(key), found.as_deref()].into_iter().flatten().collect();
         let mut call = self.finish.on(keys.into_iter());
@@ -175,7 +179,7 @@ impl Inner {
     }
 
     /// Ends a claim under which this process wrote nothing. `tries`: see `abandon.lua`.
-    async fn end_unwritten(&self, claim: &Claim, tries: &str) -> Result<(), Failure> {
+    async fn end_unwritten(&self, claim: &Claim, tries: &str) -> Result<(), ReceiptsFailure> {
         let key = self.key(claim);
         let Some(held) = self.under_way().remove(&key) else { return Ok(()) };
         let released = self.release(&key, &held.holder, tries).await;
@@ -185,8 +189,8 @@ impl Inner {
         released.map(drop)
     }
 
-    /// Takes back the claim of a holder that wrote nothing. Answers whether it was that holder's.
-    async fn release(&self, key: &str, holder: &str, tries: &str) -> Result<bool, Failure> {
+    /// Releases the claim of a holder that wrote nothing. Returns whether the claim belonged to that holder.
+    async fn release(&self, key: &str, holder: &str, tries: &str) -> Result<bool, ReceiptsFailure> {
         let mut call = self.abandon.on([key].into_iter());
         call.arg(holder).arg(PLACE_BYTES).arg(tries);
         let answer = bytes_of(self.connection.run(&self.abandon, call).await?)?;
@@ -198,25 +202,25 @@ impl Inner {
         let due = self.unconfirmed().due(Instant::now());
         let confirmations = due.into_iter().map(|end| self.confirm_in_time(end)).collect();
         if let Some(error) = in_one_round(confirmations).await.first() {
-            tracing::debug!(%error, "Redis could not be told how claims ended; it is tried again");
+            tracing::debug!(%error, "cannot confirm outcomes of claims to Redis; retrying");
         }
     }
 
-    async fn confirm_in_time(&self, end: End) -> Result<(), Failure> {
+    async fn confirm_in_time(&self, end: ClaimOutcome) -> Result<(), ReceiptsFailure> {
         let key = end.key().to_owned();
         let confirmed = tokio::time::timeout(CONFIRM_WITHIN, self.confirm(end)).await;
-        let confirmed = confirmed.unwrap_or_else(|_| Err(CallError::late(CONFIRM_WITHIN).into()));
+        let confirmed = confirmed.unwrap_or_else(|_| Err(RedisCallError::timed_out(CONFIRM_WITHIN).into()));
         self.unconfirmed().tried(&key, confirmed.is_ok());
         confirmed
     }
 
-    async fn confirm(&self, end: End) -> Result<(), Failure> {
+    async fn confirm(&self, end: ClaimOutcome) -> Result<(), ReceiptsFailure> {
         match end {
-            End::Answered { key, claim, answer } => {
+            ClaimOutcome::Answered { key, claim, answer } => {
                 self.keep(&key, &claim, &answer).await?;
                 self.unconfirmed().confirmed_answer(&key);
             }
-            End::NotWritten { key, holder } => {
+            ClaimOutcome::NotWritten { key, holder } => {
                 let was_held = self.release(&key, &holder, "own").await?;
                 self.unconfirmed().confirmed_release(&key, &holder, was_held, Instant::now());
             }
@@ -224,19 +228,19 @@ impl Inner {
         Ok(())
     }
 
-    async fn find(&self, id: &str) -> Result<Vec<Answer>, Failure> {
+    async fn find(&self, id: &str) -> Result<Vec<PublishReceipt>, ReceiptsFailure> {
         let mut command = redis::cmd("ZRANGE");
         command.arg(self.found_key(id)).arg(0).arg(-1);
-        let mut answer = Parts::of(self.connection.ask(&command).await?)?;
+        let mut answer = ReplyParts::of(self.connection.ask(&command).await?)?;
         let mut found = Vec::new();
         while !answer.is_over() {
-            let (_, earlier) = decode_answer(&answer.bytes()?).ok_or(OddReply)?;
+            let (_, earlier) = decode_answer(&answer.bytes()?).ok_or(UnexpectedReply)?;
             found.push(earlier);
         }
         Ok(found)
     }
 
-    /// Renews what has been under way for a part of its lease. What fails is tried again the next time.
+    /// Renews claims that have been in progress for a part of their lease. Failed renewals are retried in the next round.
     async fn renew_old(&self, interval: Duration) {
         let now = Instant::now();
         let old: Vec<(String, String)> = {
@@ -252,12 +256,12 @@ impl Inner {
         let renewed = stream::iter(renewals).buffer_unordered(RENEWED_AT_ONCE);
         let failed: Vec<_> = renewed.filter_map(|done| ready(done.err())).collect().await;
         if let Some(error) = failed.first() {
-            tracing::warn!(%error, "claims under way could not be renewed; it is tried again");
+            tracing::warn!(%error, "cannot renew claims in progress; retrying");
         }
     }
 
-    /// Renews a claim. Answers whether it is still this holder's.
-    async fn renew(&self, key: &str, holder: &str) -> Result<bool, Failure> {
+    /// Renews a claim. Returns whether it still belongs to this holder.
+    async fn renew(&self, key: &str, holder: &str) -> Result<bool, ReceiptsFailure> {
         let mut call = self.renew.on([key].into_iter());
         call.arg(holder).arg(millis(self.settings.window + self.settings.lease));
         let asked_at = Instant::now();
@@ -269,8 +273,8 @@ impl Inner {
         Ok(is_held)
     }
 
-    /// Whether the claim is still this process's. Redis is asked when half of the lease has passed since it last confirmed that.
-    async fn still_holds(&self, claim: &Claim) -> Result<bool, Failure> {
+    /// Whether this process still has the claim. Asks Redis if its last confirmation is older than half of the lease.
+    async fn still_holds(&self, claim: &Claim) -> Result<bool, ReceiptsFailure> {
         let key = self.key(claim);
         let holder = match self.under_way().get(&key) {
             None => return Ok(false),
@@ -280,7 +284,7 @@ impl Inner {
         self.renew(&key, &holder).await
     }
 
-    /// What makes a claim the same: its kind, topic, owner and text; not its partition. An id's keys have a tag in common.
+    /// The identity of a claim: its kind, topic, owner and text, but not its partition. The keys of an id share a hash tag.
     fn key(&self, claim: &Claim) -> String {
         let (prefix, topic) = (self.connection.prefix(), claim.topic.0);
         let (owner, text) = (&claim.owner, &claim.text);
@@ -295,8 +299,8 @@ impl Inner {
     }
 }
 
-/// Renews from time to time until the receipts are dropped.
-async fn keep_renewing(inner: Weak<Inner>, interval: Duration) {
+/// Renews claims at an interval until the receipts are dropped.
+async fn keep_renewing(inner: Weak<ReceiptsShared>, interval: Duration) {
     loop {
         tokio::time::sleep(interval).await;
         let Some(inner) = inner.upgrade() else { return };
@@ -304,14 +308,14 @@ async fn keep_renewing(inner: Weak<Inner>, interval: Duration) {
     }
 }
 
-/// Runs confirmations in their order, at most [`CONFIRMED_AT_ONCE`] at a time, and starts none after [`CONFIRM_ROUND`]. Returns the errors.
+/// Runs confirmations in order, at most [`CONFIRMED_AT_ONCE`] concurrently, and starts none after [`CONFIRM_ROUND`]. Returns the errors.
 async fn in_one_round<E>(confirmations: Vec<impl Future<Output = Result<(), E>>>) -> Vec<E> {
     let begun = stream::iter(confirmations).take_until(tokio::time::sleep(CONFIRM_ROUND));
     begun.buffer_unordered(CONFIRMED_AT_ONCE).filter_map(|done| ready(done.err())).collect().await
 }
 
-/// Tells Redis the ends of claims from time to time until the receipts are dropped.
-async fn keep_confirming(inner: Weak<Inner>) {
+/// Sends outcomes of claims to Redis at an interval until the receipts are dropped.
+async fn keep_confirming(inner: Weak<ReceiptsShared>) {
     loop {
         tokio::time::sleep(CONFIRM_EVERY).await;
         let Some(inner) = inner.upgrade() else { return };
@@ -319,18 +323,18 @@ async fn keep_confirming(inner: Weak<Inner>) {
     }
 }
 
-fn read_begun(reply: Value) -> Result<Begun, OddReply> {
-    let mut parts = Parts::of(reply)?;
+fn read_begun(reply: Value) -> Result<ClaimState, UnexpectedReply> {
+    let mut parts = ReplyParts::of(reply)?;
     match &*parts.bytes()? {
-        b"new" => Ok(Begun::New),
-        b"lapsed" => Ok(Begun::Lapsed { places: decode_places(parts.bytes()?) }),
-        b"different" => Ok(Begun::Different),
-        b"under_way" => Ok(Begun::UnderWay),
+        b"new" => Ok(ClaimState::New),
+        b"lapsed" => Ok(ClaimState::Lapsed { places: decode_places(parts.bytes()?) }),
+        b"different" => Ok(ClaimState::Different),
+        b"under_way" => Ok(ClaimState::UnderWay),
         b"earlier" => {
-            let (_, answer) = decode_answer(&parts.bytes()?).ok_or(OddReply)?;
-            Ok(Begun::Earlier(answer))
+            let (_, answer) = decode_answer(&parts.bytes()?).ok_or(UnexpectedReply)?;
+            Ok(ClaimState::Earlier(answer))
         }
-        _ => Err(OddReply),
+        _ => Err(UnexpectedReply),
     }
 }
 
@@ -361,30 +365,35 @@ fn decode_places(mut bytes: Bytes) -> Vec<(PartitionId, u64)> {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum ReceiptsFailure {
     #[error(transparent)]
-    Call(#[from] CallError),
+    Call(#[from] RedisCallError),
     #[error(transparent)]
-    Odd(#[from] OddReply),
+    Odd(#[from] UnexpectedReply),
 }
 
-impl From<Failure> for ReceiptsError {
-    fn from(failure: Failure) -> Self {
+impl From<ReceiptsFailure> for ReceiptsError {
+    fn from(failure: ReceiptsFailure) -> Self {
         Self::Unavailable(failure.to_string())
     }
 }
 
 impl Receipts for RedisReceipts {
-    fn begin<'a>(&'a self, claim: &'a Claim, end: u64, now: Timestamp) -> PortFuture<'a, Result<Begun, ReceiptsError>> {
+    fn begin<'a>(
+        &'a self,
+        claim: &'a Claim,
+        end: u64,
+        now: Timestamp,
+    ) -> PortFuture<'a, Result<ClaimState, ReceiptsError>> {
         Box::pin(async move { Ok(self.0.begin(claim, end, now).await?) })
     }
 
-    fn finish<'a>(&'a self, claim: &'a Claim, answer: Answer) -> PortFuture<'a, Result<(), ReceiptsError>> {
+    fn finish<'a>(&'a self, claim: &'a Claim, answer: PublishReceipt) -> PortFuture<'a, Result<(), ReceiptsError>> {
         Box::pin(async move { Ok(self.0.finish(claim, answer).await?) })
     }
 
     fn abandon<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
-        // The publisher has looked for what earlier tries may have written.
+        // The publisher has searched the log for messages of earlier tries.
         Box::pin(async move { Ok(self.0.end_unwritten(claim, "all").await?) })
     }
 
@@ -397,12 +406,12 @@ impl Receipts for RedisReceipts {
     }
 
     fn leave<'a>(&'a self, claim: &'a Claim) -> PortFuture<'a, Result<(), ReceiptsError>> {
-        // Nobody renews it any more, so it lapses.
+        // This process stops renewing the claim, so it lapses.
         self.0.under_way().remove(&self.0.key(claim));
         Box::pin(async { Ok(()) })
     }
 
-    fn find<'a>(&'a self, id: &'a str) -> PortFuture<'a, Result<Vec<Answer>, ReceiptsError>> {
+    fn find<'a>(&'a self, id: &'a str) -> PortFuture<'a, Result<Vec<PublishReceipt>, ReceiptsError>> {
         Box::pin(async move { Ok(self.0.find(id).await?) })
     }
 }
@@ -414,7 +423,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn ends_that_redis_does_not_confirm_delay_a_round_by_a_bounded_time() {
+    async fn unconfirmed_outcomes_delay_a_round_by_a_bounded_time() {
         let (began, confirmed) = (tokio::time::Instant::now(), Cell::new(0));
         let confirmation = |is_away: bool| {
             let confirmed = &confirmed;

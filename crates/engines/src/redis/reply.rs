@@ -1,21 +1,21 @@
-//! Redis's answers, taken apart. What a script answers is known; anything else is an error, never a panic.
+//! Reads the replies of scripts. A reply of an unexpected shape is an error, never a panic.
 
 use bytes::Bytes;
 use redis::Value;
 
-/// An answer of another shape than the script gives.
+/// A reply whose shape is not that of the script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an answer of Redis is not what the script gives")]
-pub(super) struct OddReply;
+#[error("Redis sent a reply of an unexpected shape")]
+pub(super) struct UnexpectedReply;
 
-/// The parts of a list, one after the other.
-pub(super) struct Parts(std::vec::IntoIter<Value>);
+/// The parts of a list, in order.
+pub(super) struct ReplyParts(std::vec::IntoIter<Value>);
 
-impl Parts {
-    pub fn of(value: Value) -> Result<Self, OddReply> {
+impl ReplyParts {
+    pub fn of(value: Value) -> Result<Self, UnexpectedReply> {
         match value {
             Value::Array(parts) => Ok(Self(parts.into_iter())),
-            _ => Err(OddReply),
+            _ => Err(UnexpectedReply),
         }
     }
 
@@ -23,29 +23,29 @@ impl Parts {
         self.0.len() == 0
     }
 
-    /// The next part, where it is not nil.
-    pub fn optional(&mut self) -> Result<Option<Bytes>, OddReply> {
-        self.0.next().ok_or(OddReply).and_then(bytes_of)
+    /// The next part. `None` for nil.
+    pub fn optional(&mut self) -> Result<Option<Bytes>, UnexpectedReply> {
+        self.0.next().ok_or(UnexpectedReply).and_then(bytes_of)
     }
 
-    pub fn bytes(&mut self) -> Result<Bytes, OddReply> {
-        self.optional()?.ok_or(OddReply)
+    pub fn bytes(&mut self) -> Result<Bytes, UnexpectedReply> {
+        self.optional()?.ok_or(UnexpectedReply)
     }
 
-    pub fn number<N: std::str::FromStr>(&mut self) -> Result<N, OddReply> {
+    pub fn number<N: std::str::FromStr>(&mut self) -> Result<N, UnexpectedReply> {
         number_of(&self.bytes()?)
     }
 }
 
-pub(super) fn bytes_of(value: Value) -> Result<Option<Bytes>, OddReply> {
+pub(super) fn bytes_of(value: Value) -> Result<Option<Bytes>, UnexpectedReply> {
     match value {
         Value::Nil => Ok(None),
         Value::BulkString(bytes) => Ok(Some(bytes.into())),
         Value::SimpleString(text) => Ok(Some(text.into())),
-        _ => Err(OddReply),
+        _ => Err(UnexpectedReply),
     }
 }
 
-pub(super) fn number_of<N: std::str::FromStr>(bytes: &[u8]) -> Result<N, OddReply> {
-    std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok()).ok_or(OddReply)
+pub(super) fn number_of<N: std::str::FromStr>(bytes: &[u8]) -> Result<N, UnexpectedReply> {
+    std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok()).ok_or(UnexpectedReply)
 }

@@ -1,16 +1,17 @@
-//! The `Sessions` port on Redis: the sessions of a shard, each step one script, all times but those of the news by the clock of Redis.
+//! The `Sessions` port on Redis: the sessions of a shard. Each step is one script. All times are by the clock of Redis, except those in the
+//! news.
 //!
-//! | key | what it has |
+//! | key | content |
 //! | --- | --- |
-//! | `meta` | a hash: the version of the last step, and as of when the writer vouched for them |
+//! | `meta` | a hash: the version of the last step, and the time as of which the writer vouched for the sessions |
 //! | `void` | a hash: node → its newest incarnation that is void |
 //! | `pictures` | a hash: gateway → the version of its last whole picture |
-//! | `users` | a hash: user → its sessions, one after the other |
-//! | `sessions` | a hash: session → version, user, and what is shown of it |
-//! | `by_gateway` | a sorted set of equal scores: the sessions, so that those of a gateway lie together |
-//! | `gone`, `gone_since` | sessions that are gone with their versions, for a while: late news of their coming loses |
-//! | `told` | a set: the users that the last step which touched them told to be online |
-//! | `seen` | a sorted set: user, by when it was last seen |
+//! | `users` | a hash: user → its sessions, concatenated |
+//! | `sessions` | a hash: session → version, user, and the visible data of the session |
+//! | `by_gateway` | a sorted set of equal scores: the sessions, so that those of a gateway are adjacent |
+//! | `gone`, `gone_since` | ended sessions with their versions, for a while: late news that such a session began is ignored |
+//! | `told` | a set: the users that were reported online by the last step which touched them |
+//! | `seen` | a sorted set: user, by the time when it was last online |
 //!
 //! Every key is `<prefix>:{presence:<shard>}:<name>`.
 
@@ -18,27 +19,26 @@ use bytes::{Buf as _, Bytes};
 use redis::Cmd;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, Uid};
-use whimbrel_model::ports::{Heard, PortFuture, SessionNews, Sessions, SessionsError, UserChange, UserSessions};
+use whimbrel_model::ports::{Confirmed, PortFuture, SessionUpdate, Sessions, SessionsError, UserChange, UserSessions};
 
-use super::connection::{CallError, RedisConnection, Script};
-use super::reply::{OddReply, Parts, number_of};
+use super::connection::{RedisCallError, RedisConnection, Script};
+use super::reply::{ReplyParts, UnexpectedReply, number_of};
 use super::write::decimal;
 
-/// How long it is remembered that a session is gone: longer than gateways keep packets to be asked for again.
+/// The time for which an ended session is remembered. It is longer than gateways keep packets for repetition.
 const GONE_KEPT_MS: u64 = 120_000;
-/// Sessions of a shard that are remembered to be gone; beyond, the oldest are forgotten sooner.
+/// The maximum number of ended sessions of a shard that are remembered. Beyond it, the oldest are removed sooner.
 const GONE_MAX: usize = 1 << 18;
-/// Users of a shard of whom it is remembered when they were last seen; beyond, the longest ago are forgotten.
+/// The maximum number of users of a shard whose last-seen time is remembered. Beyond it, the oldest are removed.
 const SEEN_MAX: usize = 1 << 20;
 /// Digits of a node's number.
 const NODE_DIGITS: usize = 5;
 const NUMBER_DIGITS: usize = 20;
 
-/// Every key that `sessions_write.lua` takes, in its order.
+/// The keys of `sessions_write.lua`, in its order.
 const NAMES: [&str; 10] =
     ["meta", "void", "pictures", "users", "sessions", "by_gateway", "gone", "gone_since", "told", "seen"];
 
-/// The store of sessions in Redis.
 pub struct RedisSessions {
     connection: RedisConnection,
     write: Script,
@@ -64,11 +64,16 @@ impl RedisSessions {
         names.iter().map(|name| format!("{}:{{presence:{shard}}}:{name}", self.connection.prefix())).collect()
     }
 
-    async fn step(&self, shard: u32, what: &str, arguments: impl FnOnce(&mut Cmd)) -> Result<Vec<UserChange>, Failure> {
+    async fn step(
+        &self,
+        shard: u32,
+        what: &str,
+        arguments: impl FnOnce(&mut Cmd),
+    ) -> Result<Vec<UserChange>, SessionsFailure> {
         let mut call = self.write.on(self.keys(shard, &NAMES).iter());
         call.arg(GONE_KEPT_MS).arg(GONE_MAX).arg(SEEN_MAX).arg(what);
         arguments(&mut call);
-        let mut answer = Parts::of(self.connection.run(&self.write, call).await?)?;
+        let mut answer = ReplyParts::of(self.connection.run(&self.write, call).await?)?;
         let version = answer.number()?;
         let mut changes = Vec::new();
         while !answer.is_over() {
@@ -79,9 +84,9 @@ impl RedisSessions {
         Ok(changes)
     }
 
-    async fn put(&self, shard: u32, news: Vec<SessionNews>) -> Result<Vec<UserChange>, Failure> {
+    async fn put(&self, shard: u32, news: Vec<SessionUpdate>) -> Result<Vec<UserChange>, SessionsFailure> {
         self.step(shard, "put", |call| {
-            for SessionNews { uid, version, session, gone_at } in &news {
+            for SessionUpdate { uid, version, session, gone_at } in &news {
                 call.arg(session_text(session.session)).arg(uid.as_str()).arg(decimal(*version));
                 match gone_at {
                     None => call.arg("").arg(encode(session)),
@@ -98,7 +103,7 @@ impl RedisSessions {
         gateway: GatewayId,
         version: u64,
         sessions: Vec<(Uid, OnlineSession)>,
-    ) -> Result<Vec<UserChange>, Failure> {
+    ) -> Result<Vec<UserChange>, SessionsFailure> {
         self.step(shard, "replace", |call| {
             call.arg(gateway_text(gateway)).arg(decimal(version));
             for (uid, session) in sessions.iter().filter(|(_, session)| session.session.gateway == gateway) {
@@ -108,43 +113,43 @@ impl RedisSessions {
         .await
     }
 
-    async fn sweep(&self, shard: u32, limit: usize, now: Timestamp) -> Result<Vec<UserChange>, Failure> {
+    async fn sweep(&self, shard: u32, limit: usize, now: Timestamp) -> Result<Vec<UserChange>, SessionsFailure> {
         self.step(shard, "sweep", |call| {
             call.arg(limit).arg(now.as_millis());
         })
         .await
     }
 
-    async fn void(&self, shard: u32, gateway: GatewayId) -> Result<(), Failure> {
+    async fn void(&self, shard: u32, gateway: GatewayId) -> Result<(), SessionsFailure> {
         let mut call = self.void.on(self.keys(shard, &["void", "pictures"]).iter());
         call.arg(node_text(gateway.node)).arg(decimal(gateway.incarnation));
         self.connection.run(&self.void, call).await?;
         Ok(())
     }
 
-    async fn gateways(&self, shard: u32) -> Result<Vec<GatewayId>, Failure> {
+    async fn gateways(&self, shard: u32) -> Result<Vec<GatewayId>, SessionsFailure> {
         let call = self.gateways.on(self.keys(shard, &["void", "by_gateway"]).iter());
-        let mut answer = Parts::of(self.connection.run(&self.gateways, call).await?)?;
+        let mut answer = ReplyParts::of(self.connection.run(&self.gateways, call).await?)?;
         let mut gateways = Vec::new();
         while !answer.is_over() {
-            gateways.push(read_gateway(&answer.bytes()?).ok_or(OddReply)?);
+            gateways.push(read_gateway(&answer.bytes()?).ok_or(UnexpectedReply)?);
         }
         Ok(gateways)
     }
 
-    async fn keep_alive(&self, shard: u32, behind_ms: u64) -> Result<(), Failure> {
+    async fn keep_alive(&self, shard: u32, behind_ms: u64) -> Result<(), SessionsFailure> {
         let mut call = self.keep_alive.on(self.keys(shard, &["meta"]).iter());
         call.arg(behind_ms);
         self.connection.run(&self.keep_alive, call).await?;
         Ok(())
     }
 
-    async fn of(&self, shard: u32, uids: Vec<Uid>) -> Result<Heard<Vec<UserSessions>>, Failure> {
+    async fn of(&self, shard: u32, uids: Vec<Uid>) -> Result<Confirmed<Vec<UserSessions>>, SessionsFailure> {
         let mut call = self.of.on(self.keys(shard, &["meta", "void", "users", "sessions", "seen"]).iter());
         for uid in &uids {
             call.arg(uid.as_str());
         }
-        let mut answer = Parts::of(self.connection.run(&self.of, call).await?)?;
+        let mut answer = ReplyParts::of(self.connection.run(&self.of, call).await?)?;
         let ago = answer.optional()?;
         let ago_ms = ago.map(|ago| number_of(&ago)).transpose()?;
         let mut found = Vec::with_capacity(uids.len());
@@ -154,21 +159,21 @@ impl RedisSessions {
             let mut sessions = Vec::new();
             for _ in 0..count {
                 let (id, body) = (answer.bytes()?, answer.bytes()?);
-                sessions.push(read_session(&id).and_then(|id| decode(id, body)).ok_or(OddReply)?);
+                sessions.push(read_session(&id).and_then(|id| decode(id, body)).ok_or(UnexpectedReply)?);
             }
             sessions.sort_unstable_by_key(|session: &OnlineSession| (session.since, session.session));
             let last_seen = seen.map(|seen| Timestamp::from_millis(seen as i64));
             found.push(UserSessions { sessions, last_seen });
         }
-        Ok(Heard { ago_ms, found })
+        Ok(Confirmed { ago_ms, found })
     }
 }
 
-fn uid_of(bytes: &[u8]) -> Result<Uid, OddReply> {
-    std::str::from_utf8(bytes).ok().and_then(|text| Uid::new(text).ok()).ok_or(OddReply)
+fn uid_of(bytes: &[u8]) -> Result<Uid, UnexpectedReply> {
+    std::str::from_utf8(bytes).ok().and_then(|text| Uid::new(text).ok()).ok_or(UnexpectedReply)
 }
 
-/// Numbers as text of one width, which compares as they do.
+/// Numbers as text of fixed width, so that the text sorts as the numbers do.
 fn node_text(node: u16) -> String {
     format!("{node:05}")
 }
@@ -192,7 +197,7 @@ fn read_session(text: &[u8]) -> Option<SessionId> {
     Some(SessionId { gateway: read_gateway(gateway)?, number })
 }
 
-/// What is shown of a session: since when (8 bytes), the length of its platform's name (one byte), that, and its device.
+/// The visible data of a session: start time (8 bytes), length of the platform's name (one byte), that name, and the device.
 fn encode(session: &OnlineSession) -> Vec<u8> {
     let platform = session.platform.as_str().as_bytes();
     // A platform's name has at most 32 bytes.
@@ -209,21 +214,21 @@ fn decode(session: SessionId, mut body: Bytes) -> Option<OnlineSession> {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum SessionsFailure {
     #[error(transparent)]
-    Call(#[from] CallError),
+    Call(#[from] RedisCallError),
     #[error(transparent)]
-    Odd(#[from] OddReply),
+    Odd(#[from] UnexpectedReply),
 }
 
-impl From<Failure> for SessionsError {
-    fn from(failure: Failure) -> Self {
+impl From<SessionsFailure> for SessionsError {
+    fn from(failure: SessionsFailure) -> Self {
         Self::Unavailable(failure.to_string())
     }
 }
 
 impl Sessions for RedisSessions {
-    fn put(&self, shard: u32, news: Vec<SessionNews>) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>> {
+    fn put(&self, shard: u32, news: Vec<SessionUpdate>) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>> {
         Box::pin(async move { Ok(self.put(shard, news).await?) })
     }
 
@@ -258,7 +263,7 @@ impl Sessions for RedisSessions {
         Box::pin(async move { Ok(self.keep_alive(shard, behind_ms).await?) })
     }
 
-    fn of(&self, shard: u32, uids: Vec<Uid>) -> PortFuture<'_, Result<Heard<Vec<UserSessions>>, SessionsError>> {
+    fn of(&self, shard: u32, uids: Vec<Uid>) -> PortFuture<'_, Result<Confirmed<Vec<UserSessions>>, SessionsError>> {
         Box::pin(async move { Ok(self.of(shard, uids).await?) })
     }
 }
@@ -268,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_is_read_as_it_was_written_and_a_broken_one_is_refused() {
+    fn a_session_is_read_as_written_and_a_damaged_one_is_rejected() {
         let gateway = GatewayId { node: u16::MAX, incarnation: u64::MAX };
         let session = OnlineSession {
             session: SessionId { gateway, number: 7 },

@@ -1,4 +1,4 @@
-//! What can be configured, and why a start may fail.
+//! The settings of the Redis engine, and the errors of its start.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,17 +9,16 @@ use redis::{ConnectionInfo, IntoConnectionInfo};
 
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisSettings {
-    /// Where Redis is: `host:port`, or a URL such as `redis://user:password@host:port/2`. Several are nodes of one Cluster, of
-    /// which some may be missing; a Redis that is no Cluster has one address. Which it is, Redis says itself.
+    /// The addresses of Redis: `host:port`, or a URL such as `redis://user:password@host:port/2`. Several addresses are nodes of one
+    /// Cluster, of which some may be unreachable. A single Redis has one address. The engine asks Redis whether it is a Cluster.
     pub urls: Vec<String>,
-    /// Who signs in, where the URLs do not say so. Empty: the default user, or nobody where there is no password either.
+    /// The user name for URLs that have none. Empty: the default user, or no login if there is no password either.
     pub user: String,
     pub password: String,
-    /// What every key begins with: two installations on one Redis need two.
+    /// The prefix of every key. Two installations on one Redis need different prefixes.
     pub prefix: String,
-    /// How long connecting may take.
     pub connect_timeout: Duration,
-    /// How long an answer may take. A call ends after both times together, whatever happens.
+    /// The timeout of an answer. A call ends after the sum of both timeouts at the latest.
     pub response_timeout: Duration,
 }
 
@@ -35,12 +34,12 @@ impl RedisSettings {
         }
     }
 
-    /// The addresses as the client takes them.
+    /// The addresses in the form that the client takes.
     pub(super) fn addresses(&self) -> Result<Vec<ConnectionInfo>, RedisStartError> {
         if self.urls.is_empty() {
             return Err(RedisStartError::NoAddress);
         }
-        // Braces choose what a Cluster keeps together, and are ours to set.
+        // Braces choose the slot of a key in a Cluster. Only this engine may set them.
         if self.prefix.is_empty() || self.prefix.contains(['{', '}']) {
             return Err(RedisStartError::BadPrefix(self.prefix.clone()));
         }
@@ -51,7 +50,7 @@ impl RedisSettings {
         let url = url.trim();
         let url = if url.contains("://") { url.to_owned() } else { format!("redis://{url}") };
         let info = url.into_connection_info();
-        // The address itself may have a password in it and is not repeated.
+        // The address may contain a password: the error does not repeat it.
         let info = info.map_err(|error| RedisStartError::BadAddress { position, reason: error.to_string() })?;
         let mut signing_in = info.redis_settings().clone();
         if signing_in.password().is_none() && !self.password.is_empty() {
@@ -63,23 +62,23 @@ impl RedisSettings {
         Ok(info.set_redis_settings(signing_in).set_tcp_settings(self.tcp()))
     }
 
-    /// A small command must not wait for the acknowledgement of the one before it. And a machine that vanished without a word
-    /// must break its connections, or they would be waited for instead of made anew.
+    /// Disables Nagle's algorithm, so that a small command does not wait for the acknowledgement of the one before it. Sets a timeout for
+    /// unacknowledged data, so that connections to a host that vanished break, and the client reconnects.
     pub(super) fn tcp(&self) -> TcpSettings {
-        let patience = self.patience();
-        let settings = TcpSettings::default().set_nodelay(true).set_keepalive(TcpKeepalive::new().with_time(patience));
+        let call_timeout = self.call_timeout();
+        let settings =
+            TcpSettings::default().set_nodelay(true).set_keepalive(TcpKeepalive::new().with_time(call_timeout));
         #[cfg(target_os = "linux")]
-        let settings = settings.set_user_timeout(patience);
+        let settings = settings.set_user_timeout(call_timeout);
         settings
     }
 
-    /// How long a call may take.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn call_timeout(&self) -> Duration {
         self.connect_timeout + self.response_timeout
     }
 }
 
-/// Passwords are not shown, neither that of the settings nor one in a URL.
+/// Hides passwords, both that of the settings and those in URLs.
 impl fmt::Debug for RedisSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisSettings")
@@ -92,14 +91,12 @@ impl fmt::Debug for RedisSettings {
     }
 }
 
-/// Why the engine could not start. Each says what to do.
+/// The reason why the engine could not start, with the fix.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RedisStartError {
-    #[error("no Redis is named: set the address of one, such as 127.0.0.1:6379")]
+    #[error("no address of Redis is set: set one, such as 127.0.0.1:6379")]
     NoAddress,
-    #[error(
-        "address {position} of Redis is not understood: {reason}; write host:port or redis://user:password@host:port"
-    )]
+    #[error("address {position} of Redis is invalid: {reason}; write host:port or redis://user:password@host:port")]
     BadAddress { position: usize, reason: String },
     #[error("`{0}` cannot be the prefix of keys in Redis: it must have at least one character, and no braces")]
     BadPrefix(String),
@@ -126,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_an_address_is_said_without_its_password() {
+    fn an_error_about_an_address_does_not_contain_its_password() {
         let error = RedisSettings::new(["a:1", "redis://:secret@host:port"]).addresses().unwrap_err();
         assert!(matches!(error, RedisStartError::BadAddress { position: 2, .. }), "{error:?}");
         assert!(!error.to_string().contains("secret"), "{error}");
@@ -134,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn who_signs_in_is_said_by_the_settings_unless_a_url_does() {
+    fn a_login_in_a_url_takes_precedence_over_the_settings() {
         let settings = RedisSettings {
             user: "eva".to_owned(),
             password: "secret".to_owned(),
@@ -148,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_that_would_choose_the_slot_is_refused() {
+    fn a_prefix_that_would_choose_the_slot_is_rejected() {
         for prefix in ["", "a{b", "}"] {
             let settings = RedisSettings { prefix: prefix.to_owned(), ..RedisSettings::new(["a:1"]) };
             assert_eq!(settings.addresses().unwrap_err(), RedisStartError::BadPrefix(prefix.to_owned()));

@@ -1,6 +1,6 @@
-//! The `Timers` port on Redis: the holds of a shard, each step one script that says where the store was.
+//! The `Timers` port on Redis: the holds of a shard. Each step is one script, which also returns the applied offset of the store.
 //!
-//! The floor of a write is not kept: a sorted set has no deleted entries at its head that a reader would have to pass.
+//! The floor of a write is not stored: a sorted set keeps no deleted entries at its head that a reader would have to skip.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,25 +9,26 @@ use bytes::Bytes;
 use tokio::sync::Semaphore;
 use whimbrel_model::hold::MalformedHold;
 use whimbrel_model::ports::{
-    Applied, At, CountQuery, DueCursor, HoldQuery, Known, PortFuture, Timers, TimersError, TimersRead, Write,
+    ApplyOutcome, AtOffset, CountQuery, DueCursor, HoldQuery, PortFuture, StoredHold, Timers, TimersError, TimersRead,
+    TimersWrite,
 };
 use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp};
 
-use super::connection::{CallError, RedisConnection, Script};
-use super::layout::{PLACE_BYTES, ShardKeys, Stretch, TIME_BYTES, bucket_minutes, minute_start};
-use super::reply::{OddReply, Parts, bytes_of, number_of};
-use super::write::{TooLarge, add_arguments, decimal};
+use super::connection::{RedisCallError, RedisConnection, Script};
+use super::layout::{LexRange, PLACE_BYTES, ShardKeys, TIME_BYTES, bucket_minutes, minute_start};
+use super::reply::{ReplyParts, UnexpectedReply, bytes_of, number_of};
+use super::write::{WriteTooLarge, add_arguments, decimal};
 use crate::embedded::TimerSettings;
 
-/// Bytes that one step of a list reads from Redis: what is longer is read in several.
+/// The maximum number of bytes that one step of a list reads from Redis. Longer lists are read in several steps.
 const LIST_STEP_BYTES: usize = 8 << 20;
-/// Bytes that a list returns at once, about.
+/// The approximate maximum number of bytes in one list.
 const LIST_BYTES: usize = 1 << 20;
-/// How often a list begins again because the store moved between its steps; then it is read in one, however large.
+/// The number of times that a list starts again because the store changed between its steps. After that, one step reads the whole list.
 const LIST_TRIES: usize = 3;
 
-/// Writes that are on their way to Redis at the same time; others wait here. Redis does one after the other anyway, and a read
-/// should not stand behind the large writes of all shards, nor the last of those be given up because of the others.
+/// The maximum number of writes in flight to Redis. Further writes wait in this process. Redis executes one write at a time anyway. So a
+/// read does not wait behind the large writes of all shards, and the last of those writes do not time out.
 const WRITES_AT_ONCE: usize = 4;
 
 /// The store of holds in Redis.
@@ -46,21 +47,21 @@ struct Scripts {
     count: Script,
 }
 
-/// An index and the hash that has what its members stand for.
-struct Index {
+/// An index, and the hash that contains the bodies of its members.
+struct HoldIndex {
     by_time: &'static str,
     by_topic: &'static str,
     bodies: &'static str,
 }
 
-const PENDING: Index = Index { by_time: "due", by_topic: "topic_due", bodies: "rows" };
-const DEAD: Index = Index { by_time: "dead_due", by_topic: "dead_topic_due", bodies: "dead" };
+const PENDING: HoldIndex = HoldIndex { by_time: "due", by_topic: "topic_due", bodies: "rows" };
+const DEAD: HoldIndex = HoldIndex { by_time: "dead_due", by_topic: "dead_topic_due", bodies: "dead" };
 
-/// Ids with their bodies, in the order of an index, and where the store was.
-type Page = At<Vec<(Bytes, Bytes)>>;
+/// Ids with their bodies, in the order of an index, and the applied offset of the store.
+type IndexPage = AtOffset<Vec<(Bytes, Bytes)>>;
 
 impl RedisTimers {
-    /// Ends are remembered for the time of the settings, and up to a sixth of it longer.
+    /// Ends are remembered for the time in the settings, and up to a sixth of it longer.
     pub fn new(connection: RedisConnection, settings: TimerSettings) -> Self {
         let scripts = Scripts {
             open: Script::new(include_str!("lua/open.lua")),
@@ -76,72 +77,73 @@ impl RedisTimers {
         ShardKeys::new(self.connection.prefix(), shard)
     }
 
-    async fn take(&self, shard: u32, epoch: u64) -> Result<Option<u64>, Failure> {
+    async fn take(&self, shard: u32, epoch: u64) -> Result<Option<u64>, TimersFailure> {
         let mut call = self.scripts.open.on([self.keys(shard).key("meta")].iter());
         call.arg(decimal(epoch));
         let at = bytes_of(self.connection.run(&self.scripts.open, call).await?)?;
         Ok(at.map(|at| number_of(&at)).transpose()?)
     }
 
-    async fn write(&self, shard: u32, write: Write) -> Result<Applied, Failure> {
-        let _turn = self.connection.turn_of(&self.writes).await?;
+    async fn write(&self, shard: u32, write: TimersWrite) -> Result<ApplyOutcome, TimersFailure> {
+        let _turn = self.connection.acquire_turn(&self.writes).await?;
         let mut call = self.scripts.apply.on(self.keys(shard).all().iter());
         add_arguments(&mut call, &write, self.remember)?;
-        // What is sent is a copy; the holds need not stay in memory until Redis has answered.
+        // The call has a copy of the holds: free them before waiting for the answer.
         drop(write);
-        let mut answer = Parts::of(self.connection.run(&self.scripts.apply, call).await?)?;
+        let mut answer = ReplyParts::of(self.connection.run(&self.scripts.apply, call).await?)?;
         match &*answer.bytes()? {
-            b"done" => Ok(Applied::Done),
-            b"behind" => Ok(Applied::Behind { at: answer.number()? }),
-            b"older_epoch" => Ok(Applied::OlderEpoch),
-            _ => Err(OddReply.into()),
+            b"done" => Ok(ApplyOutcome::Done),
+            b"behind" => Ok(ApplyOutcome::Behind { at: answer.number()? }),
+            b"older_epoch" => Ok(ApplyOutcome::OlderEpoch),
+            _ => Err(UnexpectedReply.into()),
         }
     }
 
-    /// One step: a page of an index, at most so many, and no more bytes (but one, where there is one).
+    /// Reads one page of an index: at most `limit` members and `max_bytes` bytes, but at least one member if there is one.
     async fn page(
         &self,
         shard: u32,
-        index: &Index,
+        index: &HoldIndex,
         by_topic: bool,
-        stretch: &Stretch,
+        stretch: &LexRange,
         limit: usize,
         max_bytes: usize,
-    ) -> Result<Page, Failure> {
+    ) -> Result<IndexPage, TimersFailure> {
         let (name, id_begins) =
             if by_topic { (index.by_topic, PLACE_BYTES + 1) } else { (index.by_time, TIME_BYTES + 1) };
         let mut call = self.scripts.page.on(self.keys(shard).keys(&["meta", name, index.bodies]).iter());
         call.arg(&stretch.from).arg(&stretch.to).arg(limit).arg(max_bytes).arg(id_begins);
-        let mut answer = Parts::of(self.connection.run(&self.scripts.page, call).await?)?;
+        let mut answer = ReplyParts::of(self.connection.run(&self.scripts.page, call).await?)?;
         let applied = answer.number()?;
         let mut found = Vec::new();
         while !answer.is_over() {
             let id = answer.bytes()?;
-            let body = answer.optional()?.ok_or_else(|| Failure::NoBody(String::from_utf8_lossy(&id).into_owned()))?;
+            let body =
+                answer.optional()?.ok_or_else(|| TimersFailure::NoBody(String::from_utf8_lossy(&id).into_owned()))?;
             found.push((id, body));
         }
-        Ok(At { applied, found })
+        Ok(AtOffset { applied, found })
     }
 
-    /// A list of any length, read in steps that Redis is not held up by, all of them at the same state of the store.
+    /// Reads a list of any length in steps that do not block Redis for long. All steps see the same state of the store.
     async fn listed<T>(
         &self,
         shard: u32,
-        index: &Index,
+        index: &HoldIndex,
         query: &HoldQuery,
-        read: impl Fn(Bytes, Bytes) -> Result<(DueCursor, T), Failure>,
-    ) -> Result<At<Vec<T>>, Failure> {
+        read: impl Fn(Bytes, Bytes) -> Result<(DueCursor, T), TimersFailure>,
+    ) -> Result<AtOffset<Vec<T>>, TimersFailure> {
         let mut tries = 0;
-        'anew: loop {
+        'restart: loop {
             tries += 1;
             let step_bytes = if tries > LIST_TRIES { usize::MAX >> 12 } else { LIST_STEP_BYTES };
             let mut rest = query.clone();
             let (mut listed, mut began_at, mut bytes) = (Vec::new(), None, 0);
             loop {
-                let stretch = Stretch::listed(&rest);
+                let stretch = LexRange::listed(&rest);
                 let page = self.page(shard, index, query.topic.is_some(), &stretch, rest.limit, step_bytes).await?;
                 if began_at.is_some_and(|at| at != page.applied) {
-                    continue 'anew;
+                    continue 'restart;
                 }
                 began_at = Some(page.applied);
                 let count = page.found.len();
@@ -152,46 +154,46 @@ impl RedisTimers {
                     listed.push(item);
                 }
                 rest.limit -= count.min(rest.limit);
-                // Who asks goes on until there are no more.
+                // The caller continues until a list is empty.
                 if count == 0 || rest.limit == 0 || bytes >= LIST_BYTES || tries > LIST_TRIES {
-                    return Ok(At { applied: page.applied, found: listed });
+                    return Ok(AtOffset { applied: page.applied, found: listed });
                 }
             }
         }
     }
 
-    async fn known(&self, shard: u32, ids: Vec<HoldId>) -> Result<At<Vec<Option<Known>>>, Failure> {
+    async fn known(&self, shard: u32, ids: Vec<HoldId>) -> Result<AtOffset<Vec<Option<StoredHold>>>, TimersFailure> {
         let mut call = self.scripts.get.on(self.keys(shard).keys_and_ring(&["meta", "rows", "dead"]).iter());
         for id in &ids {
             call.arg(id.as_str());
         }
-        let mut answer = Parts::of(self.connection.run(&self.scripts.get, call).await?)?;
+        let mut answer = ReplyParts::of(self.connection.run(&self.scripts.get, call).await?)?;
         let applied = answer.number()?;
         let mut found = Vec::with_capacity(ids.len());
         for id in &ids {
             let (kind, body) = (answer.optional()?, answer.optional()?);
             found.push(match (kind.as_deref(), body) {
-                (Some(b"p"), Some(row)) => Some(Known::Pending(Arc::new(read_hold(id.as_str(), row)?))),
-                (Some(b"d"), Some(placed)) => Some(Known::Ended(read_placed_end(id.as_str(), placed)?)),
-                (Some(b"e"), Some(end)) => Some(Known::Ended(read_end(id.as_str(), end)?)),
+                (Some(b"p"), Some(row)) => Some(StoredHold::Pending(Arc::new(read_hold(id.as_str(), row)?))),
+                (Some(b"d"), Some(placed)) => Some(StoredHold::Ended(read_placed_end(id.as_str(), placed)?)),
+                (Some(b"e"), Some(end)) => Some(StoredHold::Ended(read_end(id.as_str(), end)?)),
                 (None, None) => None,
-                _ => return Err(OddReply.into()),
+                _ => return Err(UnexpectedReply.into()),
             });
         }
-        Ok(At { applied, found })
+        Ok(AtOffset { applied, found })
     }
 
-    async fn counted(&self, shard: u32, query: &CountQuery) -> Result<At<Vec<(Timestamp, u64)>>, Failure> {
+    async fn counted(&self, shard: u32, query: &CountQuery) -> Result<AtOffset<Vec<(Timestamp, u64)>>, TimersFailure> {
         let mut call = self.scripts.count.on(self.keys(shard).keys(&["meta", "minutes", "counts"]).iter());
-        let stretch = Stretch::counted(query);
+        let stretch = LexRange::counted(query);
         call.arg(&stretch.from).arg(&stretch.to).arg(bucket_minutes(query));
-        let mut answer = Parts::of(self.connection.run(&self.scripts.count, call).await?)?;
+        let mut answer = ReplyParts::of(self.connection.run(&self.scripts.count, call).await?)?;
         let applied = answer.number()?;
         let mut found = Vec::new();
         while !answer.is_over() {
             found.push((minute_start(answer.number()?), answer.number()?));
         }
-        Ok(At { applied, found })
+        Ok(AtOffset { applied, found })
     }
 }
 
@@ -200,7 +202,7 @@ impl Timers for RedisTimers {
         Box::pin(async move { Ok(self.take(shard, epoch).await?) })
     }
 
-    fn apply(&self, shard: u32, write: Write) -> PortFuture<'_, Result<Applied, TimersError>> {
+    fn apply(&self, shard: u32, write: TimersWrite) -> PortFuture<'_, Result<ApplyOutcome, TimersError>> {
         Box::pin(async move { Ok(self.write(shard, write).await?) })
     }
 
@@ -213,15 +215,15 @@ impl Timers for RedisTimers {
         max_bytes: usize,
     ) -> TimersRead<'_, Vec<Arc<Hold>>> {
         Box::pin(async move {
-            let stretch = Stretch::due(after.as_ref(), until);
+            let stretch = LexRange::due(after.as_ref(), until);
             let page = self.page(shard, &PENDING, false, &stretch, limit, max_bytes).await?;
             let holds =
                 page.found.into_iter().map(|(id, row)| read_hold(&String::from_utf8_lossy(&id), row).map(Arc::new));
-            Ok(At { applied: page.applied, found: holds.collect::<Result<_, Failure>>()? })
+            Ok(AtOffset { applied: page.applied, found: holds.collect::<Result<_, TimersFailure>>()? })
         })
     }
 
-    fn get(&self, shard: u32, ids: Vec<HoldId>) -> TimersRead<'_, Vec<Option<Known>>> {
+    fn get(&self, shard: u32, ids: Vec<HoldId>) -> TimersRead<'_, Vec<Option<StoredHold>>> {
         Box::pin(async move { Ok(self.known(shard, ids).await?) })
     }
 
@@ -238,7 +240,7 @@ impl Timers for RedisTimers {
     fn dead(&self, shard: u32, query: HoldQuery) -> TimersRead<'_, Vec<(HoldId, HoldEnd)>> {
         Box::pin(async move {
             let read = |id: Bytes, placed| {
-                let id = HoldId::new(std::str::from_utf8(&id).map_err(|_| OddReply)?);
+                let id = HoldId::new(std::str::from_utf8(&id).map_err(|_| UnexpectedReply)?);
                 let end = read_placed_end(id.as_str(), placed)?;
                 Ok((DueCursor { due: end.due, id: id.clone() }, (id, end)))
             };
@@ -251,42 +253,44 @@ impl Timers for RedisTimers {
     }
 }
 
-fn read_hold(id: &str, row: Bytes) -> Result<Hold, Failure> {
-    Hold::decode(row).map_err(|reason| Failure::BadRow { id: id.to_owned(), reason })
+fn read_hold(id: &str, row: Bytes) -> Result<Hold, TimersFailure> {
+    Hold::decode(row).map_err(|reason| TimersFailure::BadRow { id: id.to_owned(), reason })
 }
 
-fn read_end(id: &str, end: Bytes) -> Result<HoldEnd, Failure> {
-    HoldEnd::decode(end).map_err(|reason| Failure::BadRow { id: id.to_owned(), reason })
+fn read_end(id: &str, end: Bytes) -> Result<HoldEnd, TimersFailure> {
+    HoldEnd::decode(end).map_err(|reason| TimersFailure::BadRow { id: id.to_owned(), reason })
 }
 
-/// An end with its place in front, as the dead have it.
-fn read_placed_end(id: &str, mut placed: Bytes) -> Result<HoldEnd, Failure> {
+/// An end after its place, as `dead` stores it.
+fn read_placed_end(id: &str, mut placed: Bytes) -> Result<HoldEnd, TimersFailure> {
     if placed.len() < PLACE_BYTES {
-        return Err(Failure::BadRow { id: id.to_owned(), reason: MalformedHold::Garbled });
+        return Err(TimersFailure::BadRow { id: id.to_owned(), reason: MalformedHold::Garbled });
     }
     read_end(id, placed.split_off(PLACE_BYTES))
 }
 
-/// What can go wrong, before it is said in the port's words.
+/// The errors of a call, before they are converted to those of the port.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum TimersFailure {
     #[error(transparent)]
-    Call(#[from] CallError),
+    Call(#[from] RedisCallError),
     #[error(transparent)]
-    TooLarge(#[from] TooLarge),
+    TooLarge(#[from] WriteTooLarge),
     #[error(transparent)]
-    Odd(#[from] OddReply),
+    Odd(#[from] UnexpectedReply),
     #[error("the hold `{id}`: {reason}")]
     BadRow { id: String, reason: MalformedHold },
-    #[error("the hold `{0}` has a place in due order and no row")]
+    #[error("the hold `{0}` is in the index by due time and has no row")]
     NoBody(String),
 }
 
-impl From<Failure> for TimersError {
-    fn from(failure: Failure) -> Self {
+impl From<TimersFailure> for TimersError {
+    fn from(failure: TimersFailure) -> Self {
         match failure {
-            Failure::Call(_) | Failure::TooLarge(_) => Self::Unavailable(failure.to_string()),
-            Failure::Odd(_) | Failure::BadRow { .. } | Failure::NoBody(_) => Self::Damaged(failure.to_string()),
+            TimersFailure::Call(_) | TimersFailure::TooLarge(_) => Self::Unavailable(failure.to_string()),
+            TimersFailure::Odd(_) | TimersFailure::BadRow { .. } | TimersFailure::NoBody(_) => {
+                Self::Damaged(failure.to_string())
+            }
         }
     }
 }

@@ -1,20 +1,20 @@
-//! A write of the `Timers` port as the arguments of one script. Pure: it knows nothing of a connection.
+//! A write of the `Timers` port as the arguments of one script. Pure: it has no connection.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use redis::Cmd;
-use whimbrel_model::ports::{Change, Row, Write};
-use whimbrel_model::{Ending, HoldId};
+use whimbrel_model::ports::{DueKey, TimerChange, TimersWrite};
+use whimbrel_model::{HoldEndKind, HoldId};
 
 use super::layout::{PLACE_BYTES, kept_at_most, member, minute_fields, place, ring_time};
 
-/// Arguments that one script takes at most: Redis refuses a command with 1 048 576, and a dozen are the header's.
+/// The maximum number of arguments of one script. Redis rejects a command of 1 048 576 arguments, and a dozen belong to the header.
 pub(super) const ARGUMENTS_MAX: usize = 1_000_000;
 
 /// The parts of a write, in the order in which the script takes them.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Parts {
+struct WriteParts {
     puts: Vec<Vec<u8>>,
     ends: Vec<Vec<u8>>,
     dead: Vec<Vec<u8>>,
@@ -23,25 +23,24 @@ struct Parts {
     counts: HashMap<[u8; PLACE_BYTES], i64>,
 }
 
-/// A write that is too large for one script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a write of {changes} changes is more than one script takes")]
-pub(super) struct TooLarge {
+#[error("a write of {changes} changes is too large for one Redis script")]
+pub(super) struct WriteTooLarge {
     changes: usize,
 }
 
-/// Offsets and epochs as text that compares as they do.
+/// Offsets and epochs as text of fixed width, so that the text sorts as the numbers do.
 pub(super) fn decimal(number: u64) -> String {
     format!("{number:020}")
 }
 
-/// Adds the arguments of `apply.lua` to its call.
-pub(super) fn add_arguments(call: &mut Cmd, write: &Write, remember: Duration) -> Result<(), TooLarge> {
-    let parts = Parts::of(&write.changes);
+/// Adds the arguments of `apply.lua` to the call.
+pub(super) fn add_arguments(call: &mut Cmd, write: &TimersWrite, remember: Duration) -> Result<(), WriteTooLarge> {
+    let parts = WriteParts::of(&write.changes);
     if parts.len() > ARGUMENTS_MAX {
-        return Err(TooLarge { changes: write.changes.len() });
+        return Err(WriteTooLarge { changes: write.changes.len() });
     }
-    let Parts { puts, ends, dead, removed, added, counts } = &parts;
+    let WriteParts { puts, ends, dead, removed, added, counts } = &parts;
     call.arg(decimal(write.epoch))
         .arg(decimal(write.expected))
         .arg(decimal(write.applied))
@@ -64,23 +63,23 @@ pub(super) fn add_arguments(call: &mut Cmd, write: &Write, remember: Duration) -
     Ok(())
 }
 
-impl Parts {
-    fn of(changes: &[Change]) -> Self {
+impl WriteParts {
+    fn of(changes: &[TimerChange]) -> Self {
         let mut parts = Self::default();
         for change in changes {
             match change {
-                Change::Put { hold, was } => {
+                TimerChange::Put { hold, was } => {
                     parts.puts.extend([hold.id.as_str().into(), hold.encode()]);
-                    let row = Row { due: hold.due, topic: hold.topic };
+                    let row = DueKey { due: hold.due, topic: hold.topic };
                     if *was != Some(row) {
                         parts.remove_row(&hold.id, *was);
                         parts.added.push(member(row.topic, row.due, &hold.id));
                         parts.count(row, 1);
                     }
                 }
-                Change::End { id, end, was } => {
+                TimerChange::End { id, end, was } => {
                     let text = id.as_str().as_bytes().to_vec();
-                    if matches!(end.how, Ending::Dead { .. }) {
+                    if matches!(end.how, HoldEndKind::Dead { .. }) {
                         parts.dead.extend([text, [&place(end.topic, end.due)[..], &end.encode()].concat()]);
                     } else {
                         parts.ends.extend([text, end.encode()]);
@@ -93,14 +92,14 @@ impl Parts {
         parts
     }
 
-    fn remove_row(&mut self, id: &HoldId, was: Option<Row>) {
+    fn remove_row(&mut self, id: &HoldId, was: Option<DueKey>) {
         if let Some(row) = was {
             self.removed.push(member(row.topic, row.due, id));
             self.count(row, -1);
         }
     }
 
-    fn count(&mut self, row: Row, difference: i64) {
+    fn count(&mut self, row: DueKey, difference: i64) {
         for field in minute_fields(row.topic, row.due) {
             *self.counts.entry(field).or_default() += difference;
         }
@@ -118,7 +117,7 @@ mod tests {
 
     use super::*;
     use bytes::Bytes;
-    use whimbrel_model::{Headers, HeldMessage, Hold, Timestamp, TopicNumber};
+    use whimbrel_model::{Headers, Hold, MessageBody, Timestamp, TopicNumber};
 
     fn hold(due: i64) -> Hold {
         Hold {
@@ -130,20 +129,20 @@ mod tests {
             version: 1,
             fresh: true,
             moves: Vec::new(),
-            message: HeldMessage { key: None, value: Bytes::new(), headers: Headers::EMPTY },
+            message: MessageBody { key: None, value: Bytes::new(), headers: Headers::EMPTY },
         }
     }
 
-    fn row(due: i64) -> Option<Row> {
-        Some(Row { due: Timestamp::from_millis(due), topic: TopicNumber(7) })
+    fn row(due: i64) -> Option<DueKey> {
+        Some(DueKey { due: Timestamp::from_millis(due), topic: TopicNumber(7) })
     }
 
-    fn put(due: i64, was: Option<Row>) -> Parts {
-        Parts::of(&[Change::Put { hold: Arc::new(hold(due)), was }])
+    fn put(due: i64, was: Option<DueKey>) -> WriteParts {
+        WriteParts::of(&[TimerChange::Put { hold: Arc::new(hold(due)), was }])
     }
 
     #[test]
-    fn a_hold_that_stays_where_it_is_touches_no_index() {
+    fn a_hold_with_an_unchanged_due_time_touches_no_index() {
         let parts = put(5, row(5));
         assert_eq!((parts.puts.len(), parts.len()), (2, 2));
     }

@@ -1,5 +1,5 @@
-//! The stores beside the log, receipts, timers, progress, inboxes, sessions and devices: in the data folder or on Redis, each as its
-//! settings say.
+//! The stores beside the log: receipts, timers, progress, inboxes, sessions and devices. Each is in the data folder or in Redis, as its
+//! setting says.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,41 +20,41 @@ use crate::redis::{
     RedisTimers,
 };
 
-/// Where the stores are. Whatever can be out of reach has been reached.
-pub(super) struct State {
+/// The location of each store. All connections are open.
+pub(super) struct StateStores {
     data: PathBuf,
     clock: Arc<dyn Clock>,
     reports: StoreReports,
     receipt_settings: ReceiptSettings,
-    receipts: Place,
+    receipts: StoreLocation,
     timer_settings: TimerSettings,
-    timers: Place,
-    progress: Place,
-    inbox: Place,
-    sessions: Place,
-    devices: Place,
+    timers: StoreLocation,
+    progress: StoreLocation,
+    inbox: StoreLocation,
+    sessions: StoreLocation,
+    devices: StoreLocation,
 }
 
-enum Place {
+enum StoreLocation {
     Folder,
     #[cfg(feature = "redis")]
     Redis(RedisConnection),
 }
 
-impl State {
-    pub async fn reach(
+impl StateStores {
+    pub async fn connect(
         settings: &EngineSettings,
         clock: Arc<dyn Clock>,
         reports: StoreReports,
     ) -> Result<Self, EngineError> {
-        let mut reached = Reached::default();
+        let mut connections = OpenConnections::default();
         Ok(Self {
-            timers: reached.reach(&settings.timers_engine).await?,
-            receipts: reached.reach(&settings.receipts_engine).await?,
-            progress: reached.reach(&settings.progress_engine).await?,
-            inbox: reached.reach(&settings.inbox_engine).await?,
-            sessions: reached.reach(&settings.sessions_engine).await?,
-            devices: reached.reach(&settings.devices_engine).await?,
+            timers: connections.connect(&settings.timers_engine).await?,
+            receipts: connections.connect(&settings.receipts_engine).await?,
+            progress: connections.connect(&settings.progress_engine).await?,
+            inbox: connections.connect(&settings.inbox_engine).await?,
+            sessions: connections.connect(&settings.sessions_engine).await?,
+            devices: connections.connect(&settings.devices_engine).await?,
             data: settings.data.clone(),
             clock,
             reports,
@@ -66,60 +66,60 @@ impl State {
     pub fn timers(&self) -> Result<Arc<dyn Timers>, EngineError> {
         let settings = self.timer_settings.clone();
         Ok(match &self.timers {
-            Place::Folder => {
+            StoreLocation::Folder => {
                 Arc::new(LsmTimers::open(&self.data.join(super::HOLDS_FOLDER), settings, self.reports.clone())?)
             }
             #[cfg(feature = "redis")]
-            Place::Redis(connection) => Arc::new(RedisTimers::new(connection.clone(), settings)),
+            StoreLocation::Redis(connection) => Arc::new(RedisTimers::new(connection.clone(), settings)),
         })
     }
 
     pub fn progress(&self) -> Result<Arc<dyn Progress>, EngineError> {
         Ok(match &self.progress {
-            Place::Folder => Arc::new(LsmProgress::open(&self.data.join("progress"), self.reports.clone())?),
+            StoreLocation::Folder => Arc::new(LsmProgress::open(&self.data.join("progress"), self.reports.clone())?),
             #[cfg(feature = "redis")]
-            Place::Redis(connection) => Arc::new(RedisProgress::new(connection.clone())),
+            StoreLocation::Redis(connection) => Arc::new(RedisProgress::new(connection.clone())),
         })
     }
 
     pub fn inbox(&self) -> Result<Arc<dyn Inbox>, EngineError> {
         Ok(match &self.inbox {
-            Place::Folder => Arc::new(LsmInbox::open(&self.data.join("inboxes"), self.reports.clone())?),
+            StoreLocation::Folder => Arc::new(LsmInbox::open(&self.data.join("inboxes"), self.reports.clone())?),
             #[cfg(feature = "redis")]
-            Place::Redis(connection) => Arc::new(RedisInbox::new(connection.clone())),
+            StoreLocation::Redis(connection) => Arc::new(RedisInbox::new(connection.clone())),
         })
     }
 
     pub fn sessions(&self) -> Arc<dyn Sessions> {
         match &self.sessions {
-            Place::Folder => Arc::new(MemorySessions::new(Arc::clone(&self.clock))),
+            StoreLocation::Folder => Arc::new(MemorySessions::new(Arc::clone(&self.clock))),
             #[cfg(feature = "redis")]
-            Place::Redis(connection) => Arc::new(RedisSessions::new(connection.clone())),
+            StoreLocation::Redis(connection) => Arc::new(RedisSessions::new(connection.clone())),
         }
     }
 
     pub fn devices(&self) -> Result<Arc<dyn Devices>, EngineError> {
         Ok(match &self.devices {
-            Place::Folder => Arc::new(LsmDevices::open(&self.data.join("devices"), self.reports.clone())?),
+            StoreLocation::Folder => Arc::new(LsmDevices::open(&self.data.join("devices"), self.reports.clone())?),
             #[cfg(feature = "redis")]
-            Place::Redis(connection) => Arc::new(RedisDevices::new(connection.clone())),
+            StoreLocation::Redis(connection) => Arc::new(RedisDevices::new(connection.clone())),
         })
     }
 
-    /// Receipts in the folder follow the log; those on Redis are shared and have nothing to follow.
+    /// Opens the receipts. Those in the folder follow the log. Those in Redis are shared and follow no log.
     pub fn receipts(&self, log: Arc<dyn Log>, partitions: ListPartitions) -> Result<Arc<dyn Receipts>, EngineError> {
         let (settings, clock) = (self.receipt_settings.clone(), Arc::clone(&self.clock));
         Ok(match &self.receipts {
-            Place::Folder => {
+            StoreLocation::Folder => {
                 let (path, reports) = (self.data.join("receipts"), self.reports.clone());
                 Arc::new(LsmReceipts::open(&path, settings, log, partitions, clock, reports)?)
             }
             #[cfg(feature = "redis")]
-            Place::Redis(connection) => Arc::new(RedisReceipts::new(connection.clone(), settings)),
+            StoreLocation::Redis(connection) => Arc::new(RedisReceipts::new(connection.clone(), settings)),
         })
     }
 
-    fn stores(&self) -> [(&'static str, &Place); 6] {
+    fn stores(&self) -> [(&'static str, &StoreLocation); 6] {
         [
             ("holds", &self.timers),
             ("receipts", &self.receipts),
@@ -130,12 +130,12 @@ impl State {
         ]
     }
 
-    /// Starts a watch over every Redis that is used, which reports when one has lost what it kept.
+    /// Starts a watch for each Redis in use, which reports a data loss.
     #[cfg(feature = "redis")]
     pub fn watch_losses(&self, catalogue: &Arc<dyn Catalogue>, events: &EventSink) -> Vec<JoinHandle<()>> {
         let mut watched: Vec<(&RedisConnection, Vec<&'static str>)> = Vec::new();
         for (name, place) in self.stores() {
-            let Place::Redis(connection) = place else { continue };
+            let StoreLocation::Redis(connection) = place else { continue };
             let is_same = |other: &RedisConnection| {
                 (other.description(), other.prefix()) == (connection.description(), connection.prefix())
             };
@@ -156,7 +156,7 @@ impl State {
         Vec::new()
     }
 
-    /// What the banner says of the log, and what it says of stores that are elsewhere.
+    /// The description of the log, with the stores that are not in the data folder, for the banner.
     pub fn described(&self, log: String) -> String {
         let stores = self.stores();
         let mut elsewhere: Vec<(Vec<&str>, &str)> = Vec::new();
@@ -175,8 +175,8 @@ impl State {
     }
 }
 
-impl Place {
-    /// What and where it is, unless it is the data folder.
+impl StoreLocation {
+    /// The kind and address of the service, unless the store is in the data folder.
     fn elsewhere(&self) -> Option<&str> {
         match self {
             Self::Folder => None,
@@ -186,25 +186,25 @@ impl Place {
     }
 }
 
-/// What was reached already: one connection serves all stores that are in one place.
+/// The services that were connected already: one connection serves all stores with the same settings.
 #[derive(Default)]
-struct Reached {
+struct OpenConnections {
     #[cfg(feature = "redis")]
     redis: Vec<(RedisSettings, RedisConnection)>,
 }
 
-impl Reached {
-    async fn reach(&mut self, engine: &StateEngine) -> Result<Place, EngineError> {
+impl OpenConnections {
+    async fn connect(&mut self, engine: &StateEngine) -> Result<StoreLocation, EngineError> {
         match engine {
-            StateEngine::Embedded => Ok(Place::Folder),
+            StateEngine::Embedded => Ok(StoreLocation::Folder),
             #[cfg(feature = "redis")]
             StateEngine::Redis(wanted) => {
                 if let Some((_, connection)) = self.redis.iter().find(|(settings, _)| settings == wanted) {
-                    return Ok(Place::Redis(connection.clone()));
+                    return Ok(StoreLocation::Redis(connection.clone()));
                 }
                 let connection = RedisConnection::connect(wanted.clone()).await?;
                 self.redis.push((wanted.clone(), connection.clone()));
-                Ok(Place::Redis(connection))
+                Ok(StoreLocation::Redis(connection))
             }
         }
     }

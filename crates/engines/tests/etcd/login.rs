@@ -1,4 +1,4 @@
-//! An etcd that lets in only those that it knows: one of the test's own, since the shared one is open.
+//! An etcd with authentication. The test starts its own, since the shared one has none.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -14,7 +14,6 @@ use whimbrel_model::ports::Catalogue;
 use crate::{settings, skip_reason};
 
 const PASSWORD: &str = "correct horse";
-/// How long an etcd may take to serve.
 const START_MAX: Duration = Duration::from_secs(30);
 
 /// An etcd in a folder of its own, killed when it is dropped.
@@ -55,7 +54,7 @@ impl OwnEtcd {
         tokio::time::timeout(START_MAX, serves).await.expect("etcd serves");
     }
 
-    /// Asks for one of etcd's operations in JSON.
+    /// Calls an operation of etcd's JSON API.
     async fn command(&self, path: &str, body: &str) {
         let answer = self.ask("POST", path, body).await.expect("etcd answers");
         assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
@@ -106,7 +105,7 @@ fn with_password(etcd: &OwnEtcd, password: &str) -> EtcdSettings {
 }
 
 #[tokio::test]
-async fn an_etcd_that_asks_for_a_login_gets_it_and_again_after_its_restart() {
+async fn the_engine_logs_in_and_logs_in_again_after_a_restart_of_etcd() {
     if let Some(why) = skip_reason() {
         return say_skipped(&why);
     }

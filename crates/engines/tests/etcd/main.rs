@@ -1,20 +1,20 @@
 //! The etcd engine, held to the contracts of the ports on a real etcd.
 //!
 //! The etcd is the one that `WHIMBREL_TEST_ETCD` names; `scripts/services up` starts one and writes the variable into
-//! `target/services/env`. Without it these tests fail, unless `WHIMBREL_TEST_QUICK=1` says that servers may be missing.
+//! `target/services/env`. Without it these tests fail, unless `WHIMBREL_TEST_QUICK=1` allows missing servers.
 
 #![cfg(feature = "etcd")]
 
+mod cut_proxy;
 mod login;
 mod outage;
-mod way;
 
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use way::Way;
+use cut_proxy::CutProxy;
 use whimbrel_engines::conformance;
 use whimbrel_engines::conformance::catalogue::OpenCatalogue;
 use whimbrel_engines::conformance::coordination::{OpenCoordination, Switch};
@@ -24,10 +24,9 @@ use whimbrel_model::ports::PortFuture;
 whimbrel_engines::conformance_suite!(coordination, Etcd);
 whimbrel_engines::conformance_suite!(catalogue, Etcd);
 
-/// The shared etcd.
 struct Etcd;
 
-impl conformance::coordination::Factory for Etcd {
+impl conformance::coordination::CoordinationFactory for Etcd {
     fn open(&self) -> PortFuture<'_, OpenCoordination> {
         Box::pin(async { open_coordination(&address(), new_prefix()).await })
     }
@@ -49,7 +48,7 @@ impl conformance::coordination::Factory for Etcd {
         first: &'a OpenCoordination,
     ) -> PortFuture<'a, Option<(OpenCoordination, Box<dyn Switch>)>> {
         Box::pin(async {
-            let way = Way::to(address()).await;
+            let way = CutProxy::to(address()).await;
             let open = open_coordination(way.address(), prefix_of(&first.store)).await;
             Some((open, Box::new(way) as Box<dyn Switch>))
         })
@@ -60,7 +59,7 @@ impl conformance::coordination::Factory for Etcd {
     }
 }
 
-impl conformance::catalogue::Factory for Etcd {
+impl conformance::catalogue::CatalogueFactory for Etcd {
     fn open(&self) -> PortFuture<'_, OpenCatalogue> {
         Box::pin(async { open_catalogue(new_prefix()).await })
     }
@@ -92,7 +91,7 @@ async fn connect(address: &str, prefix: &str) -> EtcdConnection {
     EtcdConnection::connect(settings(address, prefix)).await.expect("etcd can be reached")
 }
 
-/// The shortest session that etcd gives, so that one which is cut off ends soon.
+/// The shortest session that etcd grants, so that a session that is cut off ends soon.
 fn settings(address: &str, prefix: &str) -> EtcdSettings {
     EtcdSettings {
         prefix: prefix.to_owned(),
@@ -118,7 +117,7 @@ fn new_prefix() -> String {
     format!("test-{:x}-{:x}-{number}/", since_epoch.as_millis(), std::process::id())
 }
 
-/// Why tests with the shared etcd are skipped, where they may be; a missing one is a failure otherwise.
+/// The reason why tests with the shared etcd are skipped, if they may be. Otherwise a missing etcd is a failure.
 fn skip_reason() -> Option<String> {
     if std::env::var_os("WHIMBREL_TEST_ETCD").is_some() {
         return None;

@@ -1,4 +1,4 @@
-//! An etcd that cannot be reached, that comes back, and one of several that is gone.
+//! An unreachable etcd, an etcd that returns, and one unreachable endpoint of several.
 
 use std::time::Duration;
 
@@ -7,42 +7,42 @@ use whimbrel_engines::conformance::say_skipped;
 use whimbrel_engines::etcd::{EtcdCatalogue, EtcdConnection, EtcdCoordination, EtcdSettings, EtcdStartError};
 use whimbrel_model::ports::{Catalogue, CatalogueError, Coordination, Member};
 
-use crate::way::Way;
+use crate::cut_proxy::CutProxy;
 use crate::{address, connect, new_prefix, settings, skip_reason};
 
-/// A port of loopback that nothing serves.
-const NOBODY: &str = "127.0.0.1:9";
+/// An address of loopback without a listener.
+const UNREACHABLE: &str = "127.0.0.1:9";
 
 fn member(name: &str) -> Member {
     Member { name: name.to_owned(), ..Member::default() }
 }
 
 #[tokio::test]
-async fn an_etcd_that_is_not_there_is_told_at_the_start() {
-    let settings = EtcdSettings { request_timeout: Duration::from_millis(500), ..EtcdSettings::new([NOBODY]) };
+async fn a_start_reports_an_unreachable_etcd() {
+    let settings = EtcdSettings { request_timeout: Duration::from_millis(500), ..EtcdSettings::new([UNREACHABLE]) };
     let error = EtcdConnection::connect(settings).await.err().expect("nobody answers");
     assert!(matches!(error, EtcdStartError::Unreachable { .. }), "{error}");
-    assert!(error.to_string().contains(NOBODY), "{error}");
+    assert!(error.to_string().contains(UNREACHABLE), "{error}");
 }
 
 #[tokio::test]
-async fn one_endpoint_that_is_gone_is_passed_over() {
+async fn an_unreachable_endpoint_is_skipped() {
     if let Some(why) = skip_reason() {
         return say_skipped(&why);
     }
     let mut settings = settings(&address(), &new_prefix());
-    settings.endpoints.insert(0, NOBODY.to_owned());
+    settings.endpoints.insert(0, UNREACHABLE.to_owned());
     let connection = EtcdConnection::connect(settings).await.expect("one of them answers");
     let membership = EtcdCoordination::new(connection).join(member("a"), None).await.expect("it can join");
     membership.own("holds/0").await.expect("it is free");
 }
 
 #[tokio::test]
-async fn a_write_that_does_not_get_through_is_unavailable_and_the_next_one_works_again() {
+async fn a_write_through_a_cut_connection_fails_and_a_later_write_succeeds() {
     if let Some(why) = skip_reason() {
         return say_skipped(&why);
     }
-    let way = Way::to(address()).await;
+    let way = CutProxy::to(address()).await;
     let prefix = new_prefix();
     let short = EtcdSettings { request_timeout: Duration::from_millis(500), ..settings(way.address(), &prefix) };
     let connection = EtcdConnection::connect(short).await.expect("the way is open");
@@ -61,7 +61,7 @@ async fn a_write_that_etcd_does_not_confirm_has_an_unknown_outcome() {
     if let Some(why) = skip_reason() {
         return say_skipped(&why);
     }
-    let way = Way::to(address()).await;
+    let way = CutProxy::to(address()).await;
     let prefix = new_prefix();
     let short = EtcdSettings { request_timeout: Duration::from_millis(500), ..settings(way.address(), &prefix) };
     let catalogue = EtcdCatalogue::new(EtcdConnection::connect(short).await.expect("the way is open"));
@@ -72,7 +72,7 @@ async fn a_write_that_etcd_does_not_confirm_has_an_unknown_outcome() {
     let failed = catalogue.remove("x", version).await;
     assert!(matches!(failed, Err(CatalogueError::OutcomeUnknown(_))), "{failed:?}");
     way.mend();
-    // Reading tells what became of them; either may have happened by now, later, or never.
+    // A later read shows the outcome; either write may have happened by now, later, or never.
     catalogue.get("x").await.expect("it can be read again");
 }
 
@@ -81,13 +81,13 @@ async fn a_write_for_which_no_connection_can_be_made_did_not_happen() {
     if let Some(why) = skip_reason() {
         return say_skipped(&why);
     }
-    let way = Way::to(address()).await;
+    let way = CutProxy::to(address()).await;
     let mut short =
         EtcdSettings { request_timeout: Duration::from_millis(500), ..settings(way.address(), &new_prefix()) };
-    short.endpoints.push(NOBODY.to_owned());
+    short.endpoints.push(UNREACHABLE.to_owned());
     let catalogue = EtcdCatalogue::new(EtcdConnection::connect(short).await.expect("the way is open"));
     way.cut();
-    // Calls go to the two endpoints in turn: the one swallows what it gets, the other cannot be connected to.
+    // Calls go to the two endpoints in turn: one swallows the requests, and no connection to the other can be opened.
     let mut outcomes = Vec::new();
     while outcomes.len() < 10 && !outcomes.iter().any(|outcome| matches!(outcome, Err(CatalogueError::Unavailable(_))))
     {
@@ -97,11 +97,11 @@ async fn a_write_for_which_no_connection_can_be_made_did_not_happen() {
 }
 
 #[tokio::test]
-async fn a_watch_that_was_cut_catches_up() {
+async fn a_watch_catches_up_after_its_connection_was_cut() {
     if let Some(why) = skip_reason() {
         return say_skipped(&why);
     }
-    let way = Way::to(address()).await;
+    let way = CutProxy::to(address()).await;
     let prefix = new_prefix();
     let (apart, here) = (connect(way.address(), &prefix).await, connect(&address(), &prefix).await);
     let (apart, here) = (EtcdCatalogue::new(apart), EtcdCatalogue::new(here));

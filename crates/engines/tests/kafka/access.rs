@@ -1,4 +1,4 @@
-//! Access control: a user with exactly the rights that the documentation lists, and with too few of them.
+//! Access control: a user with exactly the documented rights, and with too few of them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use whimbrel_model::ports::{CommitOutcome, Entry, ExactTopic, Log as _, LogError
 use whimbrel_model::{Clock as _, Headers, NamedBounds, PartitionId, Record, Retention, SystemClock, TopicSpec};
 
 use crate::broker::{Extras, Listener, OwnBroker, free_address, new_spec};
-use crate::hanging::ended;
+use crate::hanging_transactions::ended;
 use crate::programs::Peer;
 use crate::{kept_events, needs_kafka};
 

@@ -14,7 +14,6 @@ use whimbrel_model::{Retention, TopicNumber, TopicSpec};
 
 use crate::programs::java;
 
-/// How long a broker may take to serve.
 const START_MAX: Duration = Duration::from_secs(60);
 
 /// The id of every such cluster: 16 bytes in URL-safe base64.
@@ -141,7 +140,7 @@ impl OwnBroker {
     }
 
     /// The batches of a partition, in the order of their offsets.
-    fn batches(&self, topic: &str, index: u32) -> Vec<Batch> {
+    fn batches(&self, topic: &str, index: u32) -> Vec<StoredBatch> {
         let folder = self.folder.path().join(format!("node-1/{topic}-{index}"));
         let files = std::fs::read_dir(folder).expect("the partition has a folder");
         let files = files.map(|file| file.expect("the folder can be listed").path());
@@ -184,14 +183,13 @@ impl OwnBroker {
     }
 }
 
-/// A batch in a segment of a partition.
-struct Batch {
+struct StoredBatch {
     segment: PathBuf,
     at: usize,
     attributes: u16,
 }
 
-fn batches_in(segment: PathBuf) -> Vec<Batch> {
+fn batches_in(segment: PathBuf) -> Vec<StoredBatch> {
     const OFFSET_AND_LENGTH: usize = 12;
     const ATTRIBUTES_AT: usize = 21;
     let bytes = std::fs::read(&segment).expect("the segment can be read");
@@ -202,7 +200,7 @@ fn batches_in(segment: PathBuf) -> Vec<Batch> {
             break;
         };
         let attributes = u16::from_be_bytes(attributes.try_into().unwrap());
-        batches.push(Batch { segment: segment.clone(), at, attributes });
+        batches.push(StoredBatch { segment: segment.clone(), at, attributes });
         at += OFFSET_AND_LENGTH + length as usize;
     }
     batches

@@ -151,7 +151,7 @@ async fn other_clients_read_commits_and_nothing_of_a_fence_that_was_taken_over()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_that_was_under_way_when_its_fence_was_taken_over_is_read_whole_or_by_nobody() {
+async fn a_commit_that_is_in_progress_during_a_takeover_is_whole_or_absent() {
     needs_kafka!();
     /// Takeovers that are tried until one meets a commit whose records Kafka has and must hide.
     const TAKEOVERS_MAX: u64 = 40;
@@ -170,7 +170,7 @@ async fn a_commit_that_was_under_way_when_its_fence_was_taken_over_is_read_whole
             let (log, entries) = (first.clone(), entries(&text, RECORDS));
             async move { log.commit(&zombie, entries).await }
         });
-        // Every takeover comes a little later in the commit.
+        // Each takeover happens a little later in the commit.
         tokio::time::sleep(Duration::from_micros(500 * takeover)).await;
         let newest = second.fence(&spec.name, 2 * takeover + 1).await.expect("the fence can be opened");
         match commit.await.expect("the commit is answered") {

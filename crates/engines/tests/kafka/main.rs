@@ -9,18 +9,18 @@
 mod access;
 mod broker;
 mod compression;
-mod hanging;
+mod hanging_transactions;
 mod interoperability;
 mod outage;
 mod programs;
-mod reading;
-mod refusal;
+mod reads;
+mod rejected_commits;
 mod security;
 mod start;
 
 use std::sync::{Arc, Mutex};
 
-use whimbrel_engines::conformance::log::{Factory, LogTraits, OpenLog};
+use whimbrel_engines::conformance::log::{LogFactory, LogTraits, OpenLog};
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
 use whimbrel_model::ports::PortFuture;
 use whimbrel_model::{Event, EventSink};
@@ -30,7 +30,7 @@ whimbrel_engines::conformance_suite!(log, Kafka);
 /// The shared broker.
 struct Kafka;
 
-impl Factory for Kafka {
+impl LogFactory for Kafka {
     fn open(&self) -> PortFuture<'_, OpenLog> {
         Box::pin(async {
             let log = connect(settings()).await;
@@ -93,7 +93,6 @@ async fn connect(settings: KafkaSettings) -> Arc<KafkaLog> {
     KafkaLog::connect(settings, Arc::new(|_| {})).await.expect("Kafka can be reached")
 }
 
-/// A sink that keeps its events, and the events.
 fn kept_events() -> (EventSink, Arc<Mutex<Vec<Event>>>) {
     let events = Arc::new(Mutex::new(Vec::new()));
     let kept = events.clone();

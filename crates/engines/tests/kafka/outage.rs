@@ -14,7 +14,7 @@ use whimbrel_model::{Headers, PartitionId, Record, Timestamp, TopicSpec};
 use crate::broker::{OwnBroker, new_spec};
 use crate::{connect, kept_events, needs_kafka};
 
-/// How long anything may take that must happen.
+/// The timeout of every condition that must become true.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn impatient(broker: &OwnBroker) -> KafkaSettings {
@@ -125,7 +125,7 @@ async fn a_replicated_topic_that_one_replica_can_acknowledge_emits_a_warning() {
     assert!(kept[0].detail.contains(&weak.name) && kept[0].detail.contains("min.insync.replicas"));
 }
 
-/// A task that appends numbers one after the other until it is told to end.
+/// A task that appends numbers one after the other until it is stopped.
 struct Appending {
     state: Arc<AppendingState>,
     task: tokio::task::JoinHandle<Vec<(u64, String)>>,
@@ -179,7 +179,7 @@ impl Appending {
     }
 }
 
-/// Opens the fence anew; while the broker is away, again and again.
+/// Opens the fence again, with retries while the broker is unavailable.
 async fn reopened(log: &Arc<KafkaLog>, spec: &TopicSpec, began: Instant) -> whimbrel_model::ports::Fence {
     loop {
         match log.fence(&spec.name, 2).await {

@@ -135,8 +135,8 @@ class Peer:
         return len(partitions)
 
     def wait_until_complete(self, id):
-        """Waits until the coordinator has noted that the transaction of this id is complete, which it does after it has written the end
-        of the transaction to every partition."""
+        """Waits until the coordinator has recorded the transaction of this id as complete, which it does after it has written the marker
+        to every partition."""
         reader = self.reader("read_uncommitted")
         self.assign(reader, TRANSACTION_LOG)
         deadline = time.monotonic() + TIMEOUT_S

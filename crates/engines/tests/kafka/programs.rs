@@ -1,4 +1,4 @@
-//! Other programs that speak to Kafka, as independent peers: `kcat`, Java's console producer and consumer, and Python's confluent-kafka.
+//! Other Kafka clients, as independent peers: `kcat`, Java's console producer and consumer, and Python's confluent-kafka.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use whimbrel_model::{Record, StoredRecord};
 
-/// How long a program may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A record as a program has read it, or is to write it.
+/// A record that a program has read, or must write.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Seen {
     pub key: Option<Vec<u8>>,
@@ -26,7 +25,7 @@ impl Seen {
         Self { key: None, value: Some(value.into()), headers: Vec::new(), timestamp_ms: 1_700_000_000_000 }
     }
 
-    /// For comparisons with records whose writer does not choose their time.
+    /// For comparisons with records whose writer does not choose the time.
     pub fn without_time(&self) -> Self {
         Self { timestamp_ms: 0, ..self.clone() }
     }
@@ -93,8 +92,8 @@ fn bytes_of(text: &Value) -> Option<Vec<u8>> {
     text.as_str().map(|text| text.chars().map(byte).collect())
 }
 
-/// Checks that kcat, Java's console consumer and confluent-kafka read exactly these records from the first partition of a topic. Whether a
-/// program that reads committed sees records behind the last of them is checked too, except by Java's, which cannot tell where the end is.
+/// Checks that kcat, Java's console consumer and confluent-kafka read exactly these records from the first partition of a topic. Also
+/// checks that a program with `read_committed` sees no records after the last of them, except for Java's, which cannot detect the end.
 pub fn assert_others_read(peer: &mut Peer, topic: &str, expected: &[Seen]) {
     let bootstrap = peer.bootstrap.clone();
     let count = expected.len();
@@ -317,13 +316,13 @@ impl Peer {
         self.ask(json!({"do": "abort"}));
     }
 
-    /// Waits until the coordinator has recorded the transaction as complete, which it does after the markers are written. A coordinator that
-    /// had only decided would write the markers again after a restart.
+    /// Waits until the coordinator has recorded the transaction as complete, which it does after the markers are written. A coordinator
+    /// that had only decided would write the markers again after a restart.
     pub fn wait_until_complete(&mut self, id: &str) {
         self.ask(json!({"do": "wait_until_complete", "id": id}));
     }
 
-    /// The options that are set on a topic itself.
+    /// The options that are set on the topic itself.
     pub fn configs(&mut self, topic: &str) -> Value {
         self.ask(json!({"do": "configs", "topic": topic}))
     }

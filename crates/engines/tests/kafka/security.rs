@@ -19,11 +19,11 @@ const USER: &str = "eva";
 const PASSWORD: &str = "right-Secret-4711";
 const WRONG_PASSWORD: &str = "wrong-Secret-0815";
 const MECHANISMS: [SaslMechanism; 3] = [SaslMechanism::Plain, SaslMechanism::ScramSha256, SaslMechanism::ScramSha512];
-/// How long a start may wait for the broker.
+/// The time for which a start waits for the broker.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
-/// How much longer an answer may take on a busy machine.
+/// The additional time of an answer on a busy machine.
 const SLACK: Duration = Duration::from_secs(3);
-/// How long a read waits for records that are committed.
+/// The time for which a read waits for committed records.
 const READ_WAIT: Duration = Duration::from_secs(10);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -190,7 +190,7 @@ impl Refusal {
         Self { name: name.into(), named, settings }
     }
 
-    /// Why the refusal is not as it must be.
+    /// The difference from the expected error, if there is one.
     async fn check(self) -> Option<String> {
         let Self { name, named, settings } = self;
         let began = Instant::now();
@@ -334,7 +334,7 @@ fn make_certificates(folder: &Path) {
             params.distinguished_name.push(DnType::CommonName, *subject);
             let certificate = params.signed_by(&key, &issuer).expect("the CA can sign").pem();
             write(&format!("{prefix}{subject}-key.pem"), &key.serialize_pem());
-            // Kafka wants the key and its certificate in one file.
+            // Kafka requires the key and its certificate in one file.
             let both = if *subject == "broker" { key.serialize_pem() + &certificate } else { certificate };
             write(&format!("{prefix}{subject}.pem"), &both);
         }
@@ -347,10 +347,9 @@ struct LogLines;
 static LOG_LINES: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
 impl LogLines {
-    /// Collects lines from now on.
     fn collect() {
         let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_writer(|| Self);
-        // The second test finds the first one's subscriber.
+        // The second test finds the subscriber of the first one.
         let _ = lines.try_init();
     }
 

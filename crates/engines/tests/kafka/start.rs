@@ -1,4 +1,4 @@
-//! Starts that fail without a broker, and the limits that the settings give: the queue, the largest record, the replicas.
+//! Starts that fail without a broker, and the limits of the settings: the queue, the largest record, the replicas.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,13 +7,13 @@ use futures_util::FutureExt as _;
 use whimbrel_engines::kafka::settings::Tls;
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings, KafkaStartError};
 use whimbrel_model::ports::{Entry, Log, LogError, LogTopics};
-use whimbrel_model::{FoundTopic, Headers, NamedBounds, PartitionId, Record, Retention, Timestamp, TopicSpec};
+use whimbrel_model::{ExistingTopic, Headers, NamedBounds, PartitionId, Record, Retention, Timestamp, TopicSpec};
 
 use crate::broker::{free_port, new_spec};
 use crate::programs::Peer;
 use crate::{connect, needs_kafka, settings};
 
-/// How often and how long a changed setting is waited for.
+/// The interval and the timeout of waiting for a changed setting.
 const SETTING_POLL: Duration = Duration::from_millis(50);
 const SETTING_POLLS_MAX: usize = 600;
 
@@ -117,7 +117,7 @@ async fn topics_of_the_engine_are_found_by_name() {
     let spec = TopicSpec { retention, ..new_spec(3) };
     log.create(&spec).await.expect("the topic can be made");
     let found = log.found(&|_| false).await.expect("topics can be listed");
-    assert!(found.contains(&FoundTopic { name: spec.name.clone(), partitions: 3, retention }));
+    assert!(found.contains(&ExistingTopic { name: spec.name.clone(), partitions: 3, retention }));
     assert!(found.iter().all(|topic| !topic.name.starts_with("__")), "Kafka's own topics are not listed");
     let others = log.found(&|name| name == spec.name).await.expect("topics can be listed");
     assert!(others.iter().all(|topic| topic.name != spec.name), "a skipped topic is not listed");
@@ -139,7 +139,7 @@ async fn a_change_that_does_not_name_the_retention_leaves_it_as_the_brokers_have
     wait_for_retention(&mut operator, &spec.name, ["-1", "1000000"]).await;
 }
 
-/// A broker shows a changed setting when it has learned of it from the controllers.
+/// Waits: a broker shows a changed setting after it has received the change from the controllers.
 async fn wait_for_retention(operator: &mut Peer, topic: &str, wanted: [&str; 2]) {
     let mut shown = [String::new(), String::new()];
     for _ in 0..SETTING_POLLS_MAX {

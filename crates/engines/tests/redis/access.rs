@@ -1,4 +1,4 @@
-//! The user of Redis that docs/operating/redis.md describes: every store works with its rights, and it can do no harm beyond them.
+//! The user of Redis that docs/operating/redis.md describes: every store works with its rights, and other commands are rejected.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,18 +1,17 @@
-//! The Redis engine, held to the contracts of the ports on a real Redis and on a real Cluster of three primaries.
+//! The conformance suites of the ports on a real Redis and on a real Cluster of three primaries.
 //!
-//! The servers are those that `WHIMBREL_TEST_REDIS` and `WHIMBREL_TEST_REDIS_CLUSTER` name; `scripts/services up` starts them and
-//! writes the variables into `target/services/env`. Without them these tests fail, unless `WHIMBREL_TEST_QUICK=1` says that
-//! servers may be missing.
+//! `WHIMBREL_TEST_REDIS` and `WHIMBREL_TEST_REDIS_CLUSTER` name the servers; `scripts/services up` starts them and writes the variables
+//! into `target/services/env`. Without them these tests fail, unless `WHIMBREL_TEST_QUICK=1` allows missing servers.
 
 #![cfg(feature = "redis")]
 
 mod access;
 mod claims;
-mod moving;
 mod outage;
 mod people;
 mod people_outage;
 mod progress;
+mod resharding;
 mod server;
 mod snapshot;
 mod start;
@@ -46,7 +45,7 @@ mod cluster {
     whimbrel_engines::conformance_suite!(devices, Shared(CLUSTER));
 }
 
-/// A user with the rights that docs/operating/redis.md lists, and no others.
+/// A user with exactly the rights that docs/operating/redis.md lists.
 mod restricted {
     use super::{RESTRICTED, Shared};
     whimbrel_engines::conformance_suite!(timers, Shared(RESTRICTED));
@@ -63,10 +62,10 @@ const RESTRICTED: &str = "restricted";
 const CLUSTER: &str = "WHIMBREL_TEST_REDIS_CLUSTER";
 const REMEMBER: Duration = Duration::from_secs(3600);
 const WINDOW: Duration = Duration::from_secs(60);
-/// The lease of claims where a test waits until one has lapsed.
+/// The lease of claims in tests that wait for a lapse.
 const LEASE: Duration = Duration::from_secs(1);
 
-/// The shared servers that a variable names. Each instance has a prefix of its own.
+/// The shared servers of a variable. Each instance has a prefix of its own.
 struct Shared(&'static str);
 
 impl Shared {
@@ -96,7 +95,7 @@ impl Shared {
     }
 }
 
-impl conformance::timers::Factory for Shared {
+impl conformance::timers::TimersFactory for Shared {
     fn open(&self) -> PortFuture<'_, OpenTimers> {
         Box::pin(open_timers(self.settings()))
     }
@@ -112,7 +111,7 @@ impl conformance::timers::Factory for Shared {
     }
 }
 
-impl conformance::receipts::Factory for Shared {
+impl conformance::receipts::ReceiptsFactory for Shared {
     fn open(&self) -> PortFuture<'_, OpenReceipts> {
         Box::pin(async {
             let settings = ReceiptSettings { window: WINDOW, lease: LEASE, ..ReceiptSettings::default() };
@@ -126,7 +125,7 @@ impl conformance::receipts::Factory for Shared {
     }
 }
 
-impl conformance::progress::Factory for Shared {
+impl conformance::progress::ProgressFactory for Shared {
     fn open(&self) -> PortFuture<'_, OpenProgress> {
         Box::pin(open_progress(self.settings()))
     }
@@ -169,7 +168,7 @@ fn new_prefix() -> String {
     format!("test-{:x}-{:x}-{number}", since_epoch.as_millis(), std::process::id())
 }
 
-/// Returns from a test that needs Redis where there is none and that is allowed.
+/// Returns from a test that needs Redis if Redis is missing and may be.
 macro_rules! needs_redis {
     () => {
         if let Some(why) = crate::Shared(crate::ONE).skip_reason() {

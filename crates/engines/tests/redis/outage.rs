@@ -1,11 +1,11 @@
-//! A Redis that is gone, frozen or full: calls end in bounded time with an error, and work again when it does.
+//! A Redis that is down, frozen or full: calls end in bounded time with an error, and succeed again after Redis has recovered.
 
 use std::time::{Duration, Instant};
 
 use whimbrel_engines::embedded::ReceiptSettings;
 use whimbrel_engines::redis::RedisReceipts;
 use whimbrel_model::ports::{
-    Answer, Applied, Begun, Claim, ClaimKind, Receipts as _, ReceiptsError, TimersError, Write,
+    ApplyOutcome, Claim, ClaimKind, ClaimState, PublishReceipt, Receipts as _, ReceiptsError, TimersError, TimersWrite,
 };
 use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumber};
 
@@ -13,12 +13,21 @@ use crate::needs_redis;
 use crate::server::OwnRedis;
 use crate::{connect, open_receipts, open_timers};
 
-/// Both timeouts of the settings together, and what a busy machine adds.
+/// The sum of both timeouts of the settings, and a margin for a busy machine.
 const PATIENCE_MAX: Duration = Duration::from_secs(3);
 
-fn empty_write(expected: u64, applied: u64) -> Write {
+fn empty_write(expected: u64, applied: u64) -> TimersWrite {
     let zero = Timestamp::from_millis(0);
-    Write { epoch: 1, expected, reset: false, changes: Vec::new(), applied, floor: zero, now: zero, synced: false }
+    TimersWrite {
+        epoch: 1,
+        expected,
+        reset: false,
+        changes: Vec::new(),
+        applied,
+        floor: zero,
+        now: zero,
+        synced: false,
+    }
 }
 
 fn claim() -> Claim {
@@ -28,12 +37,12 @@ fn claim() -> Claim {
 }
 
 #[tokio::test]
-async fn a_redis_that_was_killed_is_unavailable_at_once_and_found_again_when_it_is_back() {
+async fn a_killed_redis_is_unavailable_at_once_and_used_again_after_its_restart() {
     needs_redis!();
     let mut redis = OwnRedis::start();
     let timers = open_timers(redis.settings()).await.timers;
     let receipts = open_receipts(redis.settings()).await;
-    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(Applied::Done));
+    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(ApplyOutcome::Done));
     redis.kill();
     let began = Instant::now();
     assert!(matches!(timers.apply(0, empty_write(10, 20)).await, Err(TimersError::Unavailable(_))));
@@ -47,17 +56,17 @@ async fn a_redis_that_was_killed_is_unavailable_at_once_and_found_again_when_it_
     while timers.open(0, 1).await != Ok(Some(10)) {
         assert!(back.elapsed() < PATIENCE_MAX, "it does not come back");
     }
-    while receipts.begin(&claim(), 0, Timestamp::from_millis(0)).await != Ok(Begun::New) {
+    while receipts.begin(&claim(), 0, Timestamp::from_millis(0)).await != Ok(ClaimState::New) {
         assert!(back.elapsed() < PATIENCE_MAX, "it does not come back");
     }
 }
 
 #[tokio::test]
-async fn a_redis_that_does_not_answer_costs_no_more_than_the_patience_and_the_offset_tells_what_it_did() {
+async fn a_call_to_a_frozen_redis_times_out_and_the_offset_shows_its_outcome() {
     needs_redis!();
     let redis = OwnRedis::start();
     let timers = open_timers(redis.settings()).await.timers;
-    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(Applied::Done));
+    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(ApplyOutcome::Done));
     redis.freeze(true);
     let began = Instant::now();
     let outcome = timers.apply(0, empty_write(10, 20)).await;
@@ -65,42 +74,42 @@ async fn a_redis_that_does_not_answer_costs_no_more_than_the_patience_and_the_of
     redis.freeze(false);
     assert!(matches!(outcome, Err(TimersError::Unavailable(_))), "{outcome:?}");
     assert!(waited < PATIENCE_MAX, "it took {waited:?}");
-    // The write lay in the frozen server's socket: it is done when the server goes on, and only once.
+    // The write waited in the frozen server's socket: the server executes it when it continues, and only once.
     loop {
         match timers.apply(0, empty_write(10, 20)).await {
             Err(TimersError::Unavailable(_)) if began.elapsed() < 3 * PATIENCE_MAX => {}
-            done => break assert_eq!(done, Ok(Applied::Behind { at: 20 })),
+            done => break assert_eq!(done, Ok(ApplyOutcome::Behind { at: 20 })),
         }
     }
 }
 
 #[tokio::test]
-async fn a_full_redis_refuses_a_write_whole_and_takes_it_when_it_has_room() {
+async fn a_full_redis_rejects_a_whole_write_and_accepts_it_when_it_has_space() {
     needs_redis!();
     let redis = OwnRedis::start();
     let timers = open_timers(redis.settings()).await.timers;
-    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(Applied::Done));
+    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(ApplyOutcome::Done));
     assert_eq!(redis.cli(&["config", "set", "maxmemory", "1"]), "OK");
     let refused = timers.apply(0, empty_write(10, 20)).await;
     assert!(matches!(refused, Err(TimersError::Unavailable(_))), "{refused:?}");
     assert_eq!(timers.get(0, Vec::new()).await.map(|at| at.applied), Ok(10), "it still reads");
     assert_eq!(redis.cli(&["config", "set", "maxmemory", "0"]), "OK");
-    assert_eq!(timers.apply(0, empty_write(10, 20)).await, Ok(Applied::Done));
+    assert_eq!(timers.apply(0, empty_write(10, 20)).await, Ok(ApplyOutcome::Done));
 }
 
 #[tokio::test]
-async fn a_redis_that_forgot_its_scripts_is_given_them_again() {
+async fn evicted_scripts_are_sent_again() {
     needs_redis!();
     let redis = OwnRedis::start();
     let timers = open_timers(redis.settings()).await.timers;
-    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(Applied::Done));
+    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(ApplyOutcome::Done));
     assert_eq!(redis.cli(&["script", "flush"]), "OK");
-    assert_eq!(timers.apply(0, empty_write(10, 20)).await, Ok(Applied::Done));
+    assert_eq!(timers.apply(0, empty_write(10, 20)).await, Ok(ApplyOutcome::Done));
 }
 
-/// Less than a lease, by far: what takes longer waited for the lease.
+/// Far less than a lease: a longer wait would show that the claim lapsed.
 const MUCH_LESS_THAN_A_LEASE: Duration = Duration::from_secs(30);
-/// A test waits for its end. The process tells Redis the outcome of a claim that Redis got late well within it.
+/// Tests wait for its end. Within it, the process sends Redis the outcome of a claim that reached Redis late.
 const SHORT_LEASE: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -108,27 +117,27 @@ async fn two_nodes(redis: &OwnRedis) -> (RedisReceipts, RedisReceipts) {
     two_nodes_with(redis, ReceiptSettings::default().lease).await
 }
 
-/// Two nodes whose scripts Redis knows, so that a call that it gets late is executed.
+/// Two nodes whose scripts Redis has cached, so that it executes a late call.
 async fn two_nodes_with(redis: &OwnRedis, lease: Duration) -> (RedisReceipts, RedisReceipts) {
     let receipts = ReceiptSettings { lease, ..ReceiptSettings::default() };
     let node = async || RedisReceipts::new(connect(redis.settings()).await, receipts.clone());
     let (first, second) = (node().await, node().await);
     let warming_up = Claim { text: "warming up".to_owned(), ..claim() };
-    assert_eq!(first.begin(&warming_up, 0, SystemClock.now()).await, Ok(Begun::New));
+    assert_eq!(first.begin(&warming_up, 0, SystemClock.now()).await, Ok(ClaimState::New));
     first.finish(&warming_up, answer(SystemClock.now())).await.unwrap();
     (first, second)
 }
 
-fn answer(answered_at: Timestamp) -> Answer {
-    Answer { id: "m1".to_owned(), partition: claim().partition, offset: 6, due: None, answered_at }
+fn answer(answered_at: Timestamp) -> PublishReceipt {
+    PublishReceipt { id: "m1".to_owned(), partition: claim().partition, offset: 6, due: None, answered_at }
 }
 
-/// Begins at a node until Redis answers something else than that the claim is under way.
-async fn begin_until_known(node: &RedisReceipts, now: Timestamp) -> Begun {
+/// Begins at a node until Redis answers something else than that the claim is in progress.
+async fn begin_until_known(node: &RedisReceipts, now: Timestamp) -> ClaimState {
     let began = Instant::now();
     loop {
         match node.begin(&claim(), 0, now).await {
-            Ok(begun) if begun != Begun::UnderWay => return begun,
+            Ok(begun) if begun != ClaimState::UnderWay => return begun,
             waits => assert!(began.elapsed() < MUCH_LESS_THAN_A_LEASE, "still {waits:?}"),
         }
         tokio::time::sleep(POLL_INTERVAL).await;
@@ -136,7 +145,7 @@ async fn begin_until_known(node: &RedisReceipts, now: Timestamp) -> Begun {
 }
 
 #[tokio::test]
-async fn a_claim_that_a_stalled_redis_gets_late_is_taken_over_by_a_repeat_at_the_same_node() {
+async fn a_claim_that_reaches_redis_late_is_taken_over_by_a_repeat_at_the_same_node() {
     needs_redis!();
     let redis = OwnRedis::start();
     let (first, second) = two_nodes(&redis).await;
@@ -148,16 +157,16 @@ async fn a_claim_that_a_stalled_redis_gets_late_is_taken_over_by_a_repeat_at_the
     loop {
         match first.begin(&claim(), 0, now).await {
             Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
-            begun => break assert_eq!(begun, Ok(Begun::New), "nothing was written under the first claim"),
+            begun => break assert_eq!(begun, Ok(ClaimState::New), "nothing was written under the first claim"),
         }
     }
-    assert_eq!(second.begin(&claim(), 0, now).await, Ok(Begun::UnderWay), "the repeat has the claim");
+    assert_eq!(second.begin(&claim(), 0, now).await, Ok(ClaimState::UnderWay), "the repeat has the claim");
     first.finish(&claim(), answer(now)).await.unwrap();
-    assert_eq!(begin_until_known(&second, now).await, Begun::Earlier(answer(now)));
+    assert_eq!(begin_until_known(&second, now).await, ClaimState::Earlier(answer(now)));
 }
 
 #[tokio::test]
-async fn a_claim_that_a_stalled_redis_gets_late_is_given_up_for_the_other_nodes_too() {
+async fn a_claim_that_reaches_redis_late_is_released_for_the_other_nodes_too() {
     needs_redis!();
     let redis = OwnRedis::start();
     let (first, second) = two_nodes(&redis).await;
@@ -166,41 +175,41 @@ async fn a_claim_that_a_stalled_redis_gets_late_is_given_up_for_the_other_nodes_
     let stalled = first.begin(&claim(), 0, now).await;
     redis.freeze(false);
     assert!(matches!(stalled, Err(ReceiptsError::Unavailable(_))), "{stalled:?}");
-    assert_eq!(begin_until_known(&second, now).await, Begun::New);
+    assert_eq!(begin_until_known(&second, now).await, ClaimState::New);
 }
 
 #[tokio::test]
-async fn an_answer_that_a_stalled_redis_did_not_take_is_known_here_at_once_and_elsewhere_soon() {
+async fn an_unconfirmed_answer_is_used_here_at_once_and_by_other_nodes_soon() {
     needs_redis!();
     let mut redis = OwnRedis::start();
     let (first, second) = two_nodes(&redis).await;
     let now = SystemClock.now();
-    assert_eq!(first.begin(&claim(), 0, now).await, Ok(Begun::New));
-    // A Redis that is gone gets no call late: somebody must bring the answer again.
+    assert_eq!(first.begin(&claim(), 0, now).await, Ok(ClaimState::New));
+    // A Redis that is down gets no late call: the node must send the answer again.
     redis.kill();
     assert!(first.finish(&claim(), answer(now)).await.is_err());
-    assert_eq!(first.begin(&claim(), 0, now).await, Ok(Begun::Earlier(answer(now))));
+    assert_eq!(first.begin(&claim(), 0, now).await, Ok(ClaimState::Earlier(answer(now))));
     let other_body = Claim { fingerprint: 8, ..claim() };
-    assert_eq!(first.begin(&other_body, 0, now).await, Ok(Begun::Different));
+    assert_eq!(first.begin(&other_body, 0, now).await, Ok(ClaimState::Different));
     redis.start_again();
-    assert_eq!(begin_until_known(&second, now).await, Begun::Earlier(answer(now)));
+    assert_eq!(begin_until_known(&second, now).await, ClaimState::Earlier(answer(now)));
 }
 
 #[tokio::test]
-async fn a_claim_that_could_not_be_given_up_is_given_up_when_redis_is_back() {
+async fn a_claim_that_could_not_be_released_is_released_after_redis_is_back() {
     needs_redis!();
     let mut redis = OwnRedis::start();
     let (first, second) = two_nodes(&redis).await;
     let now = SystemClock.now();
-    assert_eq!(first.begin(&claim(), 0, now).await, Ok(Begun::New));
+    assert_eq!(first.begin(&claim(), 0, now).await, Ok(ClaimState::New));
     redis.kill();
     assert!(first.abandon(&claim()).await.is_err());
     redis.start_again();
-    assert_eq!(begin_until_known(&second, now).await, Begun::New);
+    assert_eq!(begin_until_known(&second, now).await, ClaimState::New);
 }
 
 #[tokio::test]
-async fn a_late_claim_that_is_given_up_leaves_earlier_tries_to_be_looked_for() {
+async fn a_released_late_claim_keeps_the_places_of_earlier_tries() {
     needs_redis!();
     for is_repeated_here in [false, true] {
         let redis = OwnRedis::start();
@@ -209,10 +218,10 @@ async fn a_late_claim_that_is_given_up_leaves_earlier_tries_to_be_looked_for() {
     }
 }
 
-/// The claim is given up by the first node, and repeated by it or by the other one.
+/// The first node abandons the claim. The first or the second node repeats it.
 async fn earlier_tries_stay(redis: &OwnRedis, first: &RedisReceipts, second: &RedisReceipts, is_repeated_here: bool) {
     let now = SystemClock.now();
-    assert_eq!(second.begin(&claim(), 5, now).await, Ok(Begun::New));
+    assert_eq!(second.begin(&claim(), 5, now).await, Ok(ClaimState::New));
     second.leave(&claim()).await.unwrap();
     tokio::time::sleep(SHORT_LEASE + POLL_INTERVAL).await;
     redis.freeze(true);
@@ -225,5 +234,5 @@ async fn earlier_tries_stay(redis: &OwnRedis, first: &RedisReceipts, second: &Re
         // Time for the release of the late claim to arrive: with and without it the answer is the same.
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
-    assert_eq!(begin_until_known(repeater, now).await, Begun::Lapsed { places });
+    assert_eq!(begin_until_known(repeater, now).await, ClaimState::Lapsed { places });
 }

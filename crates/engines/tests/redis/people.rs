@@ -13,7 +13,7 @@ async fn open_inbox(settings: RedisSettings) -> OpenInbox {
     OpenInbox { inbox, store: Arc::new(settings) }
 }
 
-impl conformance::inbox::Factory for Shared {
+impl conformance::inbox::InboxFactory for Shared {
     fn open(&self) -> PortFuture<'_, OpenInbox> {
         Box::pin(open_inbox(self.settings()))
     }
@@ -29,7 +29,7 @@ impl conformance::inbox::Factory for Shared {
     }
 }
 
-impl conformance::sessions::Factory for Shared {
+impl conformance::sessions::SessionsFactory for Shared {
     fn open(&self) -> PortFuture<'_, OpenSessions> {
         Box::pin(async {
             let sessions = Arc::new(RedisSessions::new(connect(self.settings()).await));
@@ -47,7 +47,7 @@ async fn open_devices(settings: RedisSettings) -> OpenDevices {
     OpenDevices { devices, store: Arc::new(settings) }
 }
 
-impl conformance::devices::Factory for Shared {
+impl conformance::devices::DevicesFactory for Shared {
     fn open(&self) -> PortFuture<'_, OpenDevices> {
         Box::pin(open_devices(self.settings()))
     }

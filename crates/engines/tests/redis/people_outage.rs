@@ -1,5 +1,5 @@
-//! Inboxes, sessions and devices on a Redis that is gone, frozen, full or fallen back: calls end in bounded time, a write happens whole or not
-//! at all, and nobody goes on with a store that has lost something.
+//! Inboxes, sessions and devices on a Redis that is down, frozen, full or has lost its last writes: calls end in bounded time, a write is
+//! whole or absent, and no writer continues on a store that has lost writes.
 
 use std::time::{Duration, Instant};
 
@@ -8,14 +8,14 @@ use whimbrel_engines::redis::{RedisDevices, RedisInbox, RedisSessions};
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, Uid};
 use whimbrel_model::ports::{
-    Applied, Device, Devices, DevicesError, Inbox, InboxChange, InboxError, InboxWrite, Provider, RowKey, SessionNews,
-    Sessions, SessionsError,
+    ApplyOutcome, Device, Devices, DevicesError, Inbox, InboxChange, InboxError, InboxWrite, Provider, RowKey,
+    SessionUpdate, Sessions, SessionsError,
 };
 
 use crate::server::OwnRedis;
 use crate::{connect, needs_redis};
 
-/// Both timeouts of the settings together, and what a busy machine adds.
+/// The sum of both timeouts of the settings, and a margin for a busy machine.
 const PATIENCE_MAX: Duration = Duration::from_secs(3);
 const GATEWAY: GatewayId = GatewayId { node: 1, incarnation: 7 };
 const PARTITION: u32 = 3;
@@ -42,11 +42,11 @@ async fn is_stored(inbox: &RedisInbox, seq: u64) -> bool {
     rows.found[0].is_some()
 }
 
-fn came(number: u64) -> SessionNews {
+fn came(number: u64) -> SessionUpdate {
     let id = SessionId { gateway: GATEWAY, number };
     let (platform, device) = (Platform::new("web").unwrap(), "d1".into());
     let session = OnlineSession { session: id, platform, device, since: Timestamp::from_millis(1) };
-    SessionNews { uid: uid(), version: number, session, gone_at: None }
+    SessionUpdate { uid: uid(), version: number, session, gone_at: None }
 }
 
 fn device(token: &str) -> Device {
@@ -55,7 +55,6 @@ fn device(token: &str) -> Device {
     Device { device, platform, provider, token, p256dh: None, auth: None, topic: None }
 }
 
-/// All three on one Redis.
 struct Stores {
     inbox: RedisInbox,
     sessions: RedisSessions,
@@ -73,7 +72,10 @@ impl Stores {
     }
 
     async fn write_all(&self) {
-        assert_eq!(self.inbox.apply(PARTITION, write(0, 10, vec![box_of(b"one"), row(1)])).await, Ok(Applied::Done));
+        assert_eq!(
+            self.inbox.apply(PARTITION, write(0, 10, vec![box_of(b"one"), row(1)])).await,
+            Ok(ApplyOutcome::Done)
+        );
         self.sessions.put(SHARD, vec![came(1)]).await.unwrap();
         self.sessions.keep_alive(SHARD, 0).await.unwrap();
         self.devices.put(&uid(), device("first")).await.unwrap();
@@ -92,7 +94,7 @@ impl Stores {
         assert!(matches!(put, Err(DevicesError::Unavailable(_))), "{put:?}");
     }
 
-    /// A connection notices a restart by its next call, which fails; the one after that reaches the new server.
+    /// A connection notices a restart by its next call, which fails; the call after that reaches the new server.
     async fn until_they_answer(&self) {
         let began = Instant::now();
         let is_late = || began.elapsed() > 3 * PATIENCE_MAX;
@@ -117,7 +119,7 @@ impl Stores {
 }
 
 #[tokio::test]
-async fn people_on_a_redis_that_was_killed_are_unavailable_at_once_and_as_before_when_it_is_back() {
+async fn stores_of_a_killed_redis_are_unavailable_at_once_and_complete_after_its_restart() {
     needs_redis!();
     let mut redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
@@ -134,7 +136,7 @@ async fn people_on_a_redis_that_was_killed_are_unavailable_at_once_and_as_before
 }
 
 #[tokio::test]
-async fn people_on_a_redis_that_does_not_answer_wait_no_longer_than_the_patience_and_a_write_happens_once() {
+async fn calls_to_a_frozen_redis_time_out_and_a_write_happens_once() {
     needs_redis!();
     let redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
@@ -149,17 +151,18 @@ async fn people_on_a_redis_that_does_not_answer_wait_no_longer_than_the_patience
     assert!(matches!(read, Err(SessionsError::Unavailable(_))), "{read:?}");
     assert!(waited < 2 * PATIENCE_MAX, "it took {waited:?}");
     stores.until_they_answer().await;
-    // The write lay in the frozen server's socket: it was done when the server went on. A second one would count its references twice.
-    assert_eq!(stores.inbox.apply(PARTITION, write(10, 20, vec![shared])).await, Ok(Applied::Behind { at: 20 }));
+    // The write waited in the frozen server's socket: the server executed it when it continued. A second one would count its references
+    // twice.
+    assert_eq!(stores.inbox.apply(PARTITION, write(10, 20, vec![shared])).await, Ok(ApplyOutcome::Behind { at: 20 }));
     assert_eq!(stores.inbox.open(PARTITION, 5).await, Ok(Some(20)), "whoever takes it anew knows where it is");
     let release = InboxChange::ReleaseShared { seq: 2, references: 1 };
-    assert_eq!(stores.inbox.apply(PARTITION, write(20, 20, vec![release])).await, Ok(Applied::Done));
+    assert_eq!(stores.inbox.apply(PARTITION, write(20, 20, vec![release])).await, Ok(ApplyOutcome::Done));
     let rows = stores.inbox.rows(PARTITION, vec![RowKey::Shared { seq: 2 }]).await.unwrap();
     assert_eq!(rows.found, [None], "its one reference was the last");
 }
 
 #[tokio::test]
-async fn people_on_a_full_redis_are_read_and_written_whole_or_not_at_all() {
+async fn a_full_redis_serves_reads_and_writes_are_whole_or_absent() {
     needs_redis!();
     let redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
@@ -176,57 +179,61 @@ async fn people_on_a_full_redis_are_read_and_written_whole_or_not_at_all() {
     assert!(!is_stored(&stores.inbox, 2).await);
     assert_eq!((stores.online().await, stores.tokens().await), (1, vec!["first".to_owned()]));
     assert_eq!(redis.cli(&["config", "set", "maxmemory", "0"]), "OK");
-    assert_eq!(stores.inbox.apply(PARTITION, write(10, 20, vec![row(2)])).await, Ok(Applied::Done));
+    assert_eq!(stores.inbox.apply(PARTITION, write(10, 20, vec![row(2)])).await, Ok(ApplyOutcome::Done));
     stores.sessions.put(SHARD, vec![came(2)]).await.unwrap();
     stores.devices.put(&uid(), device("second")).await.unwrap();
     assert_eq!((stores.online().await, stores.tokens().await), (2, vec!["second".to_owned()]));
 }
 
 #[tokio::test]
-async fn inboxes_that_fell_back_say_so_to_readers_and_to_their_writer() {
+async fn inboxes_that_lost_writes_report_their_offset_to_readers_and_to_the_writer() {
     needs_redis!();
     let mut redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
     let earlier = redis.copy_of_disk();
-    assert_eq!(stores.inbox.apply(PARTITION, write(10, 20, vec![box_of(b"two"), row(2)])).await, Ok(Applied::Done));
+    assert_eq!(
+        stores.inbox.apply(PARTITION, write(10, 20, vec![box_of(b"two"), row(2)])).await,
+        Ok(ApplyOutcome::Done)
+    );
     redis.fall_back_to(&earlier);
     stores.until_they_answer().await;
     assert_eq!(stores.inbox.boxes(PARTITION, vec![uid()]).await.unwrap().applied, 10);
-    assert_eq!(stores.inbox.apply(PARTITION, write(20, 30, vec![row(3)])).await, Ok(Applied::Behind { at: 10 }));
+    assert_eq!(stores.inbox.apply(PARTITION, write(20, 30, vec![row(3)])).await, Ok(ApplyOutcome::Behind { at: 10 }));
     assert!(!is_stored(&stores.inbox, 3).await, "nothing was written");
     assert_eq!(stores.inbox.open(PARTITION, 6).await, Ok(Some(10)), "it is folded again from there");
     let again = InboxWrite { epoch: 6, ..write(10, 20, vec![box_of(b"two"), row(2)]) };
-    assert_eq!(stores.inbox.apply(PARTITION, again).await, Ok(Applied::Done));
+    assert_eq!(stores.inbox.apply(PARTITION, again).await, Ok(ApplyOutcome::Done));
     assert!(is_stored(&stores.inbox, 2).await);
 }
 
 #[tokio::test]
-async fn inboxes_that_lost_only_acknowledgements_are_not_taken_for_what_they_were() {
+async fn inboxes_that_lost_only_acknowledgements_reject_the_next_write() {
     needs_redis!();
     let mut redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
     let earlier = redis.copy_of_disk();
     let acknowledged = vec![box_of(b"acknowledged"), InboxChange::DropOwn { uid: uid(), seq: 1 }];
-    assert_eq!(stores.inbox.apply(PARTITION, write(10, 10, acknowledged)).await, Ok(Applied::Done));
+    assert_eq!(stores.inbox.apply(PARTITION, write(10, 10, acknowledged)).await, Ok(ApplyOutcome::Done));
     redis.fall_back_to(&earlier);
     stores.until_they_answer().await;
-    // The row is back, and the box that its writer would write over this one knows nothing of it: it would stay for ever.
+    // The row is visible again. The writer would replace the box with one that does not refer to the row, and the row would never be
+    // removed.
     assert!(is_stored(&stores.inbox, 1).await);
     let written = stores.inbox.apply(PARTITION, write(10, 20, vec![box_of(b"next"), row(2)])).await;
-    assert_eq!(written, Ok(Applied::Behind { at: 10 }));
+    assert_eq!(written, Ok(ApplyOutcome::Behind { at: 10 }));
     assert_eq!(stores.inbox.open(PARTITION, 6).await, Ok(Some(10)));
     let found = stores.inbox.boxes(PARTITION, vec![uid()]).await.unwrap();
     assert_eq!(found.found, [Some(Bytes::from_static(b"one"))], "whoever takes it anew finds the row in its box");
 }
 
 #[tokio::test]
-async fn sessions_that_fell_back_are_drawn_anew_by_the_next_picture() {
+async fn sessions_that_were_lost_are_restored_by_the_next_picture() {
     needs_redis!();
     let mut redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
     let earlier = redis.copy_of_disk();
     let gone_at = Some(Timestamp::from_millis(9));
-    stores.sessions.put(SHARD, vec![SessionNews { version: 2, gone_at, ..came(1) }]).await.unwrap();
+    stores.sessions.put(SHARD, vec![SessionUpdate { version: 2, gone_at, ..came(1) }]).await.unwrap();
     assert_eq!(stores.online().await, 0);
     redis.fall_back_to(&earlier);
     stores.until_they_answer().await;
@@ -239,7 +246,7 @@ async fn sessions_that_fell_back_are_drawn_anew_by_the_next_picture() {
 }
 
 #[tokio::test]
-async fn devices_that_fell_back_are_as_they_were_then_and_take_what_comes() {
+async fn devices_that_lost_writes_have_their_earlier_state_and_accept_changes() {
     needs_redis!();
     let mut redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
@@ -248,7 +255,7 @@ async fn devices_that_fell_back_are_as_they_were_then_and_take_what_comes() {
     redis.fall_back_to(&earlier);
     stores.until_they_answer().await;
     assert_eq!(stores.tokens().await, ["first"]);
-    // A provider that calls the newer token dead does not take the older one away.
+    // A provider that rejects the newer token does not remove the device with the older one.
     assert_eq!(stores.devices.remove(&uid(), "d1", Some("second")).await, Ok(false));
     stores.devices.put(&uid(), device("third")).await.unwrap();
     assert_eq!(stores.tokens().await, ["third"]);

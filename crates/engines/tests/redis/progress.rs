@@ -1,24 +1,24 @@
-//! Progress on a Redis that dies, forgets, falls back or is full: calls say so in bounded time, and an owner can go on.
+//! Progress on a Redis that is killed, emptied, full, or has lost its last writes: calls fail in bounded time, and an owner can continue.
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use whimbrel_model::ports::{Progress, ProgressError, ProgressPlace, ProgressRow};
+use whimbrel_model::ports::{Progress, ProgressError, ProgressKey, ProgressRow};
 use whimbrel_model::{PartitionId, SubscriptionNumber, TopicNumber};
 
 use crate::server::OwnRedis;
 use crate::{needs_redis, open_progress};
 
 const SUB: SubscriptionNumber = SubscriptionNumber(7);
-/// Both timeouts of the settings together, and what a busy machine adds.
+/// The sum of both timeouts of the settings, and a margin for a busy machine.
 const PATIENCE_MAX: Duration = Duration::from_secs(3);
 
 fn row(partition: u32, state: &'static str) -> ProgressRow {
-    let place = ProgressPlace { line: 0, partition: PartitionId::new(TopicNumber(3), partition) };
+    let place = ProgressKey { line: 0, partition: PartitionId::new(TopicNumber(3), partition) };
     ProgressRow { place, run: 1, state: Bytes::from_static(state.as_bytes()) }
 }
 
-/// A connection notices a restart by its next call, which fails; the one after that reaches the new server.
+/// A connection notices a restart by its next call, which fails; the call after that reaches the new server.
 async fn opened_when_it_answers(progress: &dyn Progress, epoch: u64) -> Vec<ProgressRow> {
     let began = Instant::now();
     loop {
@@ -30,7 +30,7 @@ async fn opened_when_it_answers(progress: &dyn Progress, epoch: u64) -> Vec<Prog
 }
 
 #[tokio::test]
-async fn a_redis_that_was_killed_is_unavailable_at_once_and_has_every_answered_save_when_it_is_back() {
+async fn a_killed_redis_is_unavailable_at_once_and_has_every_acknowledged_save_after_its_restart() {
     needs_redis!();
     let mut redis = OwnRedis::start();
     let progress = open_progress(redis.settings()).await.progress;
@@ -48,7 +48,7 @@ async fn a_redis_that_was_killed_is_unavailable_at_once_and_has_every_answered_s
 }
 
 #[tokio::test]
-async fn a_redis_that_forgot_everything_takes_the_next_save_of_the_owner() {
+async fn an_emptied_redis_accepts_the_next_save_of_the_owner() {
     needs_redis!();
     let redis = OwnRedis::start();
     let progress = open_progress(redis.settings()).await.progress;
@@ -61,7 +61,7 @@ async fn a_redis_that_forgot_everything_takes_the_next_save_of_the_owner() {
 }
 
 #[tokio::test]
-async fn a_redis_that_fell_back_behind_a_takeover_is_opened_again_by_the_owner() {
+async fn the_owner_opens_a_redis_again_that_lost_its_takeover() {
     needs_redis!();
     let mut redis = OwnRedis::start();
     let progress = open_progress(redis.settings()).await.progress;
@@ -82,7 +82,7 @@ async fn a_redis_that_fell_back_behind_a_takeover_is_opened_again_by_the_owner()
 }
 
 #[tokio::test]
-async fn a_full_redis_refuses_a_save_whole_and_takes_it_when_it_has_room() {
+async fn a_full_redis_rejects_a_whole_save_and_accepts_it_when_it_has_space() {
     needs_redis!();
     let redis = OwnRedis::start();
     let progress = open_progress(redis.settings()).await.progress;
@@ -97,7 +97,7 @@ async fn a_full_redis_refuses_a_save_whole_and_takes_it_when_it_has_room() {
 }
 
 #[tokio::test]
-async fn what_is_forgotten_leaves_nothing_behind() {
+async fn a_forgotten_subscription_leaves_no_keys() {
     needs_redis!();
     let redis = OwnRedis::start();
     let progress = open_progress(redis.settings()).await.progress;

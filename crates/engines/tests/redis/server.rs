@@ -1,4 +1,4 @@
-//! A Redis of a test's own, which can be killed, frozen, put back to an older state, and started again.
+//! A Redis of a test's own, which can be killed, frozen, reset to an older state, and started again.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use whimbrel_engines::redis::RedisSettings;
 
-/// How long a server may take to serve.
 const START_MAX: Duration = Duration::from_secs(20);
 
 /// A Redis in a folder of its own. It is killed when it is dropped.
@@ -45,7 +44,7 @@ impl OwnRedis {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Settings whose patience a test can wait for.
+    /// Settings with timeouts short enough for a test.
     pub fn settings(&self) -> RedisSettings {
         RedisSettings {
             connect_timeout: Duration::from_millis(300),
@@ -68,7 +67,7 @@ impl OwnRedis {
         wait_until("Redis serves", || self.cli(&["ping"]) == "PONG");
     }
 
-    /// Ends it as a crash would.
+    /// Ends it like a crash.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill().expect("Redis can be killed");
@@ -76,7 +75,7 @@ impl OwnRedis {
         }
     }
 
-    /// Stops it from answering, without its connections noticing, or lets it go on.
+    /// Stops it without closing its connections, or continues it.
     pub fn freeze(&self, frozen: bool) {
         let process = self.process.as_ref().expect("Redis runs");
         let signal = if frozen { "-STOP" } else { "-CONT" };
@@ -84,14 +83,14 @@ impl OwnRedis {
         assert!(sent.success());
     }
 
-    /// What is on its disk now, every answered write included: the append-only file is synced before each answer.
+    /// A copy of its disk, with every acknowledged write: Redis syncs the append-only file before each answer.
     pub fn copy_of_disk(&self) -> TempDir {
         let copy = tempfile::tempdir().expect("a folder for the copy");
         copy_folder(self.data(), copy.path().to_owned());
         copy
     }
 
-    /// Kills it, puts an earlier state of its disk back, and starts it again.
+    /// Kills it, restores an earlier state of its disk, and starts it again.
     pub fn fall_back_to(&mut self, copy: &TempDir) {
         self.kill();
         std::fs::remove_dir_all(self.data()).expect("its folder can be emptied");
@@ -138,12 +137,12 @@ pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// A port that nobody listens on, below those that the system gives to outgoing connections.
+/// A port without a listener, below those that the system gives to outgoing connections.
 pub fn free_port() -> u16 {
     const FIRST: u32 = 20_000;
     const COUNT: u32 = 12_000;
     static TRIED: AtomicU32 = AtomicU32::new(0);
-    // Test binaries that run at the same time begin at different places.
+    // Test binaries that run at the same time begin with different ports.
     let begin = std::process::id().wrapping_mul(37);
     let mut candidates = std::iter::repeat_with(|| begin.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed)) % COUNT);
     let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();

@@ -1,11 +1,11 @@
-//! A Redis that falls back to an earlier state: what it then says of itself, to readers and to a writer who went on.
+//! A Redis that lost its last writes: the offset that it reports to readers, and to a writer that continues.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use whimbrel_engines::redis::forget_holds;
-use whimbrel_model::ports::{Applied, Change, CountQuery, HoldQuery, Timers, Write};
-use whimbrel_model::{Ending, Headers, HeldMessage, Hold, HoldId, Timestamp, TopicNumber};
+use whimbrel_engines::redis::remove_holds;
+use whimbrel_model::ports::{ApplyOutcome, CountQuery, HoldQuery, TimerChange, Timers, TimersWrite};
+use whimbrel_model::{Headers, Hold, HoldEndKind, HoldId, MessageBody, Timestamp, TopicNumber};
 
 use crate::server::OwnRedis;
 use crate::{connect, needs_redis, open_timers};
@@ -27,17 +27,17 @@ fn hold(id: &str) -> Arc<Hold> {
         version: 1,
         fresh: true,
         moves: Vec::new(),
-        message: HeldMessage { key: None, value: Bytes::from_static(b"body"), headers: Headers::EMPTY },
+        message: MessageBody { key: None, value: Bytes::from_static(b"body"), headers: Headers::EMPTY },
     })
 }
 
-fn put(id: &str, expected: u64, applied: u64) -> Write {
-    let changes = vec![Change::Put { hold: hold(id), was: None }];
-    Write { epoch: EPOCH, expected, reset: false, changes, applied, floor: at(0), now: at(0), synced: false }
+fn put(id: &str, expected: u64, applied: u64) -> TimersWrite {
+    let changes = vec![TimerChange::Put { hold: hold(id), was: None }];
+    TimersWrite { epoch: EPOCH, expected, reset: false, changes, applied, floor: at(0), now: at(0), synced: false }
 }
 
-/// Where every read says that the store is.
-async fn where_reads_say_it_is(timers: &dyn Timers) -> Vec<u64> {
+/// The applied offset that every kind of read returns.
+async fn offsets_of_reads(timers: &dyn Timers) -> Vec<u64> {
     let listed = HoldQuery { topic: None, from: None, to: None, after: None, limit: 10 };
     let counted = CountQuery { topic: None, from: None, to: None, bucket: std::time::Duration::from_secs(60) };
     vec![
@@ -54,58 +54,65 @@ async fn ids_due(timers: &dyn Timers) -> Vec<String> {
     due.found.iter().map(|hold| hold.id.to_string()).collect()
 }
 
-/// A connection notices a restart by its next call, which fails; the one after that reaches the new server.
+/// A connection notices a restart by its next call, which fails; the call after that reaches the new server.
 async fn until_it_answers(timers: &dyn Timers) {
     while timers.get(SHARD, Vec::new()).await.is_err() {}
 }
 
 #[tokio::test]
-async fn a_store_that_fell_back_says_so_to_every_reader_and_to_its_writer() {
+async fn a_store_that_lost_writes_reports_its_offset_to_every_reader_and_to_the_writer() {
     needs_redis!();
     let mut redis = OwnRedis::start();
     let timers = open_timers(redis.settings()).await.timers;
     assert_eq!(timers.open(SHARD, EPOCH).await, Ok(Some(0)));
-    assert_eq!(timers.apply(SHARD, put("first", 0, 10)).await, Ok(Applied::Done));
+    assert_eq!(timers.apply(SHARD, put("first", 0, 10)).await, Ok(ApplyOutcome::Done));
     let earlier = redis.copy_of_disk();
-    assert_eq!(timers.apply(SHARD, put("second", 10, 20)).await, Ok(Applied::Done));
-    let end = hold("first").ended(Ending::Withdrawn, at(1));
-    let was = Some(whimbrel_model::ports::Row { due: at(1000), topic: TopicNumber(7) });
-    let withdrawn = vec![Change::End { id: HoldId::new("first"), end, was }];
-    assert_eq!(timers.apply(SHARD, Write { changes: withdrawn, ..put("", 20, 30) }).await, Ok(Applied::Done));
-    assert_eq!(where_reads_say_it_is(&*timers).await, [30; 5]);
+    assert_eq!(timers.apply(SHARD, put("second", 10, 20)).await, Ok(ApplyOutcome::Done));
+    let end = hold("first").ended(HoldEndKind::Withdrawn, at(1));
+    let was = Some(whimbrel_model::ports::DueKey { due: at(1000), topic: TopicNumber(7) });
+    let withdrawn = vec![TimerChange::End { id: HoldId::new("first"), end, was }];
+    assert_eq!(
+        timers.apply(SHARD, TimersWrite { changes: withdrawn, ..put("", 20, 30) }).await,
+        Ok(ApplyOutcome::Done)
+    );
+    assert_eq!(offsets_of_reads(&*timers).await, [30; 5]);
 
     redis.fall_back_to(&earlier);
     until_it_answers(&*timers).await;
-    assert_eq!(where_reads_say_it_is(&*timers).await, [10; 5], "a withdrawn hold is not believed to be pending");
-    assert_eq!(timers.apply(SHARD, put("third", 30, 40)).await, Ok(Applied::Behind { at: 10 }));
+    assert_eq!(offsets_of_reads(&*timers).await, [10; 5], "a withdrawn hold is not believed to be pending");
+    assert_eq!(timers.apply(SHARD, put("third", 30, 40)).await, Ok(ApplyOutcome::Behind { at: 10 }));
     assert_eq!(ids_due(&*timers).await, ["first"], "nothing was written");
 
-    assert_eq!(timers.apply(SHARD, put("second", 10, 20)).await, Ok(Applied::Done), "it is folded again from there");
+    assert_eq!(
+        timers.apply(SHARD, put("second", 10, 20)).await,
+        Ok(ApplyOutcome::Done),
+        "it is folded again from there"
+    );
     assert_eq!(ids_due(&*timers).await, ["first", "second"]);
 }
 
 #[tokio::test]
-async fn a_store_that_was_lost_is_at_zero_and_can_be_built_again() {
+async fn a_lost_store_is_at_zero_and_can_be_rebuilt() {
     needs_redis!();
     let mut redis = OwnRedis::start_with(&["--appendonly", "no"]);
     let timers = open_timers(redis.settings()).await.timers;
     assert_eq!(timers.open(SHARD, EPOCH).await, Ok(Some(0)));
-    assert_eq!(timers.apply(SHARD, put("first", 0, 10)).await, Ok(Applied::Done));
+    assert_eq!(timers.apply(SHARD, put("first", 0, 10)).await, Ok(ApplyOutcome::Done));
     redis.kill();
     redis.start_again();
     until_it_answers(&*timers).await;
-    assert_eq!(timers.apply(SHARD, put("second", 10, 20)).await, Ok(Applied::Behind { at: 0 }));
-    let rebuilt = Write { reset: true, ..put("second", 0, 20) };
-    assert_eq!(timers.apply(SHARD, rebuilt).await, Ok(Applied::Done));
+    assert_eq!(timers.apply(SHARD, put("second", 10, 20)).await, Ok(ApplyOutcome::Behind { at: 0 }));
+    let rebuilt = TimersWrite { reset: true, ..put("second", 0, 20) };
+    assert_eq!(timers.apply(SHARD, rebuilt).await, Ok(ApplyOutcome::Done));
     assert_eq!(ids_due(&*timers).await, ["second"]);
 }
 
 #[tokio::test]
-async fn a_write_that_was_answered_survives_a_crash_of_redis_with_an_append_only_file() {
+async fn an_acknowledged_write_survives_a_crash_of_redis_with_an_append_only_file() {
     needs_redis!();
     let mut redis = OwnRedis::start();
     let timers = open_timers(redis.settings()).await.timers;
-    assert_eq!(timers.apply(SHARD, put("first", 0, 10)).await, Ok(Applied::Done));
+    assert_eq!(timers.apply(SHARD, put("first", 0, 10)).await, Ok(ApplyOutcome::Done));
     redis.kill();
     redis.start_again();
     until_it_answers(&*timers).await;
@@ -115,23 +122,23 @@ async fn a_write_that_was_answered_survives_a_crash_of_redis_with_an_append_only
 }
 
 #[tokio::test]
-async fn what_is_forgotten_leaves_nothing_behind() {
+async fn removed_holds_leave_no_keys() {
     needs_redis!();
     let redis = OwnRedis::start();
     let timers = open_timers(redis.settings()).await.timers;
     let ended = |id: &str, how| {
         let end = hold(id).ended(how, at(1));
-        Change::End { id: HoldId::new(id), end, was: None }
+        TimerChange::End { id: HoldId::new(id), end, was: None }
     };
-    let dead = Ending::Dead { reason: "the topic is gone".into() };
+    let dead = HoldEndKind::Dead { reason: "the topic is gone".into() };
     let changes = vec![
-        Change::Put { hold: hold("pending"), was: None },
-        ended("withdrawn", Ending::Withdrawn),
+        TimerChange::Put { hold: hold("pending"), was: None },
+        ended("withdrawn", HoldEndKind::Withdrawn),
         ended("dead", dead),
     ];
-    assert_eq!(timers.apply(SHARD, Write { changes, ..put("", 0, 10) }).await, Ok(Applied::Done));
+    assert_eq!(timers.apply(SHARD, TimersWrite { changes, ..put("", 0, 10) }).await, Ok(ApplyOutcome::Done));
     let before = redis.cli(&["keys", "*"]).lines().count();
-    let removed = forget_holds(&connect(redis.settings()).await, SHARD + 1).await;
+    let removed = remove_holds(&connect(redis.settings()).await, SHARD + 1).await;
     assert_eq!(removed, Ok(before as u64));
     assert_eq!(redis.cli(&["keys", "*"]), "");
     assert_eq!(timers.open(SHARD, 1).await, Ok(Some(0)), "it is as if nobody had written");

@@ -1,4 +1,4 @@
-//! What a start says when Redis is not as it should be.
+//! Starts with an unsuitable or unreachable Redis.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ async fn a_replica_is_refused() {
 }
 
 #[tokio::test]
-async fn several_addresses_of_what_is_no_cluster_are_refused() {
+async fn several_addresses_without_a_cluster_are_rejected() {
     needs_redis!();
     let mut settings = Shared(ONE).settings();
     settings.urls.push("127.0.0.1:1".to_owned());

@@ -1,4 +1,4 @@
-//! Tests of commits on a log whose answers the test gives.
+//! Tests of commits on a log with scripted answers.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -14,11 +14,10 @@ fn partition(index: u32) -> PartitionId {
     PartitionId::new(TopicNumber(9), index)
 }
 
-/// A log that answers commits with a list of answers in turn and then repeats the last one. With an empty list it accepts commits.
+/// A log that answers commits with the listed outcomes in turn. After the last one it accepts every commit.
 #[derive(Default)]
 struct ScriptedLog {
     outcomes: Mutex<VecDeque<CommitOutcome>>,
-    /// The partitions of each commit.
     commits: Mutex<Vec<HashSet<PartitionId>>>,
 }
 
@@ -55,11 +54,10 @@ impl Log for ScriptedLog {
     }
 }
 
-/// Fires one hold into each of these partitions.
-async fn fire_into(log: &ScriptedLog, blocked: &Mutex<BlockedPartitions>, partitions: &[u32]) -> Committed {
+async fn fire_into(log: &ScriptedLog, blocked: &Mutex<BlockedPartitions>, partitions: &[u32]) -> CommitResult {
     let fire = |index: &u32| Decision::Fire(hold(&format!("hold-{index}"), 5));
     let decisions: Vec<Decision> = partitions.iter().map(fire).collect();
-    let destinations: Vec<_> = partitions.iter().map(|index| Destination::Topic(partition(*index))).collect();
+    let destinations: Vec<_> = partitions.iter().map(|index| DecisionTarget::Topic(partition(*index))).collect();
     let fence = Fence { name: "holds/0".into(), epoch: 1, handle: Arc::new(()) };
     let target = CommitTarget { log, fence: &fence, shard: SHARD, blocked };
     commit_to(target, &decisions, &destinations, Timestamp::from_millis(6)).await
@@ -71,13 +69,15 @@ fn blocked_by(partitions: &[PartitionId]) -> CommitOutcome {
 }
 
 #[tokio::test]
-async fn a_partition_that_cannot_be_written_is_left_out_and_the_others_are_committed() {
+async fn a_commit_leaves_out_partitions_that_cannot_be_written() {
     let (log, blocked) = (ScriptedLog::default(), Mutex::default());
     log.outcomes.lock().unwrap().push_back(blocked_by(&[partition(1)]));
-    let Committed::Done(written) = fire_into(&log, &blocked, &[0, 1, 2]).await else { panic!("it is committed") };
+    let CommitResult::Done(written) = fire_into(&log, &blocked, &[0, 1, 2]).await else {
+        panic!("the commit succeeds")
+    };
     assert_eq!(written.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, true]);
     // The next commit does not try that partition either: it would wait for its leader again.
-    let Committed::Done(written) = fire_into(&log, &blocked, &[1, 2]).await else { panic!("it is committed") };
+    let CommitResult::Done(written) = fire_into(&log, &blocked, &[1, 2]).await else { panic!("the commit succeeds") };
     assert_eq!(written.iter().map(Option::is_some).collect::<Vec<_>>(), [false, true]);
     let commits = log.commits.lock().unwrap();
     assert_eq!(commits.len(), 3);
@@ -85,13 +85,13 @@ async fn a_partition_that_cannot_be_written_is_left_out_and_the_others_are_commi
 }
 
 #[tokio::test]
-async fn a_commit_ends_where_the_log_blocks_every_try() {
+async fn a_commit_gives_up_after_tries_max_blocked_attempts() {
     let (log, blocked) = (ScriptedLog::default(), Mutex::default());
     for index in 0..20 {
         log.outcomes.lock().unwrap().push_back(blocked_by(&[partition(index)]));
     }
     let all: Vec<u32> = (0..20).collect();
-    assert!(matches!(fire_into(&log, &blocked, &all).await, Committed::NotNow(_)));
+    assert!(matches!(fire_into(&log, &blocked, &all).await, CommitResult::NotNow(_)));
     assert_eq!(log.commits.lock().unwrap().len(), TRIES_MAX);
 }
 
@@ -101,35 +101,35 @@ async fn a_commit_waits_for_the_shards_own_partition() {
     for _ in 0..TRIES_MAX * 2 {
         log.outcomes.lock().unwrap().push_back(blocked_by(&[SHARD]));
     }
-    assert!(matches!(fire_into(&log, &blocked, &[0]).await, Committed::Done(_)));
+    assert!(matches!(fire_into(&log, &blocked, &[0]).await, CommitResult::Done(_)));
 }
 
 #[tokio::test]
-async fn a_partition_that_does_not_exist_refuses_all_its_messages_at_once_and_names_the_topic() {
+async fn a_missing_partition_rejects_all_its_messages_at_once_and_the_reason_names_the_topic() {
     let (log, blocked) = (ScriptedLog::default(), Mutex::default());
     let error = LogError::UnknownPartition(partition(1));
     log.outcomes.lock().unwrap().push_back(CommitOutcome::Refused { index: 2, error });
-    let Committed::Refused { indexes, why } = fire_into(&log, &blocked, &[0, 1, 2, 1, 1]).await else {
-        panic!("it is refused")
+    let CommitResult::Refused { indexes, why } = fire_into(&log, &blocked, &[0, 1, 2, 1, 1]).await else {
+        panic!("the commit is rejected")
     };
     assert_eq!(indexes, [1, 3, 4]);
     assert!(why.contains("`orders`") && !why.contains("9/1"), "{why}");
 }
 
 #[tokio::test]
-async fn a_topic_that_does_not_exist_refuses_the_messages_of_all_its_partitions_at_once() {
+async fn a_missing_topic_rejects_the_messages_of_all_its_partitions_at_once() {
     let (log, blocked) = (ScriptedLog::default(), Mutex::default());
     let error = LogError::UnknownPartition(partition(0));
     log.outcomes.lock().unwrap().push_back(CommitOutcome::Refused { index: 0, error });
-    let Committed::Refused { indexes, why } = fire_into(&log, &blocked, &[3, 1, 2, 1]).await else {
-        panic!("it is refused")
+    let CommitResult::Refused { indexes, why } = fire_into(&log, &blocked, &[3, 1, 2, 1]).await else {
+        panic!("the commit is rejected")
     };
     assert_eq!(indexes, [0, 1, 2, 3]);
     assert_eq!(why, "the log has no topic `orders`: it was deleted outside Whimbrel");
 }
 
 #[test]
-fn only_a_message_or_what_is_taken_in_can_be_refused_for_good() {
+fn only_a_fired_message_or_a_new_hold_can_be_rejected_permanently() {
     let one = hold("a", 5);
     let ended = HoldRecord::Ended { id: one.id.clone(), end: end(&one) };
     let decisions = [
@@ -138,8 +138,9 @@ fn only_a_message_or_what_is_taken_in_can_be_refused_for_good() {
         Decision::Fire(hold("b", 6)),
         Decision::Fire(hold("c", 7)),
     ];
-    let places = [Place::Record(0), Place::Record(1), Place::LeftOut, Place::Message(2, partition(0))];
+    let places =
+        [EntryIndex::Record(0), EntryIndex::Record(1), EntryIndex::LeftOut, EntryIndex::Message(2, partition(0))];
     let refused = |entry| refused_decision(&places, &decisions, entry);
     assert_eq!((refused(1), refused(2)), (Some(1), Some(3)));
-    assert_eq!((refused(0), refused(3)), (None, None), "the shard's own records, that one fired among them");
+    assert_eq!((refused(0), refused(3)), (None, None), "the shard's own records, including `fired` records");
 }

@@ -1,4 +1,4 @@
-//! What people see of a running server: for now two small pages. The console will be here.
+//! The role `admin`: two small pages. The console is planned here.
 
 pub(crate) mod page;
 pub(crate) mod people_page;
@@ -8,7 +8,7 @@ use axum::response::Response;
 use http::HeaderValue;
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 
-/// A page that a browser lets do what `policy` says, and no more.
+/// An HTML page with a content security policy.
 fn html_response(body: impl Into<Body>, policy: &'static str) -> Response {
     let mut response = Response::new(body.into());
     let headers = response.headers_mut();

@@ -1,7 +1,7 @@
-//! `GET /`: a small page for people, until the console comes: what runs, topics with their rates, subscriptions and how they stand, who is
-//! connected, a line to try.
+//! `GET /`: a small status page: process, topics with rates, subscriptions with their state, connected devices, example commands.
 //!
-//! Rendered on the server, without a script or anything from elsewhere. Whatever it shows is escaped by the template. Where the
+//! Rendered on the server, without scripts or external resources. The template escapes all values. If the server has keys, topics are shown
+//! only to requests that carry one.
 //! server has keys, topics are shown to a request that carries one.
 
 use std::sync::Arc;
@@ -16,88 +16,89 @@ use whimbrel_model::subscription::RunState;
 use whimbrel_model::{Timestamp, format_duration};
 
 use super::html_response;
-use crate::door::Door;
+use crate::api_state::ApiState;
 use crate::keys::Caller;
 use crate::settings::PageInfo;
-use crate::subscription_calls::{is_seen, status};
-use crate::subscriptions::require_looking;
+use crate::subscription_calls::{is_visible, status};
+use crate::subscriptions::require_view;
 use crate::topics::{count_messages, counts_deadline};
 use whimbrel_catalogue::topics::Topic;
 
-/// Topics that the page lists at most; `/v1/topics` has them all.
+/// The maximum number of topics on the page. `/v1/topics` lists all.
 const TOPICS_SHOWN_MAX: usize = 100;
-/// Subscriptions that it lists at most, since the owner of each is asked; `/v1/subscriptions` has them all.
+/// The maximum number of subscriptions on the page, because each owner is asked. `/v1/subscriptions` lists all.
 const SUBSCRIPTIONS_SHOWN_MAX: usize = 50;
-/// How long the page waits for what the owners of subscriptions say.
+/// The time that the page waits for the owners of subscriptions.
 const OWNERS_ASKED_WITHIN: Duration = Duration::from_millis(500);
 
-/// Its own style, and nothing that acts.
+/// Allows the inline style and nothing else.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 const STYLE: &str = include_str!("page.css");
 
-/// The page for people
+/// The status page
 #[utoipa::path(
     get, path = "/", tag = "operating", operation_id = "page",
-    responses((status = 200, description = "What runs here, for people", body = String, content_type = "text/html")),
+    responses((status = 200, description = "The status of this process, as HTML", body = String, content_type = "text/html")),
 )]
-pub(crate) async fn page(State(door): State<Arc<Door>>, request: Request) -> Response {
-    let caller = door.keys.caller(request.headers()).ok();
-    let visible = |topic: &Arc<Topic>| caller.as_ref().is_some_and(|caller| caller.sees(&topic.name));
-    let mut all: Vec<Arc<Topic>> = door.registry.all().into_iter().filter(visible).collect();
-    // What people made comes before what the system did.
+pub(crate) async fn page(State(api): State<Arc<ApiState>>, request: Request) -> Response {
+    let caller = api.keys.caller(request.headers()).ok();
+    let visible = |topic: &Arc<Topic>| caller.as_ref().is_some_and(|caller| caller.covers(&topic.name));
+    let mut all: Vec<Arc<Topic>> = api.registry.all().into_iter().filter(visible).collect();
+    // User topics come before system topics.
     all.sort_by_key(|topic| topic.is_system());
-    let now = door.ports.clock.now();
+    let now = api.ports.clock.now();
     let deadline = counts_deadline();
     let mut rows = Vec::new();
     for topic in all.iter().take(TOPICS_SHOWN_MAX) {
-        rows.push(Row {
+        rows.push(TopicRow {
             name: topic.name.to_string(),
             partitions: topic.partitions(),
-            messages: count_messages(&door, topic, deadline).await,
-            per_second: topic.running.published.per_second(now, 10),
+            messages: count_messages(&api, topic, deadline).await,
+            per_second: topic.counters.published.per_second(now, 10),
             retention: topic.stored.retention().time.map(format_duration),
         });
     }
-    let subscribed = subscriptions(&door, caller.as_ref()).await;
-    let reached = match &door.ports.reachability {
-        Some(reach) => Some(Reached { connections: reach.connections(), presence: reach.presence_as_of().await }),
+    let subscribed = subscriptions(&api, caller.as_ref()).await;
+    let people_status = match &api.ports.reachability {
+        Some(reach) => Some(PeopleStatus { connections: reach.connections(), presence: reach.presence_as_of().await }),
         None => None,
     };
-    let reasons = door.reasons_not_ready().await;
-    let view = View {
-        info: &door.settings.page,
+    let reasons = api.reasons_not_ready().await;
+    let view = StatusPage {
+        info: &api.settings.page,
         rows,
         subscribed,
-        reached,
+        people_status,
         left_out: all.len().saturating_sub(TOPICS_SHOWN_MAX),
         reasons,
         needs_key: caller.is_none(),
-        has_keys: !door.keys.is_empty(),
+        has_keys: !api.keys.is_empty(),
     };
     html_response(view.render().into_string(), POLICY)
 }
 
-/// The subscriptions that a caller may see, with what their owners say.
-async fn subscriptions(door: &Door, caller: Option<&Caller>) -> Vec<Subscribed> {
-    let Some(caller) = caller.filter(|caller| require_looking(caller).is_ok()) else { return Vec::new() };
-    let all = door.subscriptions.all();
-    let seen = all.iter().filter(|each| !each.stored.deleting && is_seen(caller, each)).take(SUBSCRIPTIONS_SHOWN_MAX);
+/// The subscriptions that a caller may see, with the status from their owners.
+async fn subscriptions(api: &ApiState, caller: Option<&Caller>) -> Vec<SubscriptionRow> {
+    let Some(caller) = caller.filter(|caller| require_view(caller).is_ok()) else { return Vec::new() };
+    let all = api.subscriptions.all();
+    let seen =
+        all.iter().filter(|each| !each.stored.deleting && is_visible(caller, each)).take(SUBSCRIPTIONS_SHOWN_MAX);
     let until = Instant::now() + OWNERS_ASKED_WITHIN;
     let asked = seen.map(|each| async move {
-        let status = status(door, each.number(), until).await;
+        let status = status(api, each.number(), until).await;
         let spec = &each.stored.spec;
-        Subscribed {
+        SubscriptionRow {
             name: each.name.to_string(),
             state: match &each.stored.state {
                 RunState::Active => "active".to_owned(),
                 RunState::Paused => "paused".to_owned(),
                 RunState::Disabled { reason, .. } => format!("disabled: {reason}"),
             },
-            is_well: each.stored.is_active() && status.as_ref().is_some_and(|status| status.breaker == "closed"),
+            is_healthy: each.stored.is_active() && status.as_ref().is_some_and(|status| status.breaker == "closed"),
             topics: spec.topics.join(", "),
             to: match &spec.endpoint {
-                Some(endpoint) => endpoint.url.clone().unwrap_or_else(|| "where each message says".to_owned()),
-                None => "pullers".to_owned(),
+                Some(endpoint) => endpoint.url.clone().unwrap_or_else(|| "set by each message".to_owned()),
+                None => "pull".to_owned(),
             },
             lag: status.as_ref().map(|status| status.lag),
             per_second: status.as_ref().map_or(0.0, |status| status.delivered_rate),
@@ -107,10 +108,10 @@ async fn subscriptions(door: &Door, caller: Option<&Caller>) -> Vec<Subscribed> 
     join_all(asked).await
 }
 
-struct Subscribed {
+struct SubscriptionRow {
     name: String,
     state: String,
-    is_well: bool,
+    is_healthy: bool,
     topics: String,
     to: String,
     lag: Option<u64>,
@@ -118,14 +119,14 @@ struct Subscribed {
     dead: Option<u64>,
 }
 
-/// How people are reached from here.
-struct Reached {
+/// How this process reaches users.
+struct PeopleStatus {
     connections: Option<usize>,
-    /// As of when it is known who is online; or why it is not.
+    /// The freshness of presence, or why it is unknown.
     presence: Result<Timestamp, String>,
 }
 
-struct Row {
+struct TopicRow {
     name: String,
     partitions: u32,
     messages: Option<u64>,
@@ -133,18 +134,18 @@ struct Row {
     retention: Option<String>,
 }
 
-struct View<'a> {
+struct StatusPage<'a> {
     info: &'a PageInfo,
-    rows: Vec<Row>,
-    subscribed: Vec<Subscribed>,
-    reached: Option<Reached>,
+    rows: Vec<TopicRow>,
+    subscribed: Vec<SubscriptionRow>,
+    people_status: Option<PeopleStatus>,
     left_out: usize,
     reasons: Vec<String>,
     needs_key: bool,
     has_keys: bool,
 }
 
-impl View<'_> {
+impl StatusPage<'_> {
     fn render(&self) -> Markup {
         html! {
             (DOCTYPE)
@@ -157,18 +158,18 @@ impl View<'_> {
                     style { (PreEscaped(STYLE)) }
                 }
                 body {
-                    header { h1 { "Whimbrel" } p { "Messages, delivered now, later, to services, and to people." } }
-                    main { (self.what_runs()) (self.topics()) (self.subscriptions()) (self.people()) (self.to_try()) }
+                    header { h1 { "Whimbrel" } p { "Message delivery: immediate or delayed, to services and to users." } }
+                    main { (self.process()) (self.topics()) (self.subscriptions()) (self.people()) (self.examples()) }
                     footer { a href="/openapi.json" { "API document" } " · " a href="/readyz" { "readiness" } " · " a href="/metrics" { "metrics" } }
                 }
             }
         }
     }
 
-    fn what_runs(&self) -> Markup {
+    fn process(&self) -> Markup {
         html! {
             section {
-                h2 { "What runs here" }
+                h2 { "This process" }
                 dl {
                     dt { "State" }
                     @if self.reasons.is_empty() { dd class="well" { "ready" } }
@@ -186,11 +187,11 @@ impl View<'_> {
         html! {
             section {
                 h2 { "Topics" }
-                @if self.needs_key { p { "This server has keys: topics are shown to requests that carry one." } }
-                @else if self.rows.is_empty() { p { "None yet. The first publish makes one." } }
+                @if self.needs_key { p { "This server has API keys. Topics are shown only to requests with a key." } }
+                @else if self.rows.is_empty() { p { "None yet. The first publish creates one." } }
                 @else {
                     table {
-                        thead { tr { th { "Topic" } th { "Partitions" } th { "Messages (at most)" } th { "Published/s" } th { "Kept for" } } }
+                        thead { tr { th { "Topic" } th { "Partitions" } th { "Messages (at most)" } th { "Published/s" } th { "Retention" } } }
                         tbody {
                             @for row in &self.rows {
                                 tr {
@@ -198,7 +199,7 @@ impl View<'_> {
                                     td { (row.partitions) }
                                     td { @match row.messages { Some(count) => { (count) }, None => { "?" } } }
                                     td { (format!("{:.1}", row.per_second)) }
-                                    td { (row.retention.as_deref().unwrap_or("ever")) }
+                                    td { (row.retention.as_deref().unwrap_or("forever")) }
                                 }
                             }
                         }
@@ -216,12 +217,12 @@ impl View<'_> {
                 section {
                     h2 { "Subscriptions" }
                     table {
-                        thead { tr { th { "Subscription" } th { "State" } th { "Topics" } th { "To" } th { "Not done" } th { "Delivered/s" } th { "Dead letters" } } }
+                        thead { tr { th { "Subscription" } th { "State" } th { "Topics" } th { "Endpoint" } th { "Lag" } th { "Delivered/s" } th { "Dead letters" } } }
                         tbody {
                             @for row in &self.subscribed {
                                 tr {
                                     td { (row.name) }
-                                    td class=(if row.is_well { "well" } else { "ill" }) { (row.state) }
+                                    td class=(if row.is_healthy { "well" } else { "ill" }) { (row.state) }
                                     td { (row.topics) }
                                     td { (row.to) }
                                     td { (number(row.lag)) }
@@ -238,13 +239,13 @@ impl View<'_> {
 
     fn people(&self) -> Markup {
         html! {
-            @if let Some(reached) = &self.reached {
+            @if let Some(people_status) = &self.people_status {
                 section {
                     h2 { "People" }
                     dl {
-                        @if let Some(connections) = reached.connections { dt { "Devices connected here" } dd { (connections) } }
+                        @if let Some(connections) = people_status.connections { dt { "Devices connected here" } dd { (connections) } }
                         dt { "Presence" }
-                        @match &reached.presence {
+                        @match &people_status.presence {
                             Ok(as_of) => dd class="well" { "fresh as of " (as_of) },
                             Err(why) => dd class="ill" { (why) },
                         }
@@ -254,18 +255,18 @@ impl View<'_> {
         }
     }
 
-    fn to_try(&self) -> Markup {
+    fn examples(&self) -> Markup {
         let address = &self.info.address;
         let key = if self.has_keys { " -H 'Authorization: Bearer <key>'" } else { "" };
         html! {
             section {
-                h2 { "Lines to try" }
+                h2 { "Try it" }
                 pre { "curl" (key) " -d 'hello' '" (address) "/v1/topics/greetings/messages?key=me'" }
                 pre { "curl" (key) " -N '" (address) "/v1/topics/greetings/tail?offset=earliest'" }
-                @if self.reached.is_some() {
+                @if self.people_status.is_some() {
                     pre { "curl" (key) " -d '{\"payload\":\"hello\"}' " (address) "/v1/users/alice/messages" }
                     @if !self.has_keys {
-                        p { "Two browsers: open " a href="/people" { "this page" } " twice, as alice and as bob." }
+                        p { "Two browsers: open " a href="/people" { "this page" } " twice, once as alice and once as bob." }
                     }
                 }
             }
@@ -278,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_the_page_shows_is_escaped() {
+    fn every_value_on_the_page_is_escaped() {
         let evil = "<script>alert('x')</script>";
         let info = PageInfo {
             version: evil.into(),
@@ -286,23 +287,28 @@ mod tests {
             engines: vec![evil.into()],
             address: evil.into(),
         };
-        let row =
-            Row { name: evil.into(), partitions: 1, messages: None, per_second: 0.0, retention: Some(evil.into()) };
-        let subscribed = Subscribed {
+        let row = TopicRow {
+            name: evil.into(),
+            partitions: 1,
+            messages: None,
+            per_second: 0.0,
+            retention: Some(evil.into()),
+        };
+        let subscribed = SubscriptionRow {
             name: evil.into(),
             state: evil.into(),
-            is_well: false,
+            is_healthy: false,
             topics: evil.into(),
             to: evil.into(),
             lag: None,
             per_second: 0.0,
             dead: None,
         };
-        let view = View {
+        let view = StatusPage {
             info: &info,
             rows: vec![row],
             subscribed: vec![subscribed],
-            reached: Some(Reached { connections: Some(2), presence: Err(evil.into()) }),
+            people_status: Some(PeopleStatus { connections: Some(2), presence: Err(evil.into()) }),
             left_out: 0,
             reasons: vec![evil.into()],
             needs_key: false,

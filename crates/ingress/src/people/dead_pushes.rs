@@ -1,49 +1,48 @@
-//! `GET /v1/push/dead-letters` and `POST /v1/push/redrive`: pushes that could not be handled, and another try at them.
+//! `GET /v1/push/dead-letters` and `POST /v1/push/redrive`: lists pushes that could not be processed, and pushes them again.
 //!
-//! They are records of `_dead._push`. What was redriven is noted there too, so that a listing leaves it out: both are found by walking the
+//! They are records of `_dead._push`. That topic also records redrives, so that a list leaves them out. Both are found by scanning the
 //! topic, which retention keeps small.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::response::Response;
 use http::StatusCode;
 use whimbrel_model::people::Uid;
 use whimbrel_model::ports::{Entry, LogError};
 use whimbrel_model::push::{
-    PUSH_DEAD_TOPIC, PUSH_TOPIC, PushDead, PushTask, known_again, redriven_of, redriven_record,
+    PUSH_DEAD_TOPIC, PUSH_TOPIC, PushFailure, PushTask, known_again, redriven_of, redriven_record,
 };
 use whimbrel_model::record::HEADER_ID;
 use whimbrel_model::{PartitionId, Record, Timestamp};
 
 use super::super::accept::append_problem;
 use super::super::answer::{bounded_json_response, json_response};
-use super::super::dead_letters::{REDRIVE_IDS_MAX, RedriveAnswer, RedriveBody, list_page, wanted_ids};
+use super::super::api_state::ApiState;
+use super::super::cancel_safe::CancelSafe;
+use super::super::dead_letters::{REDRIVE_IDS_MAX, RedriveAnswer, RedriveBody, list_page, selected_ids};
 use super::super::documents::ProblemDocument;
-use super::super::door::Door;
 use super::super::keys::Scope;
-use super::super::problem::{Code, Problem};
+use super::super::problem::{ApiProblem, ApiResult, Code};
 use super::super::query::Query;
 use super::super::subscriptions::to_json;
-use super::super::undisturbed::Undisturbed;
 use super::documents::{DeadPushDocument, DeadPushList};
 use super::{fields_of, push_topic};
 use whimbrel_catalogue::topics::Placement;
 use whimbrel_model::log_walk::LogWalk;
 
-/// Records of the topic that one call looks at.
-const LOOK_RECORDS_MAX: usize = 1_000_000;
-/// Pushes that are put back with one append.
+/// The maximum number of records that one request scans.
+const SCAN_RECORDS_MAX: usize = 1_000_000;
+/// The number of pushes in one append of a redrive.
 const REDRIVE_AT_ONCE: usize = 256;
-/// Users that are named of a push to many.
+/// The maximum number of users that are listed for a push to many.
 const UIDS_SHOWN: usize = 100;
 
 /// List dead pushes
 #[utoipa::path(
     get, path = "/v1/push/dead-letters", tag = "people", operation_id = "list_dead_pushes",
     params(
-        ("limit" = Option<usize>, Query, description = "At most so many: 1 to 1000, 100 where it is not given"),
+        ("limit" = Option<usize>, Query, description = "The maximum number of pushes: 1 to 1000, default 100"),
         ("cursor" = Option<String>, Query, description = "The `cursor` of the previous page"),
     ),
     responses(
@@ -52,17 +51,14 @@ const UIDS_SHOWN: usize = 100;
         (status = "5XX", description = "`unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn list_dead_pushes(
-    State(door): State<Arc<Door>>,
-    request: Request,
-) -> Result<Response, Problem> {
-    door.keys.caller(request.headers())?.require(Scope::Push)?;
+pub(in super::super) async fn list_dead_pushes(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+    api.keys.caller(request.headers())?.require(Scope::Push)?;
     let (from, limit) = list_page(Query::parse(request.uri().query())?)?;
-    let partition = dead_partition(&door)?;
-    let redriven = redriven_from(&door, partition, from).await?;
+    let partition = dead_partition(&api)?;
+    let redriven = redriven_from(&api, partition, from).await?;
     let mut dead_letters = Vec::new();
     let mut cursor = None;
-    walk(&door, partition, from, |letter| {
+    walk(&api, partition, from, |letter| {
         if redriven.contains(&letter.at) {
             return true;
         }
@@ -74,54 +70,51 @@ pub(in super::super) async fn list_dead_pushes(
         true
     })
     .await?;
-    bounded_json_response(door.answers.begin(), to_json(&DeadPushList { dead_letters, cursor }))
+    bounded_json_response(api.answers.begin(), to_json(&DeadPushList { dead_letters, cursor }))
 }
 
-/// Push dead pushes anew
+/// Redrive dead pushes
 ///
-/// Each is put into `_push` again, as of now. A device that has seen it leaves it out.
+/// Appends each to `_push` again, with the current time. A device that has seen it drops it as a repeat.
 #[utoipa::path(
     post, path = "/v1/push/redrive", tag = "people", operation_id = "redrive_pushes",
     request_body(content = RedriveBody, content_type = "application/json"),
     responses(
-        (status = 200, description = "How many", body = RedriveAnswer, content_type = "application/json"),
+        (status = 200, description = "The number of redriven pushes", body = RedriveAnswer, content_type = "application/json"),
         (status = "4XX", description = "`bad_parameter`, `bad_json`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`, `disk_full`, `log_closed`, `outcome_unknown`: repeat it; what was put back is left out", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`, `disk_full`, `log_closed`, `outcome_unknown`: repeat the request. Pushes that were already redriven are left out", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn redrive_pushes(
-    State(door): State<Arc<Door>>,
-    request: Request,
-) -> Result<Response, Problem> {
+pub(in super::super) async fn redrive_pushes(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    door.keys.caller(&parts.headers)?.require(Scope::Admin)?;
-    let mut fields = fields_of(&door, &parts, body).await?;
+    api.keys.caller(&parts.headers)?.require(Scope::Admin)?;
+    let mut fields = fields_of(&api, &parts, body).await?;
     let (ids, all) = (fields.texts("ids", REDRIVE_IDS_MAX)?, fields.flag("all")?);
     fields.end()?;
-    let ids = wanted_ids(ids, all)?;
-    let answer = Undisturbed::new(async move { redrive(&door, ids).await }).await?;
+    let ids = selected_ids(ids, all)?;
+    let answer = CancelSafe::new(async move { redrive(&api, ids).await }).await?;
     Ok(json_response(StatusCode::OK, to_json(&answer)))
 }
 
-/// A dead push, as the walk finds it.
-struct Letter {
+/// A dead push as read from the topic.
+struct DeadPush {
     /// Its offset in the topic of dead pushes.
     at: u64,
     id: String,
-    dead: PushDead,
+    dead: PushFailure,
     push: Record,
 }
 
-async fn redrive(door: &Door, ids: Option<Vec<String>>) -> Result<RedriveAnswer, Problem> {
-    let partition = dead_partition(door)?;
-    let redriven = redriven_from(door, partition, 0).await?;
+async fn redrive(api: &ApiState, ids: Option<Vec<String>>) -> Result<RedriveAnswer, ApiProblem> {
+    let partition = dead_partition(api)?;
+    let redriven = redriven_from(api, partition, 0).await?;
     let mut wanted: Option<HashMap<String, bool>> =
         ids.as_ref().map(|ids| ids.iter().map(|id| (id.clone(), false)).collect());
     let (mut count, mut from) = (0, 0);
     loop {
         let mut letters = Vec::new();
         let mut next = None;
-        walk(door, partition, from, |letter| {
+        walk(api, partition, from, |letter| {
             if letters.len() == REDRIVE_AT_ONCE {
                 next = Some(letter.at);
                 return false;
@@ -140,7 +133,7 @@ async fn redrive(door: &Door, ids: Option<Vec<String>>) -> Result<RedriveAnswer,
         })
         .await?;
         count += letters.len() as u64;
-        put_back(door, partition, letters).await?;
+        append_again(api, partition, letters).await?;
         match next {
             Some(next) => from = next,
             None => break,
@@ -151,43 +144,43 @@ async fn redrive(door: &Door, ids: Option<Vec<String>>) -> Result<RedriveAnswer,
     Ok(RedriveAnswer { redriven: count, unknown })
 }
 
-/// Puts pushes into `_push` again, and notes that. In this order: a crash between the two costs a repeat, which the users' owners leave
-/// out by the push's id, whether its sender brought that or not, and never a push.
-async fn put_back(door: &Door, dead_partition: PartitionId, letters: Vec<Letter>) -> Result<(), Problem> {
+/// Appends pushes to `_push` again, and then records that. A crash between the two appends causes a repeat, never a loss. The users' owners
+/// drop the repeat by the push's id, whether its sender chose that id or not.
+async fn append_again(api: &ApiState, dead_partition: PartitionId, letters: Vec<DeadPush>) -> Result<(), ApiProblem> {
     if letters.is_empty() {
         return Ok(());
     }
-    push_topic(door)?;
-    let pass = door.registry.enter(PUSH_TOPIC, Placement::Free).await?;
+    push_topic(api)?;
+    let pass = api.registry.enter(PUSH_TOPIC, Placement::Free).await?;
     let offsets: Vec<u64> = letters.iter().map(|letter| letter.at).collect();
     let entries = letters
         .into_iter()
         .map(|letter| Entry { partition: pass.place(letter.push.key.as_deref()), record: known_again(letter.push) });
-    let outcome = door.ports.log.append(entries.collect()).await;
+    let outcome = api.ports.log.append(entries.collect()).await;
     let taken: Vec<u64> = offsets.iter().zip(&outcome).filter(|(_, each)| each.is_ok()).map(|(at, _)| *at).collect();
     let failed = outcome.into_iter().find_map(Result::err);
     drop(pass);
     if !taken.is_empty() {
-        let note = Entry { partition: dead_partition, record: redriven_record(&taken, door.ports.clock.now()) };
-        let noted = door.ports.log.append(vec![note]).await.into_iter().next();
+        let note = Entry { partition: dead_partition, record: redriven_record(&taken, api.ports.clock.now()) };
+        let noted = api.ports.log.append(vec![note]).await.into_iter().next();
         noted.unwrap_or_else(no_answer).map_err(|error| append_problem(error, PUSH_DEAD_TOPIC))?;
     }
     failed.map_or(Ok(()), |error| Err(append_problem(error, PUSH_TOPIC)))
 }
 
 fn no_answer() -> Result<u64, LogError> {
-    Err(LogError::Unknown("the log gave no answer".to_owned()))
+    Err(LogError::Unknown("the log returned no outcome".to_owned()))
 }
 
-fn dead_partition(door: &Door) -> Result<PartitionId, Problem> {
-    let missing = || Problem::new(Code::Unavailable, format!("the topic `{PUSH_DEAD_TOPIC}` is not there yet"));
-    Ok(door.registry.get(PUSH_DEAD_TOPIC).ok_or_else(missing)?.partition(0))
+fn dead_partition(api: &ApiState) -> Result<PartitionId, ApiProblem> {
+    let missing = || ApiProblem::new(Code::Unavailable, format!("topic `{PUSH_DEAD_TOPIC}` does not exist yet"));
+    Ok(api.registry.get(PUSH_DEAD_TOPIC).ok_or_else(missing)?.partition(0))
 }
 
-/// The places of what was redriven, as far as it is noted at or behind an offset: a note lies behind what it is about.
-async fn redriven_from(door: &Door, partition: PartitionId, from: u64) -> Result<HashSet<u64>, Problem> {
+/// The offsets of redriven pushes, from redrive records at or after `from`. A redrive record always follows the pushes it names.
+async fn redriven_from(api: &ApiState, partition: PartitionId, from: u64) -> Result<HashSet<u64>, ApiProblem> {
     let mut redriven = HashSet::new();
-    each_record(door, partition, from, |_, record| {
+    each_record(api, partition, from, |_, record| {
         redriven.extend(redriven_of(record).unwrap_or_default());
         true
     })
@@ -195,37 +188,37 @@ async fn redriven_from(door: &Door, partition: PartitionId, from: u64) -> Result
     Ok(redriven)
 }
 
-/// Hands out the dead pushes from an offset on, until there are no more or `false` is answered.
+/// Passes the dead pushes from an offset on to `each`, until the end or until it returns `false`.
 async fn walk(
-    door: &Door,
+    api: &ApiState,
     partition: PartitionId,
     from: u64,
-    mut each: impl FnMut(Letter) -> bool,
-) -> Result<(), Problem> {
-    let now = door.ports.clock.now();
-    each_record(door, partition, from, |at, record| {
-        let Some((dead, push)) = PushDead::of(record, now) else { return true };
+    mut each: impl FnMut(DeadPush) -> bool,
+) -> Result<(), ApiProblem> {
+    let now = api.ports.clock.now();
+    each_record(api, partition, from, |at, record| {
+        let Some((dead, push)) = PushFailure::of(record, now) else { return true };
         let id = push.headers.get_str(HEADER_ID).unwrap_or_default().to_owned();
-        each(Letter { at, id, dead, push })
+        each(DeadPush { at, id, dead, push })
     })
     .await
 }
 
 async fn each_record(
-    door: &Door,
+    api: &ApiState,
     partition: PartitionId,
     from: u64,
     mut each: impl FnMut(u64, &Record) -> bool,
-) -> Result<(), Problem> {
-    let log = &door.ports.log;
+) -> Result<(), ApiProblem> {
+    let log = &api.ports.log;
     let end = log.bounds(partition).await?.next;
     let mut walk = LogWalk::new(&**log, partition, from, end);
     let mut looked_at = 0;
     while let Some(records) = walk.step(usize::MAX).await? {
         looked_at += records.len();
-        if looked_at > LOOK_RECORDS_MAX {
-            let detail = format!("`{PUSH_DEAD_TOPIC}` has more than {LOOK_RECORDS_MAX} records to look through");
-            return Err(Problem::new(Code::Unavailable, detail));
+        if looked_at > SCAN_RECORDS_MAX {
+            let detail = format!("`{PUSH_DEAD_TOPIC}` has more than {SCAN_RECORDS_MAX} records to scan");
+            return Err(ApiProblem::new(Code::Unavailable, detail));
         }
         for stored in &records {
             if !each(stored.offset, &stored.record) {
@@ -236,14 +229,14 @@ async fn each_record(
     Ok(())
 }
 
-fn document_of(letter: Letter) -> DeadPushDocument {
+fn document_of(letter: DeadPush) -> DeadPushDocument {
     let uids = match PushTask::of(&letter.push.headers) {
         Ok(PushTask::Message(message)) => message.uids,
         Ok(PushTask::NoticeDue(due)) => due.uids,
         Ok(PushTask::Retry(retry)) => vec![retry.uid],
         Ok(PushTask::Kick(kick)) => vec![kick.uid],
         Ok(PushTask::Wipe { uid }) => vec![uid],
-        // What cannot be read is still somebody's: its key says whose.
+        // An undecodable push still belongs to a user: its key is the uid.
         Err(_) => letter
             .push
             .key

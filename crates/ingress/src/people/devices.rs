@@ -1,9 +1,9 @@
-//! `/v1/users/{uid}/devices`: where notices for a user's devices go.
+//! `/v1/users/{uid}/devices`: the destinations of notifications for a user's devices.
 
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::StatusCode;
@@ -11,27 +11,27 @@ use whimbrel_model::people::{Platform, Uid, check_device};
 use whimbrel_model::ports::{Device, Provider};
 
 use super::super::answer::json_response;
+use super::super::api_state::ApiState;
 use super::super::documents::ProblemDocument;
-use super::super::door::Door;
-use super::super::json_fields::Fields;
+use super::super::json_fields::JsonFields;
 use super::super::keys::Scope;
-use super::super::problem::{Code, Problem};
+use super::super::problem::{ApiProblem, ApiResult, Code};
 use super::super::query::{Query, shown};
 use super::super::settings::ReceiveSettings;
 use super::super::subscriptions::to_json;
-use super::documents::{DeviceBody, DeviceDocument, DeviceList};
+use super::documents::{DeviceBody, DeviceDocument, DeviceListDocument};
 use super::{fields_of, last_in_path, uid_in_path};
 use whimbrel_api::endpoint::{Forbidden, host_of};
 
-/// Characters of a device token of Apple's, which has no fixed length.
+/// The length of an APNs device token, which Apple does not fix.
 const APNS_TOKEN_CHARS: std::ops::RangeInclusive<usize> = 32..=400;
-/// Bytes of any other token, endpoint or URL.
+/// The maximum bytes of any other token, endpoint or URL.
 const TOKEN_MAX_BYTES: usize = 4_096;
 const BUNDLE_ID_MAX_CHARS: usize = 255;
-/// Bytes of the keys of a Web Push subscription: a point on P-256, and a secret.
+/// The bytes of the keys of a Web Push subscription: a point on P-256, and a secret.
 const P256DH_BYTES: usize = 65;
 const AUTH_BYTES: usize = 16;
-/// How much of a token is shown: enough to tell two apart, and never more than half of it.
+/// The number of shown characters of a token: enough to tell two apart, but never more than half of it.
 const TOKEN_SHOWN_CHARS: usize = 12;
 
 const PROVIDERS: [(&str, Provider); 4] =
@@ -39,29 +39,29 @@ const PROVIDERS: [(&str, Provider); 4] =
 
 /// Register a device
 ///
-/// In the place of the one of the same name. A user has at most 32. Where the horn of this process has no settings for the provider, the
+/// Replaces the device of the same name. A user can have 32 devices. If the horn of this process has no settings for the provider, the
 /// answer has a `warning`.
 #[utoipa::path(
     put, path = "/v1/users/{uid}/devices/{device}", tag = "people", operation_id = "put_device",
-    params(("uid" = String, Path, description = "The user"), ("device" = String, Path, description = "1 to 128 bytes, the name that the device connects with")),
+    params(("uid" = String, Path, description = "The user"), ("device" = String, Path, description = "The name with which the device connects: 1 to 128 bytes")),
     request_body(content = DeviceBody, content_type = "application/json"),
     responses(
         (status = 200, description = "The device is registered", body = DeviceDocument, content_type = "application/json"),
         (status = "4XX", description = "`bad_uid`, `bad_device`, `bad_platform`, `bad_parameter`, `bad_url`, `forbidden_address`, `too_many_devices`, `bad_json`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`: repeat it", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`: repeat the request", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn put_device(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(in super::super) async fn put_device(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    door.keys.caller(&parts.headers)?.require(Scope::Push)?;
-    let (uid, name) = named(parts.uri.path())?;
-    let device = device_of(name, fields_of(&door, &parts, body).await?, &door.settings)?;
-    let shown = to_json(&document_of(&device, &door.settings));
-    door.ports.devices.put(&uid, device).await?;
+    api.keys.caller(&parts.headers)?.require(Scope::Push)?;
+    let (uid, name) = uid_and_device(parts.uri.path())?;
+    let device = device_of(name, fields_of(&api, &parts, body).await?, &api.settings)?;
+    let shown = to_json(&document_of(&device, &api.settings));
+    api.ports.devices.put(&uid, device).await?;
     Ok(json_response(StatusCode::OK, shown))
 }
 
-/// Look at a device
+/// Get a device
 #[utoipa::path(
     get, path = "/v1/users/{uid}/devices/{device}", tag = "people", operation_id = "get_device",
     params(("uid" = String, Path, description = "The user"), ("device" = String, Path, description = "The device")),
@@ -71,13 +71,13 @@ pub(in super::super) async fn put_device(State(door): State<Arc<Door>>, request:
         (status = "5XX", description = "`unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn get_device(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
-    door.keys.caller(request.headers())?.require(Scope::Push)?;
-    let (uid, name) = named(request.uri().path())?;
+pub(in super::super) async fn get_device(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+    api.keys.caller(request.headers())?.require(Scope::Push)?;
+    let (uid, name) = uid_and_device(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;
-    let devices = door.ports.devices.of(&uid).await?;
+    let devices = api.ports.devices.of(&uid).await?;
     let found = devices.iter().find(|device| device.device == name).ok_or_else(|| unknown(&uid, &name))?;
-    Ok(json_response(StatusCode::OK, to_json(&document_of(found, &door.settings))))
+    Ok(json_response(StatusCode::OK, to_json(&document_of(found, &api.settings))))
 }
 
 /// Remove a device
@@ -85,19 +85,16 @@ pub(in super::super) async fn get_device(State(door): State<Arc<Door>>, request:
     delete, path = "/v1/users/{uid}/devices/{device}", tag = "people", operation_id = "delete_device",
     params(("uid" = String, Path, description = "The user"), ("device" = String, Path, description = "The device")),
     responses(
-        (status = 204, description = "The device is gone"),
+        (status = 204, description = "The device is removed"),
         (status = "4XX", description = "`unknown_device`, `bad_uid`, `bad_device`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`: repeat it", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`: repeat the request", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn delete_device(
-    State(door): State<Arc<Door>>,
-    request: Request,
-) -> Result<Response, Problem> {
-    door.keys.caller(request.headers())?.require(Scope::Push)?;
-    let (uid, name) = named(request.uri().path())?;
+pub(in super::super) async fn delete_device(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+    api.keys.caller(request.headers())?.require(Scope::Push)?;
+    let (uid, name) = uid_and_device(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;
-    match door.ports.devices.remove(&uid, &name, None).await? {
+    match api.ports.devices.remove(&uid, &name, None).await? {
         true => Ok(StatusCode::NO_CONTENT.into_response()),
         false => Err(unknown(&uid, &name)),
     }
@@ -108,49 +105,46 @@ pub(in super::super) async fn delete_device(
     get, path = "/v1/users/{uid}/devices", tag = "people", operation_id = "list_devices",
     params(("uid" = String, Path, description = "The user")),
     responses(
-        (status = 200, description = "The devices, by name", body = DeviceList, content_type = "application/json"),
+        (status = 200, description = "The devices, ordered by name", body = DeviceListDocument, content_type = "application/json"),
         (status = "4XX", description = "`bad_uid`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn list_devices(
-    State(door): State<Arc<Door>>,
-    request: Request,
-) -> Result<Response, Problem> {
-    door.keys.caller(request.headers())?.require(Scope::Push)?;
+pub(in super::super) async fn list_devices(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+    api.keys.caller(request.headers())?.require(Scope::Push)?;
     let uid = uid_in_path(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;
-    let devices = door.ports.devices.of(&uid).await?;
-    let devices = devices.iter().map(|device| document_of(device, &door.settings)).collect();
-    Ok(json_response(StatusCode::OK, to_json(&DeviceList { devices })))
+    let devices = api.ports.devices.of(&uid).await?;
+    let devices = devices.iter().map(|device| document_of(device, &api.settings)).collect();
+    Ok(json_response(StatusCode::OK, to_json(&DeviceListDocument { devices })))
 }
 
-fn named(path: &str) -> Result<(Uid, String), Problem> {
+fn uid_and_device(path: &str) -> Result<(Uid, String), ApiProblem> {
     let (uid, device) = (uid_in_path(path)?, last_in_path(path)?);
     check_device(&device)?;
     if device.is_empty() {
-        return Err(Problem::new(Code::BadDevice, "a device that is registered has a name"));
+        return Err(ApiProblem::new(Code::BadDevice, "the name of the device is missing"));
     }
     Ok((uid, device.into_owned()))
 }
 
-fn unknown(uid: &Uid, name: &str) -> Problem {
-    Problem::new(Code::UnknownDevice, format!("user {uid:?} has no device `{}`", shown(name)))
+fn unknown(uid: &Uid, name: &str) -> ApiProblem {
+    ApiProblem::new(Code::UnknownDevice, format!("user {uid:?} has no device `{}`", shown(name)))
 }
 
-fn device_of(name: String, mut fields: Fields, settings: &ReceiveSettings) -> Result<Device, Problem> {
+fn device_of(name: String, mut fields: JsonFields, settings: &ReceiveSettings) -> Result<Device, ApiProblem> {
     let Some(platform) = fields.text("platform")? else { return Err(fields.wrong("platform", "is missing")) };
-    let platform = Platform::new(&platform).map_err(|error| Problem::from(error).with("field", "platform"))?;
+    let platform = Platform::new(&platform).map_err(|error| ApiProblem::from(error).with("field", "platform"))?;
     let Some(provider) = fields.word("provider", &PROVIDERS)? else {
         return Err(fields.wrong("provider", "is missing"));
     };
     let Some(token) = fields.text("token")? else { return Err(fields.wrong("token", "is missing")) };
-    // What a provider does not have is a mistake, and stays among the fields that nobody asked for.
+    // A field that the provider does not use is not taken, so it is rejected as unknown.
     let (mut p256dh, mut auth, mut topic) = (None, None, None);
     match provider {
         Provider::Apns => {
             if !APNS_TOKEN_CHARS.contains(&token.len()) || !token.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-                return Err(fields.wrong("token", "is a device token in hexadecimal"));
+                return Err(fields.wrong("token", "must be a hexadecimal device token of 32 to 400 digits"));
             }
             topic = fields.text("topic")?;
             let is_bundle_id = |text: &String| {
@@ -158,13 +152,13 @@ fn device_of(name: String, mut fields: Fields, settings: &ReceiveSettings) -> Re
                     && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'))
             };
             if topic.as_ref().is_some_and(|text| !is_bundle_id(text)) {
-                return Err(fields.wrong("topic", "is an app's bundle id, such as com.example.app"));
+                return Err(fields.wrong("topic", "must be the bundle id of an app, such as com.example.app"));
             }
         }
         Provider::Fcm => {
             let is_token = (1..=TOKEN_MAX_BYTES).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic());
             if !is_token {
-                return Err(fields.wrong("token", "is a registration token"));
+                return Err(fields.wrong("token", "must be an FCM registration token of at most 4096 bytes"));
             }
         }
         Provider::Webpush => {
@@ -178,29 +172,27 @@ fn device_of(name: String, mut fields: Fields, settings: &ReceiveSettings) -> Re
     Ok(Device { device: name, platform, provider, token, p256dh, auth, topic })
 }
 
-fn check_token_url(fields: &Fields, url: &str, settings: &ReceiveSettings) -> Result<(), Problem> {
+fn check_token_url(fields: &JsonFields, url: &str, settings: &ReceiveSettings) -> Result<(), ApiProblem> {
     if url.len() > TOKEN_MAX_BYTES {
-        return Err(fields.wrong_as(Code::BadUrl, "token", format_args!("has at most {TOKEN_MAX_BYTES} bytes")));
+        return Err(fields.wrong_as(Code::BadUrl, "token", format_args!("has more than {TOKEN_MAX_BYTES} bytes")));
     }
     let host = host_of(url)
-        .map_err(|bad| fields.wrong_as(Code::BadUrl, "token", format_args!("is nothing to call: {}", bad.why)))?;
-    // A name says little: what it leads to is judged by the horn whenever it is dialled.
+        .map_err(|bad| fields.wrong_as(Code::BadUrl, "token", format_args!("is not a valid URL: {}", bad.why)))?;
+    // A name can resolve to any address. The horn checks the address whenever it connects.
     settings.device_guard.check_host(&host).map_err(|Forbidden(place)| {
-        let why = format_args!(
-            "cannot be used: notices may not go to {place}, which a device named; the operator allows it with `horn.allow`"
-        );
+        let why = format_args!("must not lead to {place}: the operator can allow it with `horn.allow`");
         fields.wrong_as(Code::ForbiddenAddress, "token", why)
     })
 }
 
-/// A key of a Web Push subscription, as browsers give it; padding is taken off.
-fn key(fields: &mut Fields, name: &'static str, bytes: usize) -> Result<String, Problem> {
+/// A key of a Web Push subscription as browsers encode it, without padding.
+fn key(fields: &mut JsonFields, name: &'static str, bytes: usize) -> Result<String, ApiProblem> {
     let text = fields.text(name)?.unwrap_or_default();
     let text = text.trim_end_matches('=');
     let decoded = URL_SAFE_NO_PAD.decode(text).ok().filter(|decoded| decoded.len() == bytes);
     match decoded {
         Some(_) => Ok(text.to_owned()),
-        None => Err(fields.wrong(name, format_args!("is {bytes} bytes in URL-safe base64"))),
+        None => Err(fields.wrong(name, format_args!("must be {bytes} bytes in URL-safe base64"))),
     }
 }
 
@@ -218,10 +210,10 @@ fn document_of(device: &Device, settings: &ReceiveSettings) -> DeviceDocument {
     }
 }
 
-/// No error: the settings may come before the first notice does.
+/// A warning, not an error: the settings may be added before the first notification.
 fn warning(word: &str, provider: Provider) -> String {
     format!(
-        "notices for it will be dead letters: {word} has no settings here; {} where the role horn runs",
+        "its notifications become dead letters: {word} has no settings on this node; {} where the role horn runs",
         provider.missing_settings()
     )
 }

@@ -1,41 +1,42 @@
-//! What bodies and answers about people look like, for the API document.
+//! The JSON bodies and answers about people, for the API document.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-/// A push. It has exactly one of `payload`, `payload_base64` and `json`.
+/// A push. Exactly one of `payload`, `payload_base64` and `json` is required.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct NewPush {
-    /// A payload that is text.
+#[schema(as = NewPush)]
+pub struct NewPushDocument {
+    /// The payload, if it is text.
     pub payload: Option<String>,
-    /// A payload that is not.
+    /// The payload in base64, if it is not text.
     pub payload_base64: Option<String>,
-    /// A payload that is JSON.
+    /// The payload, if it is JSON.
     pub json: Option<Value>,
-    /// Only for these platforms; for all of them where it is not given.
+    /// Delivers to these platforms only. Default: all platforms.
     pub platforms: Option<Vec<String>>,
     pub except_platforms: Option<Vec<String>>,
-    /// Kept until acknowledged, which is the default; otherwise it reaches who is there now.
+    /// Stores the push until the devices acknowledge it (default). `false` delivers to connected devices only.
     pub store: Option<bool>,
-    /// How long it is of use: a duration such as `7d`, or so many milliseconds. From its publish on; of one that is held, from when it is
-    /// due. At most as the server's settings say, `7d` by default; where it is not given, as its platform says.
+    /// The time to live: a duration such as `7d`, or a number of milliseconds, from the publish or from the due time. The maximum is a
+    /// server setting, by default `7d`. Default: the `ttl` of the platform.
     pub ttl: Option<String>,
-    /// A newer push under the same key takes the place of an older one that is still stored. 1 to 128 bytes.
+    /// A newer push with the same key replaces a stored older one. 1 to 128 bytes.
     pub collapse_key: Option<String>,
-    /// Wakes devices that do not acknowledge it.
+    /// Sends a notification to devices that do not acknowledge the push.
     pub notify: Option<NewNotify>,
-    /// How long an acknowledgement is waited for before devices are woken.
+    /// How long to wait for an acknowledgement before notifying devices.
     pub notify_after: Option<String>,
-    /// Hold it for a duration such as `30s`, or so many milliseconds.
+    /// Holds the push for a duration such as `30s`, or a number of milliseconds.
     pub delay: Option<String>,
-    /// An id of the sender's own: a repeat returns the first answer.
+    /// An id chosen by the sender. A repeat returns the first answer.
     pub id: Option<String>,
-    /// The sender's own number for it. Without an `id` it makes one, the same in every data centre.
-    pub origin: Option<Origin>,
+    /// A sequence number of the sending server. Without `id` it gives the push an id, which is the same in every data centre.
+    pub origin: Option<OriginDocument>,
 }
 
-/// What a notice shows: title, body and data have at most 3072 bytes together.
+/// The content of a notification. Title, body and data can have 3072 bytes in total.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct NewNotify {
     pub title: Option<String>,
@@ -46,7 +47,7 @@ pub struct NewNotify {
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = PushOrigin)]
-pub struct Origin {
+pub struct OriginDocument {
     pub server: String,
     pub seq: u64,
 }
@@ -57,29 +58,29 @@ pub struct ManyPush {
     /// 1 to 10 000.
     pub uids: Vec<String>,
     #[serde(flatten)]
-    pub push: NewPush,
+    pub push: NewPushDocument,
 }
 
-/// An entry of a batch of pushes. It has exactly one of `uid` and `uids`.
+/// An entry of a batch of pushes. Exactly one of `uid` and `uids` is required.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct BatchPush {
     pub uid: Option<String>,
     pub uids: Option<Vec<String>>,
     #[serde(flatten)]
-    pub push: NewPush,
+    pub push: NewPushDocument,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PushAnswer {
     pub id: String,
-    /// `held`, where it is.
+    /// `held` for a held push; otherwise absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
-    /// Of one that is held: when it goes to its users.
+    /// The due time of a held push.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due: Option<String>,
-    /// Of one that is held for users of several partitions: the holds that it became. Otherwise its id is its hold's.
+    /// The ids of the holds, for a held push to users of several partitions. Otherwise `id` is the id of the hold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holds: Option<Vec<String>>,
 }
@@ -87,38 +88,38 @@ pub struct PushAnswer {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PushBatchAnswer {
-    /// One answer each, in order.
+    /// One answer for each push, in order.
     pub messages: Vec<PushAnswer>,
 }
 
-/// Something that the owner of the user's partition will do, in order with the user's pushes.
+/// A task for the owner of the user's partition, in order with the user's pushes.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TaskAnswer {
     pub id: String,
 }
 
-/// Which sessions to end: all of the user's, those of a platform, or one.
+/// The sessions to end: all of the user, those of a platform, or one.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct KickBody {
     pub platform: Option<String>,
     pub session: Option<String>,
-    /// What the devices are told: 1 to 120 bytes.
+    /// The reason that the devices receive: 1 to 120 bytes.
     pub reason: String,
 }
 
-/// What is known of a user's presence.
+/// The presence of a user.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PresenceDocument {
     pub uid: String,
     pub online: bool,
-    /// In the order in which they came.
+    /// In the order in which they connected.
     pub sessions: Vec<SessionDocument>,
-    /// When the last session that ended did; absent where none is known.
+    /// When the most recent session ended. Absent if that is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seen: Option<String>,
-    /// What is said was so at this time.
+    /// The answer was true at this time.
     pub fresh_as_of: String,
 }
 
@@ -128,13 +129,14 @@ pub struct SessionDocument {
     pub session: String,
     pub platform: String,
     pub device: String,
-    /// The gateway that holds its connection.
+    /// The gateway that holds the connection.
     pub gateway: String,
     pub since: String,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct PresenceQuery {
+#[schema(as = PresenceQuery)]
+pub struct PresenceQueryDocument {
     /// 1 to 1000.
     pub uids: Vec<String>,
 }
@@ -142,7 +144,7 @@ pub struct PresenceQuery {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PresenceList {
-    /// One each, in the order of the question.
+    /// One entry for each user, in the order of the request.
     pub users: Vec<PresenceDocument>,
     pub fresh_as_of: String,
 }
@@ -152,13 +154,13 @@ pub struct PresenceList {
 pub struct InboxDocument {
     pub uid: String,
     pub epoch: String,
-    /// Messages that are stored, shown here or not.
+    /// The number of all stored messages, also beyond this page.
     pub stored: u64,
-    /// By number.
+    /// Ordered by number.
     pub messages: Vec<StoredMessageDocument>,
-    /// What each platform, or device of a platform that may have many, has acknowledged.
+    /// The acknowledged position of each platform, or of each device of a platform with several sessions.
     pub seats: Vec<SeatDocument>,
-    /// Where there is more: go on with it as `after`.
+    /// Present if there are more messages: pass it as `after`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_after: Option<u64>,
 }
@@ -172,10 +174,10 @@ pub struct StoredMessageDocument {
     pub expires_at: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,
-    /// A payload that is text.
+    /// The payload, if it is text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payload: Option<String>,
-    /// A payload that is not.
+    /// The payload in base64, if it is not text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payload_base64: Option<String>,
 }
@@ -184,22 +186,22 @@ pub struct StoredMessageDocument {
 #[serde(deny_unknown_fields)]
 pub struct SeatDocument {
     pub platform: String,
-    /// Empty where the platform has one seat.
+    /// Empty if the platform has one seat.
     pub device: String,
-    /// The highest number that it acknowledged.
+    /// The highest number that the seat acknowledged.
     pub cursor: u64,
-    /// Messages that wait for it.
+    /// The number of stored messages that the seat has not acknowledged.
     pub waiting: u64,
     pub online: bool,
     pub seen_at: String,
 }
 
-/// What a platform keeps, how much, whether it is woken.
+/// The settings of a platform: storage, limits, notifications, sessions.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlatformDocument {
     pub platform: String,
-    /// Whether somebody configured it; otherwise these are the defaults.
+    /// Whether the platform is configured. If not, these are the defaults.
     pub configured: bool,
     pub store: bool,
     pub max_stored: u32,
@@ -210,80 +212,82 @@ pub struct PlatformDocument {
     pub ack_timeout: String,
 }
 
-/// What is left out has the default.
+/// The settings of a platform. Absent fields get their default.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct PlatformBody {
-    /// Whether stored messages are kept for it: `true` by default.
+    /// Whether messages are stored for it. Default: `true`.
     pub store: Option<bool>,
-    /// Stored messages that wait for one seat, 1 to 100 000; beyond, the oldest go. 1000 by default.
+    /// The maximum number of stored messages for one seat: 1 to 100 000, default 1000. Beyond it, the oldest are dropped.
     pub max_stored: Option<u32>,
-    /// How long a message is of use that does not say. `7d` by default.
+    /// The time to live of a message without its own. Default: `7d`.
     pub ttl: Option<String>,
-    /// Whether its devices are woken by notices: `true` by default.
+    /// Whether its devices get notifications. Default: `true`.
     pub notify: Option<bool>,
     /// `replace` (the default), `reject`, or `{"many":3}`
     pub sessions: Option<Value>,
-    /// How long an acknowledgement is waited for, `1s` to `10m`. `10s` by default.
+    /// The timeout for an acknowledgement: `1s` to `10m`, default `10s`.
     pub ack_timeout: Option<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct PlatformList {
-    /// Those that somebody configured, by name.
+#[schema(as = PlatformList)]
+pub struct PlatformListDocument {
+    /// The configured platforms, ordered by name.
     pub platforms: Vec<PlatformDocument>,
 }
 
-/// Where notices for a device go.
+/// The destination of notifications for a device.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeviceBody {
     pub platform: String,
     /// `apns`, `fcm`, `webpush` or `http`
     pub provider: String,
-    /// `apns`: the device token, in hexadecimal; `fcm`: the registration token; `webpush`: the subscription's endpoint; `http`: the URL
-    /// that notices are posted to.
+    /// `apns`: the hexadecimal device token; `fcm`: the registration token; `webpush`: the endpoint of the subscription; `http`: the URL
+    /// for POST requests.
     pub token: String,
-    /// `webpush`: the subscription's keys, in URL-safe base64.
+    /// `webpush`: the keys of the subscription, in URL-safe base64.
     pub p256dh: Option<String>,
     pub auth: Option<String>,
-    /// `apns`: the app's bundle id, where it is not the configured one.
+    /// `apns`: the bundle id of the app, if it is not the configured one.
     pub topic: Option<String>,
 }
 
-/// A device. Its token is not shown whole: who has it can wake the device.
+/// A device. Its token is shown only in part, because it allows sending notifications to the device.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceDocument {
     pub device: String,
     pub platform: String,
     pub provider: String,
-    /// The beginning of its token.
+    /// The beginning of the token.
     pub token: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topic: Option<String>,
-    /// Why no notice can reach it, as far as this process knows.
+    /// Why notifications cannot reach the device, as far as this node can tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct DeviceList {
+#[schema(as = DeviceList)]
+pub struct DeviceListDocument {
     pub devices: Vec<DeviceDocument>,
 }
 
-/// A push that could not be handled.
+/// A push that could not be processed.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeadPushDocument {
     pub id: String,
-    /// The first of its users, up to 100.
+    /// Its users, at most the first 100.
     pub uids: Vec<String>,
-    /// How many users it is for.
+    /// The number of its users.
     pub users: u64,
     pub reason: String,
     pub died_at: String,
-    /// Where in `_push` it was.
+    /// Its position in `_push`.
     pub partition: u32,
     pub offset: u64,
     /// Its offset in `_dead._push`.
@@ -293,9 +297,9 @@ pub struct DeadPushDocument {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeadPushList {
-    /// The oldest first; those that were redriven are left out.
+    /// The oldest first, without those that were redriven.
     pub dead_letters: Vec<DeadPushDocument>,
-    /// Where there may be more: go on with it.
+    /// Present if there may be more: pass it to get the next page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
 }

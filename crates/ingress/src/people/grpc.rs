@@ -1,4 +1,4 @@
-//! `whimbrel.v1.People`: the door for people over gRPC. Every call ends in the functions that HTTP uses; nothing is decided here.
+//! `whimbrel.v1.People`: the API for people over gRPC. Each call uses the functions of the HTTP endpoints; nothing is decided here.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use whimbrel_model::people::{Platform, Uid};
 use whimbrel_model::ports::{InboxMessage, SeatView, UserSessions};
 use whimbrel_model::push::PushTask;
 
-use super::super::accept::Refusal;
+use super::super::accept::AcceptError;
+use super::super::api_state::ApiState;
 use super::super::batch::{at_index, load_of_answer, too_large_bytes, too_large_count};
-use super::super::door::Door;
 use super::super::draft::{ContentType, check_payload_size};
 use super::super::entry::{DurationText, Text};
-use super::super::grpc::{held, largest_message, protocol};
-use super::super::grpc_guard::Call;
+use super::super::grpc::{largest_message, protocol, with_load};
+use super::super::grpc_guard::GrpcCall;
 use super::super::keys::Scope;
-use super::super::load::Load;
-use super::super::problem::{Code, Problem};
-use super::push_accept::{Pushed, accept_pushes};
-use super::push_entry::{PushReader, Pushes, RawNotify, RawOrigin, RawPush, Whom};
+use super::super::load::LoadGuard;
+use super::super::problem::{ApiProblem, Code};
+use super::push_accept::{StoredPush, accept_pushes};
+use super::push_entry::{PushReader, Pushes, RawNotify, RawOrigin, RawPush, UidSource};
 use super::{inbox, kick, presence, push_topic, tasks};
 use protocol::people_server::{People, PeopleServer};
 use protocol::{
@@ -29,30 +29,29 @@ use protocol::{
     push_outcome,
 };
 
-/// Where the router finds the service.
 pub(in super::super) const PATH: &str = "/whimbrel.v1.People/{*method}";
 
-pub(in super::super) fn service(door: &Arc<Door>) -> PeopleServer<PeopleDoor> {
-    PeopleServer::new(PeopleDoor { door: Arc::clone(door) }).max_decoding_message_size(largest_message(&door.settings))
+pub(in super::super) fn service(api: &Arc<ApiState>) -> PeopleServer<PeopleService> {
+    PeopleServer::new(PeopleService { api: Arc::clone(api) }).max_decoding_message_size(largest_message(&api.settings))
 }
 
-pub(in super::super) struct PeopleDoor {
-    door: Arc<Door>,
+pub(in super::super) struct PeopleService {
+    api: Arc<ApiState>,
 }
 
 #[tonic::async_trait]
-impl People for PeopleDoor {
+impl People for PeopleService {
     async fn push(&self, request: Request<PushRequest>) -> Result<Response<PushResponse>, Status> {
         let (_, mut extensions, request) = request.into_parts();
-        let call = Call::of(&mut extensions);
+        let call = GrpcCall::of(&mut extensions);
         let mut outcomes = self.do_push(&call, request.push.as_slice(), Code::BadParameter).await?.0;
-        let pushed = outcomes.pop().unwrap_or_else(|| Err(Problem::new(Code::BadParameter, "`push` is missing")))?;
+        let pushed = outcomes.pop().unwrap_or_else(|| Err(ApiProblem::new(Code::BadParameter, "`push` is missing")))?;
         Ok(Response::new(response_of(pushed)))
     }
 
     async fn push_batch(&self, request: Request<PushBatchRequest>) -> Result<Response<PushBatchResponse>, Status> {
         let (_, mut extensions, request) = request.into_parts();
-        let call = Call::of(&mut extensions);
+        let call = GrpcCall::of(&mut extensions);
         let (outcomes, load) = self.do_push(&call, &request.pushes, Code::BadEntry).await?;
         let partly_appended = outcomes.iter().any(Result::is_err);
         let answers = outcomes.into_iter().map(|outcome| match outcome {
@@ -63,44 +62,44 @@ impl People for PeopleDoor {
             }
         });
         let pushes = answers.map(|outcome| PushOutcome { outcome: Some(outcome) }).collect();
-        Ok(held(PushBatchResponse { pushes, partly_appended }, load))
+        Ok(with_load(PushBatchResponse { pushes, partly_appended }, load))
     }
 
     async fn kick(&self, request: Request<KickRequest>) -> Result<Response<KickResponse>, Status> {
         let (_, mut extensions, request) = request.into_parts();
-        let call = Call::of(&mut extensions);
+        let call = GrpcCall::of(&mut extensions);
         call.caller.require(Scope::Push)?;
         let uid = uid_of(&request.uid)?;
         let kick = kick::kick_of(&uid, request.platform.as_deref(), request.session.as_deref(), &request.reason)?;
-        let id = tasks::append_task(&self.door, &uid, &PushTask::Kick(kick)).await?;
+        let id = tasks::append_task(&self.api, &uid, &PushTask::Kick(kick)).await?;
         Ok(Response::new(KickResponse { id }))
     }
 
     async fn presence(&self, request: Request<PresenceRequest>) -> Result<Response<PresenceResponse>, Status> {
         let (_, mut extensions, request) = request.into_parts();
-        Call::of(&mut extensions).caller.require(Scope::Push)?;
+        GrpcCall::of(&mut extensions).caller.require(Scope::Push)?;
         let uids = presence::check_uids(&request.uids)?;
-        let answer = presence::look(&self.door, uids).await?;
+        let answer = presence::ask_presence(&self.api, uids).await?;
         let users = request.uids.into_iter().zip(answer.users).map(|(uid, found)| presence_of(uid, found)).collect();
         Ok(Response::new(PresenceResponse { users, fresh_as_of: answer.fresh_as_of.to_string() }))
     }
 
     async fn inbox(&self, request: Request<InboxRequest>) -> Result<Response<InboxResponse>, Status> {
         let (_, mut extensions, request) = request.into_parts();
-        Call::of(&mut extensions).caller.require(Scope::Push)?;
+        GrpcCall::of(&mut extensions).caller.require(Scope::Push)?;
         let (answer, load) = self.do_inbox(request).await?;
-        Ok(held(answer, load))
+        Ok(with_load(answer, load))
     }
 }
 
-impl PeopleDoor {
+impl PeopleService {
     async fn do_push(
         &self,
-        call: &Call,
+        call: &GrpcCall,
         pushes: &[NewPush],
         wrong: Code,
-    ) -> Result<(Vec<Result<Pushed, Problem>>, Load), Problem> {
-        let (door, settings) = (&self.door, &self.door.settings);
+    ) -> Result<(Vec<Result<StoredPush, ApiProblem>>, LoadGuard), ApiProblem> {
+        let (api, settings) = (&self.api, &self.api.settings);
         call.caller.require(Scope::Push)?;
         if pushes.len() > settings.batch_messages_max {
             return Err(too_large_count(settings.batch_messages_max));
@@ -109,26 +108,26 @@ impl PeopleDoor {
         if bytes > settings.batch_bytes_max {
             return Err(too_large_bytes(settings.batch_bytes_max));
         }
-        let load = call.take_load(&door.in_flight);
-        let topic = push_topic(door)?;
+        let load = call.take_load(&api.in_flight);
+        let topic = push_topic(api)?;
         let mut read = Pushes::default();
-        let mut reader = PushReader::new(door, &topic, wrong, bytes);
+        let mut reader = PushReader::new(api, &topic, wrong, bytes);
         for (index, push) in pushes.iter().enumerate() {
-            read_push(&mut reader, door, push, wrong, &mut read).map_err(|problem| at_index(problem, index))?;
+            read_push(&mut reader, api, push, wrong, &mut read).map_err(|problem| at_index(problem, index))?;
         }
-        let answer_load = load_of_answer(door, pushes.len(), "")?;
+        let answer_load = load_of_answer(api, pushes.len(), "")?;
         if pushes.is_empty() {
             return Ok((Vec::new(), answer_load));
         }
-        let outcomes = accept_pushes(door, call.caller.owner(), read, load).await.map_err(Refusal::into_problem)?;
+        let outcomes = accept_pushes(api, call.caller.owner(), read, load).await.map_err(AcceptError::into_problem)?;
         Ok((outcomes, answer_load))
     }
 
-    async fn do_inbox(&self, request: InboxRequest) -> Result<(InboxResponse, Load), Problem> {
+    async fn do_inbox(&self, request: InboxRequest) -> Result<(InboxResponse, LoadGuard), ApiProblem> {
         let uid = uid_of(&request.uid)?;
         let platform = request.platform.as_deref().map(Platform::new).transpose()?;
         let limit = inbox::check_limit(request.limit.map(|limit| limit as usize))?;
-        let view = inbox::look(&self.door, uid, platform, request.after, limit).await?;
+        let view = inbox::read_inbox(&self.api, uid, platform, request.after, limit).await?;
         let answer = InboxResponse {
             epoch: view.epoch.to_string(),
             stored: view.stored,
@@ -136,31 +135,31 @@ impl PeopleDoor {
             messages: view.messages.iter().map(message_of).collect(),
             seats: view.seats.into_iter().map(seat_of).collect(),
         };
-        let mut load = self.door.answers.begin();
+        let mut load = self.api.answers.begin();
         load.grow(answer.encoded_len())?;
         Ok((answer, load))
     }
 }
 
-/// A push of the protocol is judged as one that was written as JSON.
+/// Validates a push of the protocol with the rules for JSON.
 fn read_push(
     reader: &mut PushReader<'_>,
-    door: &Door,
+    api: &ApiState,
     push: &NewPush,
     wrong: Code,
     into: &mut Pushes,
-) -> Result<(), Problem> {
-    check_payload_size(push.payload.len(), &door.settings)?;
+) -> Result<(), ApiProblem> {
+    check_payload_size(push.payload.len(), &api.settings)?;
     let content_type = match &push.content_type {
-        Some(text) => ContentType::checked(text.as_bytes(), &door.settings)?,
+        Some(text) => ContentType::checked(text.as_bytes(), &api.settings)?,
         None => ContentType::Absent,
     };
     let notify = push.notify.as_ref().map(|notify| {
         let data = notify.data.as_deref().map(serde_json::from_str::<&RawValue>).transpose();
         let data = data.map_err(|error| {
-            Problem::new(wrong, format!("`notify.data` is JSON: {error}")).with("field", "notify.data")
+            ApiProblem::new(wrong, format!("`notify.data` must be JSON: {error}")).with("field", "notify.data")
         })?;
-        Ok::<_, Problem>(RawNotify { title: text(&notify.title), body: text(&notify.body), data })
+        Ok::<_, ApiProblem>(RawNotify { title: text(&notify.title), body: text(&notify.body), data })
     });
     let raw = RawPush {
         uids: Some(push.uids.iter().map(|uid| uid.as_str().into()).collect()),
@@ -176,14 +175,14 @@ fn read_push(
         origin: push.origin.as_ref().map(|from| RawOrigin { server: from.server.as_str().into(), seq: from.seq }),
         ..RawPush::default()
     };
-    reader.judge(&raw, push.payload.clone(), content_type, Whom::Many, into)
+    reader.validate(&raw, push.payload.clone(), content_type, UidSource::Many, into)
 }
 
 fn text(text: &Option<String>) -> Option<Text<'_>> {
     text.as_deref().map(Text::from)
 }
 
-/// A list that is not there is an empty one.
+/// An empty list counts as absent.
 fn texts(texts: &[String]) -> Option<Vec<Text<'_>>> {
     (!texts.is_empty()).then(|| texts.iter().map(|text| text.as_str().into()).collect())
 }
@@ -192,11 +191,11 @@ fn duration(text: &Option<String>) -> Option<DurationText<'_>> {
     text.as_deref().map(|text| DurationText(text.into()))
 }
 
-fn uid_of(text: &str) -> Result<Uid, Problem> {
+fn uid_of(text: &str) -> Result<Uid, ApiProblem> {
     Ok(Uid::new(text)?)
 }
 
-fn response_of(pushed: Pushed) -> PushResponse {
+fn response_of(pushed: StoredPush) -> PushResponse {
     PushResponse { id: pushed.id, due: pushed.due.map(|due| due.to_string()), holds: pushed.holds }
 }
 

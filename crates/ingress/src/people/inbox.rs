@@ -1,21 +1,20 @@
-//! `GET /v1/users/{uid}/inbox` and `DELETE`: what is stored for a user, and emptying it.
+//! `GET` and `DELETE /v1/users/{uid}/inbox`: shows and empties a user's inbox.
 
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::response::Response;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use whimbrel_model::people::{Platform, Uid};
-use whimbrel_model::ports::{InboxMessage, InboxView, PeopleAsk, PeopleTold, SeatView};
+use whimbrel_model::ports::{InboxMessage, InboxView, PeopleQuery, PeopleReply, SeatView};
 use whimbrel_model::push::PushTask;
 
 use super::super::answer::bounded_json_response;
+use super::super::api_state::ApiState;
 use super::super::documents::ProblemDocument;
-use super::super::door::Door;
 use super::super::keys::Scope;
 use super::super::message_json::may_be_text;
-use super::super::problem::{Code, Problem};
+use super::super::problem::{ApiProblem, ApiResult, Code};
 use super::super::query::Query;
 use super::super::subscriptions::to_json;
 use super::documents::{InboxDocument, SeatDocument, StoredMessageDocument, TaskAnswer};
@@ -25,17 +24,17 @@ use super::uid_in_path;
 pub(super) const LIMIT_DEFAULT: usize = 100;
 pub(super) const LIMIT_MAX: usize = 1_000;
 
-/// Look into a user's inbox
+/// Get a user's inbox
 ///
-/// The messages that are stored and not acknowledged by every seat, by number; with `platform`, those that wait for it. A page ends
-/// after `limit` messages or `limits.read_bytes` bytes of them; one message is shown whatever its size.
+/// Lists, by number, the stored messages that at least one seat has not acknowledged; with `platform`, those for that platform. A page ends
+/// after `limit` messages or `limits.read_bytes` bytes. A single message is shown whatever its size.
 #[utoipa::path(
     get, path = "/v1/users/{uid}/inbox", tag = "people", operation_id = "get_inbox",
     params(
         ("uid" = String, Path, description = "The user"),
-        ("platform" = Option<String>, Query, description = "Only what is stored for this platform"),
-        ("after" = Option<u64>, Query, description = "Only messages with a greater number"),
-        ("limit" = Option<usize>, Query, description = "At most so many: 1 to 1000, 100 where it is not given"),
+        ("platform" = Option<String>, Query, description = "Only messages stored for this platform"),
+        ("after" = Option<u64>, Query, description = "Only messages with a higher number"),
+        ("limit" = Option<usize>, Query, description = "The maximum number of messages: 1 to 1000, default 100"),
     ),
     responses(
         (status = 200, description = "The inbox", body = InboxDocument, content_type = "application/json"),
@@ -43,8 +42,8 @@ pub(super) const LIMIT_MAX: usize = 1_000;
         (status = "5XX", description = "`no_owner`, `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn get_inbox(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
-    door.keys.caller(request.headers())?.require(Scope::Push)?;
+pub(in super::super) async fn get_inbox(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+    api.keys.caller(request.headers())?.require(Scope::Push)?;
     let uid = uid_in_path(request.uri().path())?;
     let mut query = Query::parse(request.uri().query())?;
     let platform = query.take("platform")?.map(|name| Platform::new(&name)).transpose()?;
@@ -52,13 +51,13 @@ pub(in super::super) async fn get_inbox(State(door): State<Arc<Door>>, request: 
     let limit = query.take_parsed("limit", "a number")?;
     query.end()?;
     let limit = check_limit(limit)?;
-    let view = look(&door, uid.clone(), platform, after, limit).await?;
-    bounded_json_response(door.answers.begin(), to_json(&document_of(&uid, view)))
+    let view = read_inbox(&api, uid.clone(), platform, after, limit).await?;
+    bounded_json_response(api.answers.begin(), to_json(&document_of(&uid, view)))
 }
 
 /// Empty a user's inbox
 ///
-/// It is durable when this answers, and done in order with the user's pushes: those that come later are kept.
+/// The request is durable when it is answered, and is executed in order with the user's pushes: later pushes are kept.
 #[utoipa::path(
     delete, path = "/v1/users/{uid}/inbox", tag = "people", operation_id = "delete_inbox",
     params(("uid" = String, Path, description = "The user")),
@@ -68,35 +67,33 @@ pub(in super::super) async fn get_inbox(State(door): State<Arc<Door>>, request: 
         (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn delete_inbox(
-    State(door): State<Arc<Door>>,
-    request: Request,
-) -> Result<Response, Problem> {
-    door.keys.caller(request.headers())?.require(Scope::Push)?;
+pub(in super::super) async fn delete_inbox(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+    api.keys.caller(request.headers())?.require(Scope::Push)?;
     let uid = uid_in_path(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;
-    Ok(accepted(append_task(&door, &uid, &PushTask::Wipe { uid: uid.to_string() }).await?))
+    Ok(accepted(append_task(&api, &uid, &PushTask::Wipe { uid: uid.to_string() }).await?))
 }
 
-pub(super) fn check_limit(limit: Option<usize>) -> Result<usize, Problem> {
+pub(super) fn check_limit(limit: Option<usize>) -> Result<usize, ApiProblem> {
     let limit = limit.unwrap_or(LIMIT_DEFAULT);
     if (1..=LIMIT_MAX).contains(&limit) {
         return Ok(limit);
     }
-    Err(Problem::new(Code::BadParameter, format!("`limit` is 1 to {LIMIT_MAX}, not {limit}")).with("field", "limit"))
+    Err(ApiProblem::new(Code::BadParameter, format!("`limit` must be 1 to {LIMIT_MAX}, got {limit}"))
+        .with("field", "limit"))
 }
 
-/// Asks the owner of the user's partition.
-pub(super) async fn look(
-    door: &Door,
+/// Asks the owner of the user's partition for the inbox.
+pub(super) async fn read_inbox(
+    api: &ApiState,
     uid: Uid,
     platform: Option<Platform>,
     after: u64,
     limit: usize,
-) -> Result<InboxView, Problem> {
-    let partition = super::push_topic(door)?.place(Some(uid.as_str().as_bytes())).index;
-    let PeopleTold::Inbox(view) =
-        door.ports.carriers.ask(partition, PeopleAsk::Inbox { uid, platform, after, limit }).await?;
+) -> Result<InboxView, ApiProblem> {
+    let partition = super::push_topic(api)?.place(Some(uid.as_str().as_bytes())).index;
+    let PeopleReply::Inbox(view) =
+        api.ports.carriers.ask(partition, PeopleQuery::Inbox { uid, platform, after, limit }).await?;
     Ok(view)
 }
 

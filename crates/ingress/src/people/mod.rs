@@ -1,9 +1,9 @@
-//! The door for people: pushes to users, their presence, inboxes and devices, the platforms.
+//! The API for people: pushes to users, presence, inboxes, devices and platforms.
 //!
-//! A push becomes records of `_push`, one for each partition that its users are of, and whatever is decided about a user is decided by
-//! the owner of the partition that reads them. Nothing here talks to a device, and nothing is kept.
+//! A push becomes records of `_push`, one for each partition of its users. The owner of a partition makes all decisions about its users.
+//! This module never talks to a device, and keeps no state.
 
-pub(super) mod behind;
+pub(super) mod carrier_backlog;
 pub(super) mod dead_pushes;
 pub(super) mod devices;
 pub mod documents;
@@ -26,32 +26,31 @@ use http::request::Parts;
 use whimbrel_model::people::Uid;
 use whimbrel_model::push::PUSH_TOPIC;
 
+use super::api_state::ApiState;
 use super::attributes::path_part;
-use super::door::Door;
-use super::json_fields::Fields;
-use super::problem::{Code, Problem};
+use super::json_fields::JsonFields;
+use super::problem::{ApiProblem, Code};
 use super::query::{Query, decode};
 use super::subscription_calls::small_body;
 use whimbrel_catalogue::topics::Topic;
 
 /// The user of `/v1/users/{uid}…`.
-fn uid_in_path(path: &str) -> Result<Uid, Problem> {
+fn uid_in_path(path: &str) -> Result<Uid, ApiProblem> {
     Ok(Uid::new(&path_part(path, "/v1/users/")?)?)
 }
 
-/// The last part of a path.
-fn last_in_path(path: &str) -> Result<Cow<'_, str>, Problem> {
+fn last_in_path(path: &str) -> Result<Cow<'_, str>, ApiProblem> {
     decode(path.rsplit('/').next().unwrap_or_default(), false)
 }
 
-/// The topic that everything for people goes through. It is made when the server starts, never by a push.
-fn push_topic(door: &Door) -> Result<Arc<Topic>, Problem> {
-    let missing = || Problem::new(Code::Unavailable, format!("the topic `{PUSH_TOPIC}` is not there yet"));
-    door.registry.get(PUSH_TOPIC).ok_or_else(missing)
+/// The topic of all pushes. It is created at startup, never by a push.
+fn push_topic(api: &ApiState) -> Result<Arc<Topic>, ApiProblem> {
+    let missing = || ApiProblem::new(Code::Unavailable, format!("topic `{PUSH_TOPIC}` does not exist yet"));
+    api.registry.get(PUSH_TOPIC).ok_or_else(missing)
 }
 
-/// The fields of a small body, for a request without parameters.
-async fn fields_of(door: &Door, parts: &Parts, body: Body) -> Result<Fields, Problem> {
+/// The fields of a small body, for a request without query parameters.
+async fn fields_of(api: &ApiState, parts: &Parts, body: Body) -> Result<JsonFields, ApiProblem> {
     Query::parse(parts.uri.query())?.end()?;
-    Fields::of_body(&small_body(door, parts, body).await?)
+    JsonFields::of_body(&small_body(api, parts, body).await?)
 }

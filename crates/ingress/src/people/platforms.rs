@@ -1,66 +1,63 @@
-//! `/v1/platforms`: what a platform keeps, how much, whether it is woken.
+//! `/v1/platforms`: the settings of platforms: storage, limits, notifications, sessions.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use http::StatusCode;
 use serde_json::{Value, json};
 use whimbrel_model::format_duration;
 use whimbrel_model::people::{Platform, PlatformSettings, SessionsRule};
 
 use super::super::answer::json_response;
+use super::super::api_state::ApiState;
+use super::super::cancel_safe::CancelSafe;
 use super::super::documents::ProblemDocument;
-use super::super::door::Door;
-use super::super::json_fields::Fields;
+use super::super::json_fields::JsonFields;
 use super::super::keys::Scope;
-use super::super::problem::Problem;
+use super::super::problem::{ApiProblem, ApiResult};
 use super::super::query::Query;
 use super::super::subscriptions::to_json;
-use super::super::undisturbed::Undisturbed;
-use super::documents::{PlatformBody, PlatformDocument, PlatformList};
+use super::documents::{PlatformBody, PlatformDocument, PlatformListDocument};
 use super::{fields_of, last_in_path};
 
-/// Stored messages that may wait for one seat.
+/// The limit of stored messages for one seat.
 const MAX_STORED: RangeInclusive<u64> = 1..=100_000;
 const ACK_TIMEOUT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(600);
-/// Sessions of one user on one platform.
+/// The maximum number of sessions of one user on one platform.
 const SESSIONS_MAX: u64 = 100;
-/// A message that is of use for less need not be stored.
+/// The minimum time to live of stored messages.
 const TTL_MIN: Duration = Duration::from_secs(1);
 
 /// Configure a platform
 ///
-/// What is left out has the default.
+/// Absent fields get their default.
 #[utoipa::path(
     put, path = "/v1/platforms/{platform}", tag = "people", operation_id = "put_platform",
     params(("platform" = String, Path, description = "1 to 32 of `a-z0-9_-`, beginning with a letter or digit")),
     request_body(content = PlatformBody, content_type = "application/json"),
     responses(
-        (status = 200, description = "These are its settings from now on", body = PlatformDocument, content_type = "application/json"),
+        (status = 200, description = "The platform has these settings from now on", body = PlatformDocument, content_type = "application/json"),
         (status = "4XX", description = "`bad_platform`, `bad_parameter`, `bad_duration`, `too_many_platforms`, `bad_json`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`disk_full`, `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn put_platform(
-    State(door): State<Arc<Door>>,
-    request: Request,
-) -> Result<Response, Problem> {
+pub(in super::super) async fn put_platform(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    door.keys.caller(&parts.headers)?.require(Scope::Admin)?;
+    api.keys.caller(&parts.headers)?.require(Scope::Admin)?;
     let platform = Platform::new(&last_in_path(parts.uri.path())?)?;
-    let settings = settings_of(fields_of(&door, &parts, body).await?, door.settings.push_ttl_max)?;
+    let settings = settings_of(fields_of(&api, &parts, body).await?, api.settings.push_ttl_max)?;
     let shown = to_json(&document_of(&platform, &settings, true));
-    let platforms = Arc::clone(&door.ports.platforms);
-    Undisturbed::new(async move { platforms.put(&platform, settings).await }).await?;
+    let platforms = Arc::clone(&api.ports.platforms);
+    CancelSafe::new(async move { platforms.put(&platform, settings).await }).await?;
     Ok(json_response(StatusCode::OK, shown))
 }
 
-/// Look at a platform
+/// Get a platform
 ///
-/// One that nobody configured has the defaults.
+/// A platform that is not configured has the defaults.
 #[utoipa::path(
     get, path = "/v1/platforms/{platform}", tag = "people", operation_id = "get_platform",
     params(("platform" = String, Path, description = "The platform")),
@@ -69,60 +66,51 @@ pub(in super::super) async fn put_platform(
         (status = "4XX", description = "`bad_platform`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn get_platform(
-    State(door): State<Arc<Door>>,
-    request: Request,
-) -> Result<Response, Problem> {
-    door.keys.caller(request.headers())?.require(Scope::Push)?;
+pub(in super::super) async fn get_platform(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+    api.keys.caller(request.headers())?.require(Scope::Push)?;
     let platform = Platform::new(&last_in_path(request.uri().path())?)?;
     Query::parse(request.uri().query())?.end()?;
-    let platforms = &door.ports.platforms;
+    let platforms = &api.ports.platforms;
     let document = document_of(&platform, &platforms.get(&platform), platforms.is_configured(&platform));
     Ok(json_response(StatusCode::OK, to_json(&document)))
 }
 
-/// List the platforms that are configured
+/// List the configured platforms
 #[utoipa::path(
     get, path = "/v1/platforms", tag = "people", operation_id = "list_platforms",
     responses(
-        (status = 200, description = "Those that somebody configured, by name", body = PlatformList, content_type = "application/json"),
+        (status = 200, description = "The configured platforms, ordered by name", body = PlatformListDocument, content_type = "application/json"),
         (status = "4XX", description = "`bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn list_platforms(
-    State(door): State<Arc<Door>>,
-    request: Request,
-) -> Result<Response, Problem> {
-    door.keys.caller(request.headers())?.require(Scope::Push)?;
+pub(in super::super) async fn list_platforms(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+    api.keys.caller(request.headers())?.require(Scope::Push)?;
     Query::parse(request.uri().query())?.end()?;
-    let all = door.ports.platforms.configured();
+    let all = api.ports.platforms.configured();
     let platforms = all.iter().map(|(platform, settings)| document_of(platform, settings, true)).collect();
-    Ok(json_response(StatusCode::OK, to_json(&PlatformList { platforms })))
+    Ok(json_response(StatusCode::OK, to_json(&PlatformListDocument { platforms })))
 }
 
-/// Put a platform back to the defaults
+/// Reset a platform to the defaults
 #[utoipa::path(
     delete, path = "/v1/platforms/{platform}", tag = "people", operation_id = "delete_platform",
     params(("platform" = String, Path, description = "The platform")),
     responses(
-        (status = 204, description = "It has the defaults, whether or not somebody had configured it"),
+        (status = 204, description = "The platform has the defaults"),
         (status = "4XX", description = "`bad_platform`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn delete_platform(
-    State(door): State<Arc<Door>>,
-    request: Request,
-) -> Result<Response, Problem> {
-    door.keys.caller(request.headers())?.require(Scope::Admin)?;
+pub(in super::super) async fn delete_platform(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+    api.keys.caller(request.headers())?.require(Scope::Admin)?;
     let platform = Platform::new(&last_in_path(request.uri().path())?)?;
     Query::parse(request.uri().query())?.end()?;
-    let platforms = Arc::clone(&door.ports.platforms);
-    Undisturbed::new(async move { platforms.remove(&platform).await }).await?;
+    let platforms = Arc::clone(&api.ports.platforms);
+    CancelSafe::new(async move { platforms.remove(&platform).await }).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-fn settings_of(mut fields: Fields, ttl_max: Duration) -> Result<PlatformSettings, Problem> {
+fn settings_of(mut fields: JsonFields, ttl_max: Duration) -> Result<PlatformSettings, ApiProblem> {
     let defaults = PlatformSettings::default();
     let millis = |duration: Duration| duration.as_millis() as u64;
     let settings = PlatformSettings {
@@ -137,7 +125,7 @@ fn settings_of(mut fields: Fields, ttl_max: Duration) -> Result<PlatformSettings
     Ok(settings)
 }
 
-fn sessions_of(fields: &mut Fields) -> Result<SessionsRule, Problem> {
+fn sessions_of(fields: &mut JsonFields) -> Result<SessionsRule, ApiProblem> {
     let many = |map: &serde_json::Map<String, Value>| {
         let count = map.get("many").filter(|_| map.len() == 1)?.as_u64()?;
         (1..=SESSIONS_MAX).contains(&count).then_some(SessionsRule::Many(count as u32))
@@ -152,7 +140,7 @@ fn sessions_of(fields: &mut Fields) -> Result<SessionsRule, Problem> {
         Some(Value::Object(map)) => many(&map),
         Some(_) => None,
     };
-    let what = format!("is `replace`, `reject` or {{\"many\":n}} with n from 1 to {SESSIONS_MAX}");
+    let what = format!("must be `replace`, `reject` or {{\"many\":n}} with n from 1 to {SESSIONS_MAX}");
     rule.ok_or_else(|| fields.wrong("sessions", what))
 }
 

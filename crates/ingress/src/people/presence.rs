@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::response::Response;
 use http::StatusCode;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{OnlineSession, Uid};
@@ -11,79 +10,73 @@ use whimbrel_model::ports::{PresenceAnswer, UserSessions};
 use whimbrel_model::push::PRESENCE_TOPIC;
 
 use super::super::answer::json_response;
+use super::super::api_state::ApiState;
 use super::super::attributes::text_header;
 use super::super::documents::ProblemDocument;
-use super::super::door::Door;
 use super::super::keys::Scope;
-use super::super::problem::{Code, Problem};
+use super::super::problem::{ApiProblem, ApiResult, Code};
 use super::super::query::{Query, shown};
-use super::super::read::{Start, take_start};
+use super::super::read::{ReadStart, take_start};
 use super::super::subscriptions::to_json;
-use super::super::tail::{Form, Wanted, follow, parse_cursor};
-use super::documents::{PresenceDocument, PresenceList, PresenceQuery, SessionDocument};
+use super::super::tail::{TailFormat, TailRequest, follow, parse_cursor};
+use super::documents::{PresenceDocument, PresenceList, PresenceQueryDocument, SessionDocument};
 use super::{fields_of, uid_in_path};
 
-/// Users of one question.
+/// The maximum number of users in one request.
 const QUERY_UIDS_MAX: usize = 1_000;
 
-/// Is a user online
+/// Get the presence of a user
 #[utoipa::path(
     get, path = "/v1/users/{uid}/presence", tag = "people", operation_id = "get_presence",
     params(("uid" = String, Path, description = "The user")),
     responses(
-        (status = 200, description = "What is known; of a user that nobody has seen: not online", body = PresenceDocument, content_type = "application/json"),
+        (status = 200, description = "The presence of the user. An unknown user is offline", body = PresenceDocument, content_type = "application/json"),
         (status = "4XX", description = "`bad_uid`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`not_fresh`: the store has not been heard from for too long; `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "`not_fresh`: the presence store has not answered for too long; `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn get_presence(
-    State(door): State<Arc<Door>>,
-    request: Request,
-) -> Result<Response, Problem> {
-    door.keys.caller(request.headers())?.require(Scope::Push)?;
+pub(in super::super) async fn get_presence(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+    api.keys.caller(request.headers())?.require(Scope::Push)?;
     let uid = uid_in_path(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;
-    let answer = look(&door, vec![uid.clone()]).await?;
+    let answer = ask_presence(&api, vec![uid.clone()]).await?;
     let found = answer.users.into_iter().next().unwrap_or_default();
     Ok(json_response(StatusCode::OK, to_json(&document_of(&uid, found, answer.fresh_as_of))))
 }
 
-/// Which of these users are online
+/// Get the presence of several users
 #[utoipa::path(
     post, path = "/v1/presence/query", tag = "people", operation_id = "query_presence",
-    request_body(content = PresenceQuery, content_type = "application/json"),
+    request_body(content = PresenceQueryDocument, content_type = "application/json"),
     responses(
-        (status = 200, description = "One for each, in the order of the question", body = PresenceList, content_type = "application/json"),
+        (status = 200, description = "One entry for each user, in the order of the request", body = PresenceList, content_type = "application/json"),
         (status = "4XX", description = "`bad_uid`, `bad_parameter`, `bad_json`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`not_fresh`, `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn query_presence(
-    State(door): State<Arc<Door>>,
-    request: Request,
-) -> Result<Response, Problem> {
+pub(in super::super) async fn query_presence(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    door.keys.caller(&parts.headers)?.require(Scope::Push)?;
-    let mut fields = fields_of(&door, &parts, body).await?;
+    api.keys.caller(&parts.headers)?.require(Scope::Push)?;
+    let mut fields = fields_of(&api, &parts, body).await?;
     let uids = fields.texts("uids", QUERY_UIDS_MAX)?;
     fields.end()?;
     let uids = check_uids(&uids.unwrap_or_default())?;
-    let answer = look(&door, uids.clone()).await?;
+    let answer = ask_presence(&api, uids.clone()).await?;
     let fresh_as_of = answer.fresh_as_of;
     let users = uids.iter().zip(answer.users).map(|(uid, found)| document_of(uid, found, fresh_as_of)).collect();
     Ok(json_response(StatusCode::OK, to_json(&PresenceList { users, fresh_as_of: fresh_as_of.to_string() })))
 }
 
-/// Follow who comes and goes
+/// Follow presence changes
 ///
-/// Server-sent events: `event: presence` with what the topic `_presence` has as `data`. `event: problem` and comments are as in the
-/// tail of a topic.
+/// Server-sent events: `event: presence` with a record of the topic `_presence` as `data`. `event: problem` and comments are as in the tail
+/// of a topic.
 #[utoipa::path(
     get, path = "/v1/presence/events", tag = "people", operation_id = "presence_events",
     params(
         ("offset" = Option<String>, Query, description = "`latest` (the default) or `earliest`"),
         ("since" = Option<String>, Query, description = "A time in RFC 3339, instead of an offset"),
-        ("Last-Event-ID" = Option<String>, Header, description = "Resume behind this event"),
+        ("Last-Event-ID" = Option<String>, Header, description = "Resume after this event"),
     ),
     responses(
         (status = 200, description = "The stream", body = String, content_type = "text/event-stream"),
@@ -91,38 +84,35 @@ pub(in super::super) async fn query_presence(
         (status = "5XX", description = "`unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn presence_events(
-    State(door): State<Arc<Door>>,
-    request: Request,
-) -> Result<Response, Problem> {
+pub(in super::super) async fn presence_events(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, _) = request.into_parts();
-    door.keys.caller(&parts.headers)?.require(Scope::Push)?;
+    api.keys.caller(&parts.headers)?.require(Scope::Push)?;
     let mut query = Query::parse(parts.uri.query())?;
-    let start = take_start(&mut query)?.unwrap_or(Start::Latest);
+    let start = take_start(&mut query)?.unwrap_or(ReadStart::Latest);
     query.end()?;
-    if matches!(start, Start::Offset(_)) {
-        let detail = "`offset` is `latest` or `earliest` here: `Last-Event-ID` resumes at a place";
-        return Err(Problem::new(Code::BadParameter, detail));
+    if matches!(start, ReadStart::Offset(_)) {
+        let detail = "`offset` must be `latest` or `earliest`; use `Last-Event-ID` to resume";
+        return Err(ApiProblem::new(Code::BadParameter, detail));
     }
     let cursor = text_header(&parts.headers, "last-event-id")?.filter(|id| !id.is_empty());
     let cursor = cursor.map(parse_cursor).transpose()?.unwrap_or_default();
-    let missing = || Problem::new(Code::Unavailable, format!("the topic `{PRESENCE_TOPIC}` is not there yet"));
-    let topic = door.registry.get(PRESENCE_TOPIC).ok_or_else(missing)?;
-    follow(door, topic, Wanted { only: None, start, cursor, form: Form::Presence }).await
+    let missing = || ApiProblem::new(Code::Unavailable, format!("topic `{PRESENCE_TOPIC}` does not exist yet"));
+    let topic = api.registry.get(PRESENCE_TOPIC).ok_or_else(missing)?;
+    follow(api, topic, TailRequest { only: None, start, cursor, format: TailFormat::Presence }).await
 }
 
-/// The users of a question.
-pub(super) fn check_uids(uids: &[String]) -> Result<Vec<Uid>, Problem> {
+/// Validates the users of a request.
+pub(super) fn check_uids(uids: &[String]) -> Result<Vec<Uid>, ApiProblem> {
     if !(1..=QUERY_UIDS_MAX).contains(&uids.len()) {
-        let detail = format!("`uids` has 1 to {QUERY_UIDS_MAX} users, not {}", uids.len());
-        return Err(Problem::new(Code::BadParameter, detail).with("field", "uids"));
+        let detail = format!("`uids` must have 1 to {QUERY_UIDS_MAX} users, got {}", uids.len());
+        return Err(ApiProblem::new(Code::BadParameter, detail).with("field", "uids"));
     }
-    let wrong = |uid: &str, error| Problem::new(Code::BadUid, format!("`{}`: {error}", shown(uid)));
+    let wrong = |uid: &str, error| ApiProblem::new(Code::BadUid, format!("`{}`: {error}", shown(uid)));
     uids.iter().map(|uid| Uid::new(uid).map_err(|error| wrong(uid, error).with("field", "uids"))).collect()
 }
 
-pub(super) async fn look(door: &Door, uids: Vec<Uid>) -> Result<PresenceAnswer, Problem> {
-    Ok(door.ports.presence.of(uids).await?)
+pub(super) async fn ask_presence(api: &ApiState, uids: Vec<Uid>) -> Result<PresenceAnswer, ApiProblem> {
+    Ok(api.ports.presence.of(uids).await?)
 }
 
 fn document_of(uid: &Uid, found: UserSessions, fresh_as_of: Timestamp) -> PresenceDocument {

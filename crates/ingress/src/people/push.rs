@@ -1,103 +1,102 @@
-//! `POST /v1/users/{uid}/messages`, `POST /v1/users/messages` and `POST /v1/users/batch`: to one user, to many, many pushes at once.
+//! `POST /v1/users/{uid}/messages`, `POST /v1/users/messages` and `POST /v1/users/batch`: a push to one user, to many, and batches.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::response::Response;
 use http::StatusCode;
 use http::request::Parts;
 
-use super::super::accept::Refusal;
+use super::super::accept::AcceptError;
 use super::super::answer::{held_until_taken, json_response};
+use super::super::api_state::ApiState;
 use super::super::batch::{bytes_expected, entries_expected, load_of_answer, read_entries, too_large_bytes};
 use super::super::body::collect;
 use super::super::documents::ProblemDocument;
-use super::super::door::Door;
 use super::super::keys::{Caller, Scope};
-use super::super::problem::{Code, Problem};
+use super::super::problem::{ApiProblem, ApiResult, Code};
 use super::super::query::Query;
-use super::documents::{BatchPush, ManyPush, NewPush, PushAnswer, PushBatchAnswer};
-use super::push_accept::{Pushed, accept_pushes, partly};
-use super::push_entry::{PushReader, Pushes, Whom};
+use super::documents::{BatchPush, ManyPush, NewPushDocument, PushAnswer, PushBatchAnswer};
+use super::push_accept::{StoredPush, accept_pushes, partly};
+use super::push_entry::{PushReader, Pushes, UidSource};
 use super::{push_topic, uid_in_path};
 
-/// What the answer to one push takes, about.
+/// The approximate bytes of the answer to one push.
 const ANSWER_BYTES_TYPICAL: usize = 48;
 
 /// Push to a user
 ///
-/// It is durable when this answers: live to the devices that are connected, stored for those that are not, unless `"store":false`. An
-/// `id` or an `origin` makes a repeat return the first answer.
+/// The push is durable when it is answered. Connected devices get it at once; for the others it is stored, unless `"store":false`. A repeat
+/// with the same `id` or `origin` returns the first answer.
 #[utoipa::path(
     post, path = "/v1/users/{uid}/messages", tag = "people", operation_id = "push",
     params(("uid" = String, Path, description = "The user: 1 to 128 bytes without control characters")),
-    request_body(content = NewPush, content_type = "application/json"),
+    request_body(content = NewPushDocument, content_type = "application/json"),
     responses(
-        (status = 202, description = "The push is durable; with `state` and `due` where it is held", body = PushAnswer, content_type = "application/json"),
+        (status = 202, description = "The push is durable. A held push has `state` and `due`", body = PushAnswer, content_type = "application/json"),
         (status = "4XX", description = "`bad_json`, `bad_parameter`, `bad_uid`, `bad_platform`, `bad_duration`, `bad_id`, `different_body`, `in_progress`, `id_taken`, `payload_too_large`, `overloaded`, `forbidden`, `body_too_slow`, `bad_body`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `no_owner`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn push(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(in super::super) async fn push(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    let caller = admit(&door, &parts)?;
+    let caller = admit(&api, &parts)?;
     let uid = uid_in_path(parts.uri.path())?;
-    push_one(&door, &caller, &parts, body, Whom::Path(uid.as_str())).await
+    push_one(&api, &caller, &parts, body, UidSource::Path(uid.as_str())).await
 }
 
 /// Push to many users
 ///
-/// One body for up to 10 000 users, each once. The body is stored once in each partition, and referenced.
+/// One payload for at most 10 000 users. Each partition stores it once.
 #[utoipa::path(
     post, path = "/v1/users/messages", tag = "people", operation_id = "push_many",
     request_body(content = ManyPush, content_type = "application/json"),
     responses(
-        (status = 202, description = "The push is durable for all of them; with `state`, `due` and `holds` where it is held", body = PushAnswer, content_type = "application/json"),
+        (status = 202, description = "The push is durable for all users. A held push has `state`, `due` and `holds`", body = PushAnswer, content_type = "application/json"),
         (status = "4XX", description = "As for one user", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "As for one user, and `partly_appended`: some partitions have it and others do not; repeated under its `id` it goes to the others", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "5XX", description = "As for one user, and `partly_appended`: only some partitions have stored the push. A repeat with the same `id` reaches the others", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn push_many(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(in super::super) async fn push_many(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    let caller = admit(&door, &parts)?;
-    push_one(&door, &caller, &parts, body, Whom::Many).await
+    let caller = admit(&api, &parts)?;
+    push_one(&api, &caller, &parts, body, UidSource::Many).await
 }
 
-/// Push many messages
+/// Push a batch of messages
 ///
-/// A JSON array, or NDJSON (`application/x-ndjson`), of pushes that each have a `uid` or `uids`. The answers are in the order of the
-/// entries and come when all are durable. A batch with a bad entry is refused whole, with the entry's `index`; where only some could be
-/// taken, the problem `partly_appended` has `messages`, each an answer or an error.
+/// A JSON array, or NDJSON (`application/x-ndjson`), of pushes with `uid` or `uids`. The answers are in the order of the entries and follow
+/// when all pushes are durable. A bad entry rejects the whole batch, with its `index`. If only some pushes were appended, the problem
+/// `partly_appended` lists each result in `messages`.
 #[utoipa::path(
     post, path = "/v1/users/batch", tag = "people", operation_id = "push_batch",
     request_body(content((Vec<BatchPush> = "application/json"), (BatchPush = "application/x-ndjson"))),
     responses(
         (status = 202, description = "All pushes are durable", body = PushBatchAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`bad_json`, `bad_entry` and what a single push refuses, with the entry's `index`; `batch_too_large`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`bad_json`, `bad_entry` and the codes of a single push, with the entry's `index`; `batch_too_large`", body = ProblemDocument, content_type = "application/problem+json"),
         (status = "5XX", description = "`partly_appended`, and as for one user", body = ProblemDocument, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn push_batch(State(door): State<Arc<Door>>, request: Request) -> Result<Response, Problem> {
+pub(in super::super) async fn push_batch(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    let caller = admit(&door, &parts)?;
-    let topic = push_topic(&door)?;
-    let mut load = door.in_flight.begin();
+    let caller = admit(&api, &parts)?;
+    let topic = push_topic(&api)?;
+    let mut load = api.in_flight.begin();
     let mut pushes = Pushes::default();
-    pushes.drafts.reserve(entries_expected(&parts.headers, &door.settings));
-    let mut reader = PushReader::new(&door, &topic, Code::BadEntry, bytes_expected(&parts.headers, &door.settings));
-    let take = |entry: &[u8]| reader.read(entry, Whom::Either, &mut pushes);
-    read_entries(&door.settings, body, &parts.headers, &mut load, take).await?;
+    pushes.drafts.reserve(entries_expected(&parts.headers, &api.settings));
+    let mut reader = PushReader::new(&api, &topic, Code::BadEntry, bytes_expected(&parts.headers, &api.settings));
+    let take = |entry: &[u8]| reader.read(entry, UidSource::Either, &mut pushes);
+    read_entries(&api.settings, body, &parts.headers, &mut load, take).await?;
     let begun = Instant::now();
     let count = pushes.each.len();
-    door.figures.batch_messages.record(count as f64);
+    api.metrics.batch_messages.record(count as f64);
     if count == 0 {
         return Ok(json_response(StatusCode::ACCEPTED, r#"{"messages":[]}"#));
     }
-    let answer_load = load_of_answer(&door, count, "")?;
-    let outcomes = accept_pushes(&door, caller.owner(), pushes, load).await.map_err(Refusal::into_problem)?;
-    door.figures.publish_seconds.record(begun.elapsed());
+    let answer_load = load_of_answer(&api, count, "")?;
+    let outcomes = accept_pushes(&api, caller.owner(), pushes, load).await.map_err(AcceptError::into_problem)?;
+    api.metrics.publish_seconds.record(begun.elapsed());
     if outcomes.iter().any(Result::is_err) {
         return Err(partly(outcomes));
     }
@@ -113,35 +112,29 @@ pub(in super::super) async fn push_batch(State(door): State<Arc<Door>>, request:
     Ok(json_response(StatusCode::ACCEPTED, held_until_taken(json, Arc::new(answer_load))))
 }
 
-/// Lets whoever may push pass. An idempotency key would do nothing here, so that is told.
-fn admit(door: &Door, parts: &Parts) -> Result<Caller, Problem> {
-    let caller = door.keys.caller(&parts.headers)?;
+/// Authorizes a push. Rejects an idempotency key, because it would have no effect.
+fn admit(api: &ApiState, parts: &Parts) -> Result<Caller, ApiProblem> {
+    let caller = api.keys.caller(&parts.headers)?;
     caller.require(Scope::Push)?;
     Query::parse(parts.uri.query())?.end()?;
     if parts.headers.contains_key("idempotency-key") {
-        let detail = "a push is made safe to repeat by its `id` or its `origin`, not by an idempotency key";
-        return Err(Problem::new(Code::BadParameter, detail));
+        let detail = "`Idempotency-Key` is not supported for pushes: use `id` or `origin` to make a repeat safe";
+        return Err(ApiProblem::new(Code::BadParameter, detail));
     }
     Ok(caller)
 }
 
-async fn push_one(
-    door: &Arc<Door>,
-    caller: &Caller,
-    parts: &Parts,
-    body: Body,
-    whom: Whom<'_>,
-) -> Result<Response, Problem> {
-    let topic = push_topic(door)?;
-    let (mut load, limit) = (door.in_flight.begin(), door.settings.batch_bytes_max);
+async fn push_one(api: &Arc<ApiState>, caller: &Caller, parts: &Parts, body: Body, source: UidSource<'_>) -> ApiResult {
+    let topic = push_topic(api)?;
+    let (mut load, limit) = (api.in_flight.begin(), api.settings.batch_bytes_max);
     let too_large = || too_large_bytes(limit);
-    let body = collect(body, &parts.headers, &mut load, door.settings.body_wait, limit, too_large).await?;
+    let body = collect(body, &parts.headers, &mut load, api.settings.body_wait, limit, too_large).await?;
     let begun = Instant::now();
     let mut pushes = Pushes::default();
-    PushReader::new(door, &topic, Code::BadParameter, body.len()).read(&body, whom, &mut pushes)?;
-    let mut outcomes = accept_pushes(door, caller.owner(), pushes, load).await.map_err(|refusal| refusal.problem)?;
-    let pushed: Pushed = outcomes.pop().expect("there is one outcome for each push")?;
-    door.figures.publish_seconds.record(begun.elapsed());
+    PushReader::new(api, &topic, Code::BadParameter, body.len()).read(&body, source, &mut pushes)?;
+    let mut outcomes = accept_pushes(api, caller.owner(), pushes, load).await.map_err(|refusal| refusal.problem)?;
+    let pushed: StoredPush = outcomes.pop().expect("each push has one outcome")?;
+    api.metrics.publish_seconds.record(begun.elapsed());
     let mut json = String::with_capacity(ANSWER_BYTES_TYPICAL);
     pushed.write_to(&mut json);
     Ok(json_response(StatusCode::ACCEPTED, json))

@@ -1,5 +1,5 @@
-//! Pushes are accepted as any message is, and answered push by push: one whose users are of several partitions is taken when all of its
-//! records are.
+//! Accepts pushes like other messages, and answers push by push. A push to users of several partitions is accepted when all of its records
+//! are stored.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -8,23 +8,23 @@ use serde_json::{Value, json};
 use whimbrel_model::Timestamp;
 use whimbrel_model::push::PUSH_TOPIC;
 
-use super::super::accept::{Accepted, Refusal, Standing, accept_many};
-use super::super::door::Door;
-use super::super::load::Load;
-use super::super::problem::{Code, Problem};
+use super::super::accept::{AcceptError, AcceptedMessage, AcceptedState, accept_many};
+use super::super::api_state::ApiState;
+use super::super::load::LoadGuard;
+use super::super::problem::{ApiProblem, Code};
 use super::push_entry::{PushSize, Pushes};
 
-/// A push that the log has.
+/// A push that the log has stored.
 #[derive(Debug, Clone)]
-pub(super) struct Pushed {
+pub(super) struct StoredPush {
     pub(super) id: String,
-    /// When it is due, where it is held.
+    /// The due time, for a held push.
     pub(super) due: Option<Timestamp>,
-    /// The holds of one that is held for users of several partitions; otherwise its id is its hold's.
+    /// The ids of the holds, for a held push to users of several partitions. Otherwise `id` is the id of the hold.
     pub(super) holds: Vec<String>,
 }
 
-impl Pushed {
+impl StoredPush {
     /// `{"id"}`, or `{"id","state":"held","due"}`. Ids have no character that JSON would escape.
     pub(super) fn write_to(&self, out: &mut String) {
         let id = &self.id;
@@ -32,9 +32,9 @@ impl Pushed {
             None => write!(out, "{{\"id\":\"{id}\""),
             Some(due) => write!(out, "{{\"id\":\"{id}\",\"state\":\"held\",\"due\":\"{due}\""),
         };
-        written.expect("a string takes all");
+        written.expect("writing to a string cannot fail");
         if !self.holds.is_empty() {
-            write!(out, ",\"holds\":[\"{}\"]", self.holds.join("\",\"")).expect("a string takes all");
+            write!(out, ",\"holds\":[\"{}\"]", self.holds.join("\",\"")).expect("writing to a string cannot fail");
         }
         out.push('}');
     }
@@ -46,16 +46,16 @@ impl Pushed {
     }
 }
 
-/// Accepts pushes, each with its own outcome; or none, where one stands in the way.
+/// Accepts pushes, each with its own outcome. If one is invalid, it accepts none.
 pub(super) async fn accept_pushes(
-    door: &Arc<Door>,
+    api: &Arc<ApiState>,
     owner: &str,
     pushes: Pushes,
-    mut load: Load,
-) -> Result<Vec<Result<Pushed, Problem>>, Refusal> {
+    mut load: LoadGuard,
+) -> Result<Vec<Result<StoredPush, ApiProblem>>, AcceptError> {
     let Pushes { drafts, each, more_bytes } = pushes;
-    load.grow(more_bytes).map_err(|problem| Refusal { index: None, problem })?;
-    let outcomes = accept_many(door, PUSH_TOPIC, owner, drafts, load).await.map_err(|refusal| Refusal {
+    load.grow(more_bytes).map_err(|problem| AcceptError { index: None, problem })?;
+    let outcomes = accept_many(api, PUSH_TOPIC, owner, drafts, load).await.map_err(|refusal| AcceptError {
         index: refusal.index.map(|draft| push_of_draft(&each, draft)),
         problem: refusal.problem,
     })?;
@@ -63,7 +63,7 @@ pub(super) async fn accept_pushes(
     Ok(each.iter().map(|size| pushed(outcomes.by_ref().take(size.0).collect())).collect())
 }
 
-/// Which push a draft is of.
+/// The index of the push that a draft belongs to.
 fn push_of_draft(each: &[PushSize], draft: usize) -> usize {
     let mut upto = 0;
     let is_beyond = |size: &PushSize| {
@@ -73,33 +73,33 @@ fn push_of_draft(each: &[PushSize], draft: usize) -> usize {
     each.iter().position(is_beyond).unwrap_or(0)
 }
 
-/// What became of one push, by what became of its drafts.
-fn pushed(mut outcomes: Vec<Result<Accepted, Problem>>) -> Result<Pushed, Problem> {
+/// The outcome of one push, from the outcomes of its drafts.
+fn pushed(mut outcomes: Vec<Result<AcceptedMessage, ApiProblem>>) -> Result<StoredPush, ApiProblem> {
     if outcomes.len() == 1
         && let Some(outcome) = outcomes.pop()
     {
         let accepted = outcome?;
-        return Ok(Pushed { id: accepted.id.to_text(), due: due_of(&accepted), holds: Vec::new() });
+        return Ok(StoredPush { id: accepted.id.to_text(), due: due_of(&accepted), holds: Vec::new() });
     }
     if outcomes.iter().any(Result::is_err) {
         return Err(partly_of_one(outcomes));
     }
-    let taken: Vec<Accepted> = outcomes.into_iter().flatten().collect();
+    let taken: Vec<AcceptedMessage> = outcomes.into_iter().flatten().collect();
     let ids: Vec<String> = taken.iter().map(|accepted| accepted.id.to_text()).collect();
     let due = taken.first().and_then(due_of);
     let id = ids.first().cloned().unwrap_or_default();
-    Ok(Pushed { id, due, holds: if due.is_some() { ids } else { Vec::new() } })
+    Ok(StoredPush { id, due, holds: if due.is_some() { ids } else { Vec::new() } })
 }
 
-fn due_of(accepted: &Accepted) -> Option<Timestamp> {
-    match accepted.standing {
-        Standing::InTopic { .. } => None,
-        Standing::Held { due } => Some(due),
+fn due_of(accepted: &AcceptedMessage) -> Option<Timestamp> {
+    match accepted.state {
+        AcceptedState::InTopic { .. } => None,
+        AcceptedState::Held { due } => Some(due),
     }
 }
 
-/// Some partitions took their record of a push and others did not.
-fn partly_of_one(outcomes: Vec<Result<Accepted, Problem>>) -> Problem {
+/// The problem for a push that only some partitions have stored.
+fn partly_of_one(outcomes: Vec<Result<AcceptedMessage, ApiProblem>>) -> ApiProblem {
     let (total, taken) = (outcomes.len(), outcomes.iter().filter(|outcome| outcome.is_ok()).count());
     if let Some(reason) = one_reason(&outcomes) {
         return reason;
@@ -111,14 +111,12 @@ fn partly_of_one(outcomes: Vec<Result<Accepted, Problem>>) -> Problem {
             Err(problem) => json!({ "error": problem.to_json() }),
         })
         .collect();
-    let detail = format!(
-        "{taken} of the {total} partitions that the users are of took the push; repeated under its id it goes to the others"
-    );
-    Problem::new(Code::PartlyAppended, detail).with("messages", messages)
+    let detail = format!("{taken} of {total} partitions stored the push; repeat it under its id for the others");
+    ApiProblem::new(Code::PartlyAppended, detail).with("messages", messages)
 }
 
-/// Not all pushes of a batch were taken. Where none was, and for one reason, that reason is the answer.
-pub(super) fn partly(outcomes: Vec<Result<Pushed, Problem>>) -> Problem {
+/// The answer if some pushes of a batch failed. If all failed with the same code, that problem is the answer.
+pub(super) fn partly(outcomes: Vec<Result<StoredPush, ApiProblem>>) -> ApiProblem {
     let (total, taken) = (outcomes.len(), outcomes.iter().filter(|outcome| outcome.is_ok()).count());
     if let Some(reason) = one_reason(&outcomes) {
         return reason;
@@ -130,14 +128,14 @@ pub(super) fn partly(outcomes: Vec<Result<Pushed, Problem>>) -> Problem {
             Err(problem) => json!({ "error": problem.to_json() }),
         })
         .collect();
-    let detail = format!("{taken} of {total} pushes were taken; `messages` says which");
-    Problem::new(Code::PartlyAppended, detail).with("messages", messages)
+    let detail = format!("{taken} of {total} pushes were appended; `messages` lists the result of each");
+    ApiProblem::new(Code::PartlyAppended, detail).with("messages", messages)
 }
 
-/// Why nothing at all was taken, where that is one reason.
-fn one_reason<T>(outcomes: &[Result<T, Problem>]) -> Option<Problem> {
+/// The common problem, if everything failed with the same code.
+fn one_reason<T>(outcomes: &[Result<T, ApiProblem>]) -> Option<ApiProblem> {
     let first = outcomes.first()?.as_ref().err()?;
-    let is_same = |outcome: &Result<T, Problem>| outcome.as_ref().is_err_and(|other| other.code() == first.code());
+    let is_same = |outcome: &Result<T, ApiProblem>| outcome.as_ref().is_err_and(|other| other.code() == first.code());
     outcomes.iter().all(is_same).then(|| first.clone())
 }
 
@@ -146,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_draft_is_traced_to_its_push() {
+    fn each_draft_maps_to_its_push() {
         let each = [PushSize(1), PushSize(3), PushSize(1)];
         let found: Vec<usize> = (0..5).map(|draft| push_of_draft(&each, draft)).collect();
         assert_eq!(found, [0, 1, 1, 1, 2]);

@@ -1,4 +1,4 @@
-//! What is asked of a user's owner beside messages: a record of `_push`, in order with the user's pushes.
+//! Tasks for a user's owner beside messages: records of `_push`, in order with the user's pushes.
 
 use std::sync::Arc;
 
@@ -13,37 +13,37 @@ use whimbrel_model::record::HEADER_ID;
 
 use super::super::accept::append_problem;
 use super::super::answer::json_response;
-use super::super::door::Door;
-use super::super::problem::Problem;
+use super::super::api_state::ApiState;
+use super::super::cancel_safe::CancelSafe;
+use super::super::problem::ApiProblem;
 use super::super::subscriptions::to_json;
-use super::super::undisturbed::Undisturbed;
 use super::documents::TaskAnswer;
 use super::push_topic;
 use whimbrel_catalogue::topics::Placement;
 
-/// Appends a task for a user, and answers with the id of its record.
-pub(super) async fn append_task(door: &Door, uid: &Uid, task: &PushTask) -> Result<String, Problem> {
-    push_topic(door)?;
-    let pass = door.registry.enter(PUSH_TOPIC, Placement::Free).await?;
-    let now = door.ports.clock.now();
+/// Appends a task for a user, and returns the id of its record.
+pub(super) async fn append_task(api: &ApiState, uid: &Uid, task: &PushTask) -> Result<String, ApiProblem> {
+    push_topic(api)?;
+    let pass = api.registry.enter(PUSH_TOPIC, Placement::Free).await?;
+    let now = api.ports.clock.now();
     let partition = pass.place(Some(uid.as_str().as_bytes()));
-    let id = door.mint.mint(now, partition);
+    let id = api.mint.mint(now, partition);
     let headers = task.headers().push(HEADER_ID, &id.to_text()).take();
     let key = Some(Bytes::copy_from_slice(uid.as_str().as_bytes()));
     let entry = Entry { partition, record: Record { key, value: Bytes::new(), headers, timestamp: now } };
-    let log = Arc::clone(&door.ports.log);
-    let outcome = Undisturbed::new(async move {
+    let log = Arc::clone(&api.ports.log);
+    let outcome = CancelSafe::new(async move {
         let outcome = log.append(vec![entry]).await;
         drop(pass);
         outcome
     })
     .await;
-    let no_answer = || Err(LogError::Unknown("the log gave no answer".to_owned()));
+    let no_answer = || Err(LogError::Unknown("the log returned no outcome".to_owned()));
     outcome.into_iter().next().unwrap_or_else(no_answer).map_err(|error| append_problem(error, PUSH_TOPIC))?;
     Ok(id.to_string())
 }
 
-/// The task will be done.
+/// The answer for an accepted task.
 pub(super) fn accepted(id: String) -> Response {
     json_response(StatusCode::ACCEPTED, to_json(&TaskAnswer { id }))
 }

@@ -1,4 +1,4 @@
-//! Batches: both forms, bad entries, limits, and what is answered where only some were taken.
+//! Batches: both formats, invalid entries, limits, and the answer if only some messages are appended.
 
 use axum::body::Body;
 use http::Method;
@@ -6,19 +6,19 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use whimbrel_catalogue::topics::TopicDefaults;
 use whimbrel_ingress::ReceiveSettings;
-use whimbrel_ingress::documents::{BatchAnswer, EntryAnswer, ProblemDocument};
+use whimbrel_ingress::documents::{BatchAnswerDocument, EntryAnswer, ProblemDocument};
 use whimbrel_model::ports::LogError;
 
-use crate::support::{Answer, House};
+use crate::support::{Answer, TestApi};
 
 const NDJSON: (&str, &str) = ("content-type", "application/x-ndjson");
 
-async fn lines(house: &House, body: impl Into<Body>) -> Answer {
-    house.call(Method::POST, "/v1/topics/orders/batch", &[NDJSON], body).await
+async fn lines(api: &TestApi, body: impl Into<Body>) -> Answer {
+    api.call(Method::POST, "/v1/topics/orders/batch", &[NDJSON], body).await
 }
 
 #[tokio::test]
-async fn an_array_and_its_lines_are_the_same_batch() {
+async fn an_array_and_ndjson_publish_the_same_batch() {
     let entries = [
         json!({ "payload": "a", "key": "k" }),
         json!({ "payload_base64": "Yg==", "key": "k" }),
@@ -27,19 +27,19 @@ async fn an_array_and_its_lines_are_the_same_batch() {
     let array = Value::from(entries.to_vec()).to_string();
     let ndjson: String = entries.iter().map(|entry| format!("{entry}\n")).collect();
     for (content_type, body) in [("application/json", array), (NDJSON.1, ndjson)] {
-        let house = House::new().await;
+        let api = TestApi::new().await;
         let answer =
-            house.call(Method::POST, "/v1/topics/orders/batch", &[("content-type", content_type)], body).await.ok(200);
-        let answer: BatchAnswer = serde_json::from_value(answer).unwrap();
+            api.call(Method::POST, "/v1/topics/orders/batch", &[("content-type", content_type)], body).await.ok(200);
+        let answer: BatchAnswerDocument = serde_json::from_value(answer).unwrap();
         let placed = answer.messages.into_iter().map(|answer| match answer {
             EntryAnswer::Published(place) => place,
-            EntryAnswer::Held(held) => panic!("{held:?} shall not wait"),
+            EntryAnswer::Held(held) => panic!("{held:?} must not be held"),
         });
         let placed: Vec<_> = placed.collect();
         let offsets: Vec<u64> = placed.iter().map(|place| place.offset).collect();
         assert_eq!(offsets, [0, 1, 2]);
         let read = format!("/v1/topics/orders/messages?partition={}", placed[0].partition);
-        let read = house.get(&read).await.ok(200);
+        let read = api.get(&read).await.ok(200);
         let payloads: Vec<&str> =
             read["messages"].as_array().unwrap().iter().map(|m| m["payload"].as_str().unwrap()).collect();
         assert_eq!(payloads, ["a", "b", "{\"c\":1}"]);
@@ -52,16 +52,16 @@ async fn an_array_and_its_lines_are_the_same_batch() {
 }
 
 #[tokio::test]
-async fn an_empty_batch_is_answered_with_nothing() {
-    let house = House::new().await;
-    assert_eq!(house.post("/v1/topics/orders/batch", "[]").await.ok(200), json!({ "messages": [] }));
-    assert_eq!(lines(&house, "\n\n").await.ok(200), json!({ "messages": [] }));
+async fn an_empty_batch_gets_an_empty_answer() {
+    let api = TestApi::new().await;
+    assert_eq!(api.post("/v1/topics/orders/batch", "[]").await.ok(200), json!({ "messages": [] }));
+    assert_eq!(lines(&api, "\n\n").await.ok(200), json!({ "messages": [] }));
 }
 
 #[tokio::test]
-async fn a_bad_entry_refuses_the_whole_batch_and_is_named() {
-    let house = House::new().await;
-    house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+async fn a_bad_entry_rejects_the_whole_batch_with_its_index() {
+    let api = TestApi::new().await;
+    api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
     for (entry, code) in [
         ("{", "bad_json"),
         ("{\"payload\":1}", "bad_entry"),
@@ -71,12 +71,12 @@ async fn a_bad_entry_refuses_the_whole_batch_and_is_named() {
         ("{\"payload\":\"x\",\"delay\":\"soon\"}", "bad_duration"),
     ] {
         let body = format!("{{\"payload\":\"good\"}}\n{entry}\n{{\"payload\":\"good\"}}");
-        assert_eq!(lines(&house, body).await.problem(422, code)["index"], 1, "{entry}");
+        assert_eq!(lines(&api, body).await.problem(422, code)["index"], 1, "{entry}");
     }
     let array = "[{\"payload\":\"good\"},,{\"payload\":\"good\"}]";
-    assert_eq!(house.post("/v1/topics/orders/batch", array).await.problem(422, "bad_json")["index"], 1);
-    house.post("/v1/topics/orders/batch", "{\"payload\":\"x\"}").await.problem(422, "bad_json");
-    assert_eq!(house.payloads("orders").await, [Vec::<String>::new()], "nothing was appended");
+    assert_eq!(api.post("/v1/topics/orders/batch", array).await.problem(422, "bad_json")["index"], 1);
+    api.post("/v1/topics/orders/batch", "{\"payload\":\"x\"}").await.problem(422, "bad_json");
+    assert_eq!(api.payloads("orders").await, [Vec::<String>::new()], "nothing was appended");
 }
 
 #[tokio::test]
@@ -87,59 +87,59 @@ async fn a_batch_has_limits() {
         payload_bytes_max: 10,
         ..ReceiveSettings::default()
     };
-    let house = House::with(settings).await;
-    lines(&house, "{\"payload\":\"x\"}\n".repeat(3)).await.problem(413, "batch_too_large");
-    lines(&house, " ".repeat(101)).await.problem(413, "batch_too_large");
+    let api = TestApi::with(settings).await;
+    lines(&api, "{\"payload\":\"x\"}\n".repeat(3)).await.problem(413, "batch_too_large");
+    lines(&api, " ".repeat(101)).await.problem(413, "batch_too_large");
     let announced = [NDJSON, ("content-length", "101")];
-    let refused = house.call(Method::POST, "/v1/topics/orders/batch", &announced, "x").await;
+    let refused = api.call(Method::POST, "/v1/topics/orders/batch", &announced, "x").await;
     refused.problem(413, "batch_too_large");
-    let refused = lines(&house, "{\"payload\":\"x\"}\n{\"payload\":\"12345678901\"}").await;
+    let refused = lines(&api, "{\"payload\":\"x\"}\n{\"payload\":\"12345678901\"}").await;
     assert_eq!(refused.problem(413, "payload_too_large")["index"], 1);
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_the_topic_is_no_entrys_fault() {
-    let house = House::with_topics(TopicDefaults { auto_create: false, ..TopicDefaults::default() }).await;
-    let problem = lines(&house, "{\"payload\":\"x\"}").await.problem(404, "unknown_topic");
+async fn a_problem_of_the_topic_has_no_index() {
+    let api = TestApi::with_topics(TopicDefaults { auto_create: false, ..TopicDefaults::default() }).await;
+    let problem = lines(&api, "{\"payload\":\"x\"}").await.problem(404, "unknown_topic");
     assert_eq!(problem.get("index"), None);
 }
 
 #[tokio::test]
 async fn one_key_for_a_whole_batch_is_refused() {
-    let house = House::new().await;
+    let api = TestApi::new().await;
     let headers = [("idempotency-key", "a")];
-    let answer = house.call(Method::POST, "/v1/topics/orders/batch", &headers, "[]").await;
+    let answer = api.call(Method::POST, "/v1/topics/orders/batch", &headers, "[]").await;
     answer.problem(422, "bad_parameter");
 }
 
 #[tokio::test]
-async fn where_only_some_are_taken_the_answer_says_which() {
-    let house = House::new().await;
-    house.world.log.judge(|entry| match &entry.record.value[..] {
+async fn a_partly_appended_batch_lists_the_result_of_each_message() {
+    let api = TestApi::new().await;
+    api.world.log.judge(|entry| match &entry.record.value[..] {
         b"bad" => Err(LogError::DiskFull("no room".into())),
         _ => Ok(()),
     });
     let body = "{\"payload\":\"good\"}\n{\"payload\":\"bad\"}\n";
-    let problem = lines(&house, body).await.problem(503, "partly_appended");
+    let problem = lines(&api, body).await.problem(503, "partly_appended");
     assert_eq!(problem["messages"][0]["offset"], 0);
     assert_eq!(problem["messages"][1]["error"]["code"], "disk_full");
     serde_json::from_value::<ProblemDocument>(problem).unwrap();
 }
 
 #[tokio::test]
-async fn where_none_is_taken_the_reason_is_the_answer() {
-    let house = House::new().await;
-    house.world.log.judge(|_| Err(LogError::DiskFull("no room".into())));
-    lines(&house, "{\"payload\":\"a\"}\n{\"payload\":\"b\"}\n").await.problem(503, "disk_full");
-    house.world.log.judge(|_| Err(LogError::Unknown("timed out".into())));
-    lines(&house, "{\"payload\":\"a\"}\n").await.problem(504, "outcome_unknown");
+async fn if_nothing_is_appended_for_one_reason_that_reason_is_the_answer() {
+    let api = TestApi::new().await;
+    api.world.log.judge(|_| Err(LogError::DiskFull("no room".into())));
+    lines(&api, "{\"payload\":\"a\"}\n{\"payload\":\"b\"}\n").await.problem(503, "disk_full");
+    api.world.log.judge(|_| Err(LogError::Unknown("timed out".into())));
+    lines(&api, "{\"payload\":\"a\"}\n").await.problem(504, "outcome_unknown");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn any_cutting_of_the_body_publishes_the_same(
+    fn any_split_of_the_body_publishes_the_same(
         payloads in proptest::collection::vec(".{0,12}", 1..8),
         cuts in proptest::collection::vec(any::<usize>(), 0..6),
         as_array: bool,
@@ -158,10 +158,10 @@ proptest! {
             .collect();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let read = runtime.block_on(async {
-            let house = House::new().await;
+            let api = TestApi::new().await;
             let body = Body::from_stream(futures_util::stream::iter(pieces));
-            house.call(Method::POST, "/v1/topics/orders/batch", &[("content-type", content_type)], body).await.ok(200);
-            house.payloads("orders").await.concat()
+            api.call(Method::POST, "/v1/topics/orders/batch", &[("content-type", content_type)], body).await.ok(200);
+            api.payloads("orders").await.concat()
         });
         prop_assert_eq!(read, payloads);
     }

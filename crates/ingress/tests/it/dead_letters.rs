@@ -1,29 +1,29 @@
-//! Dead letters, redriving, pulling, and what became of one message.
+//! Dead letters, redrives, pulls, and the deliveries of one message.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 use whimbrel_model::ports::{
-    AfterFailure, AttemptNote, AttemptOutcome, DeadLetter, DispatchAsk, DispatchError, DispatchTold, MessageStanding,
-    Pulled, Standing,
+    AfterFailure, AttemptOutcome, AttemptRecord, DeadLetter, DeliveryState, DispatchError, DispatchReply,
+    DispatchRequest, LeasedMessage, MessageDelivery,
 };
-use whimbrel_model::subscription::Origin;
+use whimbrel_model::subscription::MessageOrigin;
 use whimbrel_model::{Headers, PartitionId, Record, SubscriptionNumber, Timestamp, TopicNumber};
 
 use crate::subscriptions::push;
-use crate::support::House;
+use crate::support::TestApi;
 
-async fn house(mode: Value) -> House {
-    let house = House::new().await;
+async fn api(mode: Value) -> TestApi {
+    let api = TestApi::new().await;
     let mut body = push(json!({}));
     if mode == "pull" {
         body = json!({ "topics": ["orders"], "mode": "pull" });
     }
-    house.put("/v1/subscriptions/billing", body).await.ok(201);
-    house
+    api.put("/v1/subscriptions/billing", body).await.ok(201);
+    api
 }
 
-fn origin() -> Origin {
-    Origin {
+fn origin() -> MessageOrigin {
+    MessageOrigin {
         subscription: "billing".into(),
         run: 1,
         topic: "orders".into(),
@@ -42,16 +42,16 @@ fn origin() -> Origin {
 
 #[tokio::test]
 async fn dead_letters_are_shown_page_by_page() {
-    let house = house(json!("push")).await;
-    house.world.dispatch.say(|ask| match ask {
-        DispatchAsk::DeadLetters { from, limit } => {
+    let api = api(json!("push")).await;
+    api.world.dispatch.say(|ask| match ask {
+        DispatchRequest::DeadLetters { from, limit } => {
             assert_eq!(*limit, 1);
             let letter = DeadLetter { id: format!("m{from}"), at: *from, key: Some(b"k".to_vec()), origin: origin() };
-            Some(Ok(DispatchTold::DeadLetters { letters: vec![letter], next: (*from == 0).then_some(5) }))
+            Some(Ok(DispatchReply::DeadLetters { letters: vec![letter], next: (*from == 0).then_some(5) }))
         }
         _ => None,
     });
-    let page = house.get("/v1/subscriptions/billing/dead-letters?limit=1").await.ok(200);
+    let page = api.get("/v1/subscriptions/billing/dead-letters?limit=1").await.ok(200);
     assert_eq!(
         page["dead_letters"][0],
         json!({
@@ -60,25 +60,25 @@ async fn dead_letters_are_shown_page_by_page() {
         })
     );
     let next = format!("/v1/subscriptions/billing/dead-letters?limit=1&cursor={}", page["cursor"].as_str().unwrap());
-    let last = house.get(&next).await.ok(200);
+    let last = api.get(&next).await.ok(200);
     assert_eq!((&last["dead_letters"][0]["id"], last.get("cursor")), (&json!("m5"), None));
-    house.get("/v1/subscriptions/billing/dead-letters?limit=0").await.problem(422, "bad_parameter");
-    house.get("/v1/subscriptions/billing/dead-letters?cursor=x").await.problem(422, "bad_parameter");
-    house.world.dispatch.nobody();
-    house.get("/v1/subscriptions/billing/dead-letters").await.problem(503, "no_owner");
+    api.get("/v1/subscriptions/billing/dead-letters?limit=0").await.problem(422, "bad_parameter");
+    api.get("/v1/subscriptions/billing/dead-letters?cursor=x").await.problem(422, "bad_parameter");
+    api.world.dispatch.nobody();
+    api.get("/v1/subscriptions/billing/dead-letters").await.problem(503, "no_owner");
 }
 
 #[tokio::test]
-async fn dead_letters_are_redriven_by_id_or_all_of_them() {
-    let house = house(json!("push")).await;
-    house.world.dispatch.say(|ask| match ask {
-        DispatchAsk::Redrive { ids: None } => Some(Ok(DispatchTold::Redriven { count: 7, unknown: Vec::new() })),
-        DispatchAsk::Redrive { ids: Some(ids) } => {
-            Some(Ok(DispatchTold::Redriven { count: 1, unknown: ids[1..].to_vec() }))
+async fn dead_letters_are_redriven_by_id_or_all_at_once() {
+    let api = api(json!("push")).await;
+    api.world.dispatch.say(|ask| match ask {
+        DispatchRequest::Redrive { ids: None } => Some(Ok(DispatchReply::Redriven { count: 7, unknown: Vec::new() })),
+        DispatchRequest::Redrive { ids: Some(ids) } => {
+            Some(Ok(DispatchReply::Redriven { count: 1, unknown: ids[1..].to_vec() }))
         }
         _ => None,
     });
-    let redrive = |body: &'static str| house.post("/v1/subscriptions/billing/redrive", body);
+    let redrive = |body: &'static str| api.post("/v1/subscriptions/billing/redrive", body);
     assert_eq!(redrive(r#"{"all":true}"#).await.ok(200), json!({ "redriven": 7, "unknown": [] }));
     assert_eq!(redrive(r#"{"ids":["a","b"]}"#).await.ok(200), json!({ "redriven": 1, "unknown": ["b"] }));
     for wrong in ["{}", r#"{"all":false}"#, r#"{"ids":[]}"#, r#"{"ids":["a"],"all":true}"#, r#"{"id":"a"}"#] {
@@ -87,17 +87,17 @@ async fn dead_letters_are_redriven_by_id_or_all_of_them() {
 }
 
 #[tokio::test]
-async fn messages_are_pulled_with_their_leases() {
-    let house = house(json!("pull")).await;
-    house.world.dispatch.say(|ask| match ask {
-        DispatchAsk::Pull { max: 2, wait_ms: 5_000 } => {
+async fn pulled_messages_have_leases() {
+    let api = api(json!("pull")).await;
+    api.world.dispatch.say(|ask| match ask {
+        DispatchRequest::Pull { max: 2, wait_ms: 5_000 } => {
             let record = Record {
                 key: Some(Bytes::from_static(b"k")),
                 value: Bytes::from_static(b"hi"),
                 headers: Headers::builder().push("whimbrel-id", b"m1").push("x", b"1").take(),
                 timestamp: Timestamp::from_millis(0),
             };
-            Some(Ok(DispatchTold::Pulled(vec![Pulled {
+            Some(Ok(DispatchReply::Pulled(vec![LeasedMessage {
                 ack_id: "a-1".into(),
                 lease_until: Timestamp::from_millis(30_000),
                 attempt: 2,
@@ -111,7 +111,7 @@ async fn messages_are_pulled_with_their_leases() {
         }
         _ => None,
     });
-    let pulled = house.post("/v1/subscriptions/billing/pull", r#"{"max":2,"wait":"5s"}"#).await.ok(200);
+    let pulled = api.post("/v1/subscriptions/billing/pull", r#"{"max":2,"wait":"5s"}"#).await.ok(200);
     assert_eq!(
         pulled["messages"],
         json!([{
@@ -120,61 +120,59 @@ async fn messages_are_pulled_with_their_leases() {
             "published_at": "1970-01-01T00:00:00.000Z", "payload": "hi",
         }])
     );
-    assert_eq!(house.post("/v1/subscriptions/billing/pull", "").await.ok(200), json!({ "messages": [] }));
-    house.post("/v1/subscriptions/billing/pull", r#"{"max":0}"#).await.problem(422, "bad_parameter");
-    house.post("/v1/subscriptions/billing/pull", r#"{"wait":"2m"}"#).await.problem(422, "bad_duration");
+    assert_eq!(api.post("/v1/subscriptions/billing/pull", "").await.ok(200), json!({ "messages": [] }));
+    api.post("/v1/subscriptions/billing/pull", r#"{"max":0}"#).await.problem(422, "bad_parameter");
+    api.post("/v1/subscriptions/billing/pull", r#"{"wait":"2m"}"#).await.problem(422, "bad_duration");
 }
 
 #[tokio::test]
-async fn leases_are_settled_given_back_and_extended() {
-    let house = house(json!("pull")).await;
-    house.world.dispatch.say(|ask| match ask {
-        DispatchAsk::Ack { .. } => Some(Ok(DispatchTold::Settled { known: 1, unknown: vec!["b".into()] })),
+async fn leases_are_acknowledged_nacked_and_extended() {
+    let api = api(json!("pull")).await;
+    api.world.dispatch.say(|ask| match ask {
+        DispatchRequest::Ack { .. } => Some(Ok(DispatchReply::Settled { known: 1, unknown: vec!["b".into()] })),
         _ => None,
     });
-    let settled = house.post("/v1/subscriptions/billing/ack", r#"{"ack_ids":["a","b"]}"#).await.ok(200);
+    let settled = api.post("/v1/subscriptions/billing/ack", r#"{"ack_ids":["a","b"]}"#).await.ok(200);
     assert_eq!(settled, json!({ "known": 1, "unknown": ["b"] }));
-    house.post("/v1/subscriptions/billing/nack", r#"{"ack_ids":["a"],"delay":"1s"}"#).await.ok(200);
-    house.post("/v1/subscriptions/billing/nack", r#"{"ack_ids":["a"]}"#).await.ok(200);
-    house.post("/v1/subscriptions/billing/extend", r#"{"ack_ids":["a"],"lease":"1m"}"#).await.ok(200);
-    house.post("/v1/subscriptions/billing/extend", r#"{"ack_ids":["a"]}"#).await.ok(200);
+    api.post("/v1/subscriptions/billing/nack", r#"{"ack_ids":["a"],"delay":"1s"}"#).await.ok(200);
+    api.post("/v1/subscriptions/billing/nack", r#"{"ack_ids":["a"]}"#).await.ok(200);
+    api.post("/v1/subscriptions/billing/extend", r#"{"ack_ids":["a"],"lease":"1m"}"#).await.ok(200);
+    api.post("/v1/subscriptions/billing/extend", r#"{"ack_ids":["a"]}"#).await.ok(200);
     let ids = || vec!["a".to_owned()];
-    let asked: Vec<_> = house.world.dispatch.asked().into_iter().map(|(_, ask)| ask).rev().take(4).collect();
+    let asked: Vec<_> = api.world.dispatch.asked().into_iter().map(|(_, ask)| ask).rev().take(4).collect();
     assert_eq!(
         asked,
         [
-            DispatchAsk::Extend { ack_ids: ids(), lease_ms: 30_000 },
-            DispatchAsk::Extend { ack_ids: ids(), lease_ms: 60_000 },
-            DispatchAsk::Nack { ack_ids: ids(), delay_ms: None },
-            DispatchAsk::Nack { ack_ids: ids(), delay_ms: Some(1_000) },
+            DispatchRequest::Extend { ack_ids: ids(), lease_ms: 30_000 },
+            DispatchRequest::Extend { ack_ids: ids(), lease_ms: 60_000 },
+            DispatchRequest::Nack { ack_ids: ids(), delay_ms: None },
+            DispatchRequest::Nack { ack_ids: ids(), delay_ms: Some(1_000) },
         ]
     );
     for action in ["ack", "nack", "extend"] {
-        house.post(&format!("/v1/subscriptions/billing/{action}"), "{}").await.problem(422, "bad_parameter");
+        api.post(&format!("/v1/subscriptions/billing/{action}"), "{}").await.problem(422, "bad_parameter");
     }
 }
 
 #[tokio::test]
-async fn nothing_is_pulled_from_what_pushes() {
-    let house = house(json!("push")).await;
+async fn a_push_subscription_rejects_pulls() {
+    let api = api(json!("push")).await;
     for action in ["pull", "ack", "nack", "extend"] {
         let uri = format!("/v1/subscriptions/billing/{action}");
-        house.post(&uri, r#"{"ack_ids":["a"]}"#).await.problem(409, "wrong_mode");
+        api.post(&uri, r#"{"ack_ids":["a"]}"#).await.problem(409, "wrong_mode");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_says_what_each_subscription_did_with_it() {
-    let house = house(json!("push")).await;
-    let published = house.post("/v1/topics/orders/messages", "x").await.ok(201);
+async fn a_message_lists_its_deliveries() {
+    let api = api(json!("push")).await;
+    let published = api.post("/v1/topics/orders/messages", "x").await.ok(201);
     let uri = format!("/v1/messages/{}", published["id"].as_str().unwrap());
-    let partition = PartitionId::new(
-        house.registry.get("orders").unwrap().number(),
-        published["partition"].as_u64().unwrap() as u32,
-    );
-    house.world.dispatch.say(move |ask| {
-        assert_eq!(*ask, DispatchAsk::Message { partition, offset: 0 });
-        let note = |attempt, outcome| AttemptNote {
+    let partition =
+        PartitionId::new(api.registry.get("orders").unwrap().number(), published["partition"].as_u64().unwrap() as u32);
+    api.world.dispatch.say(move |ask| {
+        assert_eq!(*ask, DispatchRequest::Message { partition, offset: 0 });
+        let note = |attempt, outcome| AttemptRecord {
             subscription: SubscriptionNumber(1),
             run: 1,
             partition,
@@ -191,9 +189,9 @@ async fn a_message_says_what_each_subscription_did_with_it() {
             next: AfterFailure::RetryAt(Timestamp::from_millis(1000)),
         };
         let attempts = vec![note(1, failed), note(2, AttemptOutcome::Delivered { status: 204 })];
-        Some(Ok(DispatchTold::Message(MessageStanding { is: Standing::Delivered, attempts })))
+        Some(Ok(DispatchReply::Message(MessageDelivery { is: DeliveryState::Delivered, attempts })))
     });
-    let found = house.get(&uri).await.ok(200);
+    let found = api.get(&uri).await.ok(200);
     assert_eq!(
         found["subscriptions"],
         json!([{ "name": "billing", "state": "delivered", "attempts": [
@@ -202,9 +200,9 @@ async fn a_message_says_what_each_subscription_did_with_it() {
             { "attempt": 2, "at": "1970-01-01T00:00:00.000Z", "took_ms": 12, "run": 1, "outcome": "delivered", "status": 204 },
         ] }])
     );
-    house.world.dispatch.say(|_| Some(Err(DispatchError::NoOwner)));
-    assert_eq!(house.get(&uri).await.ok(200)["subscriptions"][0]["state"], "unknown");
-    house.world.dispatch.silence();
-    let found = house.get(&uri).await.ok(200);
+    api.world.dispatch.say(|_| Some(Err(DispatchError::NoOwner)));
+    assert_eq!(api.get(&uri).await.ok(200)["subscriptions"][0]["state"], "unknown");
+    api.world.dispatch.silence();
+    let found = api.get(&uri).await.ok(200);
     assert_eq!(found["subscriptions"], json!([{ "name": "billing", "state": "unknown", "attempts": [] }]));
 }

@@ -1,39 +1,39 @@
-//! Events on their way to `_events`.
+//! Events in `_events`.
 
 use whimbrel_model::Event;
 use whimbrel_model::ports::LogError;
 
-use crate::support::{House, soon};
+use crate::support::{TestApi, soon};
 
 #[tokio::test]
 async fn an_event_becomes_a_message_of_the_system_topic() {
-    let house = House::new().await;
-    (house.events.sink())(Event::new("damage_found", "something broke").with("file", "a.log"));
-    let read = house.get("/v1/topics/_events/messages?wait=10s").await.ok(200);
+    let api = TestApi::new().await;
+    (api.events.sink())(Event::new("damage_found", "something broke").with("file", "a.log"));
+    let read = api.get("/v1/topics/_events/messages?wait=10s").await.ok(200);
     let event: serde_json::Value = serde_json::from_str(read["messages"][0]["payload"].as_str().unwrap()).unwrap();
     assert_eq!((&event["kind"], &event["detail"]), (&"damage_found".into(), &"something broke".into()));
     assert_eq!(event["fields"]["file"], "a.log");
     assert_eq!(read["messages"][0]["content_type"], "application/json");
     let by_id = format!("/v1/messages/{}", read["messages"][0]["id"].as_str().unwrap());
-    house.get(&by_id).await.ok(200);
+    api.get(&by_id).await.ok(200);
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_wait_while_the_log_refuses() {
-    let house = House::new().await;
+async fn events_wait_while_the_log_rejects_appends() {
+    let api = TestApi::new().await;
     let (refused, mut times) = tokio::sync::watch::channel(0);
-    house.world.log.judge(move |_| {
+    api.world.log.judge(move |_| {
         refused.send_modify(|count| *count += 1);
         Err(LogError::DiskFull("no room".into()))
     });
-    house.events.put(Event::new("disk_full", "first"));
-    house.events.put(Event::new("disk_full", "second"));
+    api.events.put(Event::new("disk_full", "first"));
+    api.events.put(Event::new("disk_full", "second"));
     soon(times.wait_for(|count| *count >= 6)).await.unwrap();
-    house.world.log.judge_nothing();
+    api.world.log.judge_nothing();
     let mut details = Vec::new();
     while details.len() < 2 {
         let uri = format!("/v1/topics/_events/messages?offset={}&wait=30s", details.len());
-        for message in house.get(&uri).await.ok(200)["messages"].as_array().unwrap() {
+        for message in api.get(&uri).await.ok(200)["messages"].as_array().unwrap() {
             let event: serde_json::Value = serde_json::from_str(message["payload"].as_str().unwrap()).unwrap();
             details.push(event["detail"].as_str().unwrap().to_owned());
         }
@@ -42,10 +42,10 @@ async fn events_wait_while_the_log_refuses() {
 }
 
 #[tokio::test]
-async fn events_of_the_last_moment_are_written_when_the_server_ends() {
-    let house = House::new().await;
-    house.events.put(Event::new("test", "last words"));
-    let house = house.close().await.open().await;
-    let read = house.get("/v1/topics/_events/messages").await.ok(200);
+async fn queued_events_are_written_at_shutdown() {
+    let api = TestApi::new().await;
+    api.events.put(Event::new("test", "last words"));
+    let api = api.close().await.open().await;
+    let read = api.get("/v1/topics/_events/messages").await.ok(200);
     assert!(read["messages"][0]["payload"].as_str().unwrap().contains("last words"));
 }

@@ -12,7 +12,6 @@ use super::support::cluster::{ClusterNode, MemoryCoordination};
 use super::support::log::Hanging;
 use super::support::{Answer, World, soon};
 
-/// The number of partitions after the growth.
 const PARTITIONS: u32 = 8;
 const POLL: Duration = Duration::from_millis(10);
 
@@ -27,21 +26,21 @@ struct Nodes {
 async fn two_nodes() -> Nodes {
     let (world, cluster) = (World::new(), Arc::<MemoryCoordination>::default());
     let first = ClusterNode::open(&world, &cluster, 1).await;
-    first.house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    first.api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
     let second = ClusterNode::open(&world, &cluster, 2).await;
     // Both have read the catalogue under their sessions.
     for node in [&first, &second] {
-        node.house.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
+        node.api.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
     }
     Nodes { world, cluster, first, second }
 }
 
 async fn publish(node: &ClusterNode, payload: &str) -> Answer {
-    node.house.post(&format!("/v1/topics/orders/messages?key={}", key()), payload.to_owned()).await
+    node.api.post(&format!("/v1/topics/orders/messages?key={}", key()), payload.to_owned()).await
 }
 
 async fn grow(node: &ClusterNode) -> Answer {
-    node.house.put("/v1/topics/orders", json!({ "partitions": PARTITIONS })).await
+    node.api.put("/v1/topics/orders", json!({ "partitions": PARTITIONS })).await
 }
 
 /// A key that moves when the topic grows.
@@ -76,7 +75,7 @@ async fn until_entry(world: &World, is_so: impl Fn(&serde_json::Value) -> bool) 
 
 async fn until_known(node: &ClusterNode, name: &str) {
     soon(async {
-        while node.house.registry.get(name).is_none() {
+        while node.api.registry.get(name).is_none() {
             tokio::time::sleep(POLL).await;
         }
     })
@@ -119,7 +118,7 @@ async fn a_growth_waits_for_a_node_that_has_not_seen_it() {
     assert!(futures_util::poll!(growth.as_mut()).is_pending());
     nodes.second.catalogue.set_stale(false);
     let grown = soon(growth).await.ok(200);
-    assert_eq!(grown["growths"][0]["barriers"], json!([2]), "all that the stale node took lies below the barrier");
+    assert_eq!(grown["growths"][0]["barriers"], json!([2]), "all messages of the stale node lie below the barrier");
     assert_eq!(soon(publish(&nodes.second, "new")).await.ok(201)["partition"], Nodes::moved());
 }
 
@@ -133,7 +132,7 @@ async fn a_node_that_never_confirms_makes_the_growth_roll_back() {
     for node in [&nodes.first, &nodes.second] {
         assert_eq!(publish(node, "x").await.ok(201)["partition"], 0, "the old mapping stays in use");
     }
-    assert_eq!(nodes.world.log.partitions_of(nodes.first.house.registry.get("orders").unwrap().number()), 1);
+    assert_eq!(nodes.world.log.partitions_of(nodes.first.api.registry.get("orders").unwrap().number()), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -143,8 +142,8 @@ async fn a_node_that_lost_its_session_refuses_keys_and_is_not_waited_for() {
     let refused = publish(&nodes.second, "x").await;
     assert!(refused.headers.contains_key("retry-after"));
     refused.problem(503, "no_session");
-    nodes.second.house.post("/v1/topics/orders/messages", "without a key").await.ok(201);
-    nodes.second.house.post("/v1/topics/orders/messages?key=k&delay=1h", "held").await.ok(202);
+    nodes.second.api.post("/v1/topics/orders/messages", "without a key").await.ok(201);
+    nodes.second.api.post("/v1/topics/orders/messages?key=k&delay=1h", "held").await.ok(202);
     nodes.second.membership.expire();
     soon(grow(&nodes.first)).await.ok(200);
     nodes.second.catalogue.set_stale(true);
@@ -157,13 +156,13 @@ async fn a_node_that_lost_its_session_refuses_keys_and_is_not_waited_for() {
 #[tokio::test(start_paused = true)]
 async fn readiness_warns_of_a_missing_session() {
     let mut nodes = two_nodes().await;
-    assert_eq!(nodes.second.house.get("/readyz").await.ok(200), json!({ "ready": true }));
+    assert_eq!(nodes.second.api.get("/readyz").await.ok(200), json!({ "ready": true }));
     nodes.second.membership.lose();
-    let ready = nodes.second.house.get("/readyz").await.ok(200);
+    let ready = nodes.second.api.get("/readyz").await.ok(200);
     assert!(ready["warnings"][0].as_str().is_some_and(|warning| warning.contains("no_session")), "{ready}");
     nodes.second.join_again();
     soon(publish(&nodes.second, "x")).await.ok(201);
-    assert_eq!(nodes.second.house.get("/readyz").await.ok(200), json!({ "ready": true }));
+    assert_eq!(nodes.second.api.get("/readyz").await.ok(200), json!({ "ready": true }));
 }
 
 #[tokio::test(start_paused = true)]
@@ -172,7 +171,7 @@ async fn an_append_whose_session_ended_meanwhile_is_not_acknowledged() {
         let nodes = two_nodes().await;
         nodes.world.log.hold_up(true);
         let uri = format!("/v1/topics/orders/messages?key=k{id}");
-        let late = nodes.second.house.post(&uri, "late");
+        let late = nodes.second.api.post(&uri, "late");
         tokio::pin!(late);
         while nodes.world.log.waiting_appends() == 0 {
             assert!(futures_util::poll!(late.as_mut()).is_pending());
@@ -190,7 +189,7 @@ async fn a_repeat_does_not_acknowledge_a_message_behind_the_barrier() {
     publish(&nodes.first, "first").await.ok(201);
     let uri = format!("/v1/topics/orders/messages?key={}&id=mine", key());
     nodes.world.log.hold_up(true);
-    let late = nodes.second.house.post(&uri, "late");
+    let late = nodes.second.api.post(&uri, "late");
     tokio::pin!(late);
     while nodes.world.log.waiting_appends() == 0 {
         assert!(futures_util::poll!(late.as_mut()).is_pending());
@@ -202,10 +201,10 @@ async fn a_repeat_does_not_acknowledge_a_message_behind_the_barrier() {
     late.await.problem(504, "outcome_unknown");
     nodes.world.receipts.lapse_all();
     for _ in 0..2 {
-        let repeated = soon(nodes.first.house.post(&uri, "late")).await.problem(504, "outcome_unknown");
+        let repeated = soon(nodes.first.api.post(&uri, "late")).await.problem(504, "outcome_unknown");
         assert!(repeated["detail"].as_str().unwrap().contains("offset 1"), "{repeated}");
     }
-    let written: usize = nodes.first.house.payloads("orders").await.iter().map(Vec::len).sum();
+    let written: usize = nodes.first.api.payloads("orders").await.iter().map(Vec::len).sum();
     assert_eq!(written, 2, "nothing is written twice");
 }
 
@@ -213,9 +212,9 @@ async fn a_repeat_does_not_acknowledge_a_message_behind_the_barrier() {
 async fn a_repeat_after_a_growth_gets_the_answer_from_before() {
     let nodes = two_nodes().await;
     let uri = format!("/v1/topics/orders/messages?key={}&id=mine", key());
-    let first = nodes.first.house.post(&uri, "x").await.ok(201);
+    let first = nodes.first.api.post(&uri, "x").await.ok(201);
     soon(grow(&nodes.first)).await.ok(200);
-    let repeated = soon(nodes.second.house.post(&uri, "x")).await.ok(201);
+    let repeated = soon(nodes.second.api.post(&uri, "x")).await.ok(201);
     assert_eq!((&repeated["partition"], &repeated["offset"]), (&first["partition"], &first["offset"]));
 }
 
@@ -228,7 +227,7 @@ async fn another_node_finishes_what_a_dead_one_began() {
         _ = grow(&nodes.first) => panic!("the second node has not confirmed"),
         () = nodes.until_growing() => {}
     }
-    nodes.first.house.settings.shutdown.cancel();
+    nodes.first.api.settings.shutdown.cancel();
     nodes.first.membership.expire();
     nodes.second.catalogue.set_stale(false);
     nodes.until_entry(|entry| entry["partitions"] == PARTITIONS).await;
@@ -265,8 +264,8 @@ async fn a_gate_stays_closed_while_the_outcome_of_the_write_is_unknown() {
 async fn partitions_that_others_added_are_used_after_all_nodes_agreed() {
     let nodes = two_nodes().await;
     publish(&nodes.first, "old").await.ok(201);
-    let number = nodes.first.house.registry.get("orders").unwrap().number();
-    nodes.world.log.grow_around_the_door(number, PARTITIONS as usize);
+    let number = nodes.first.api.registry.get("orders").unwrap().number();
+    nodes.world.log.add_partitions(number, PARTITIONS as usize);
     let third = ClusterNode::open(&nodes.world, &nodes.cluster, 0).await;
     nodes.until_entry(|entry| entry["partitions"] == PARTITIONS).await;
     for node in [&nodes.first, &nodes.second, &third] {
@@ -277,12 +276,12 @@ async fn partitions_that_others_added_are_used_after_all_nodes_agreed() {
 #[tokio::test(start_paused = true)]
 async fn a_node_that_is_alone_waits_too_for_the_outcome_of_its_write() {
     let node = ClusterNode::open_alone(&World::new()).await;
-    node.house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    node.api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
     publish(&node, "old").await.ok(201);
     node.catalogue.lose_next_answer();
     grow(&node).await.problem(503, "unavailable");
     publish(&node, "by which mapping?").await.problem(503, "topic_growing");
-    node.house.post("/v1/topics/orders/messages", "without a key").await.ok(201);
+    node.api.post("/v1/topics/orders/messages", "without a key").await.ok(201);
     node.catalogue.set_away(false);
     assert_eq!(soon(publish(&node, "new")).await.ok(201)["partition"], Nodes::moved());
 }
@@ -291,8 +290,8 @@ async fn a_node_that_is_alone_waits_too_for_the_outcome_of_its_write() {
 async fn a_reader_waits_until_its_node_has_read_the_catalogue_under_its_session() {
     let mut nodes = two_nodes().await;
     publish(&nodes.first, "old").await.ok(201);
-    let number = nodes.first.house.registry.get("orders").unwrap().number();
-    let registry = Arc::clone(&nodes.second.house.registry);
+    let number = nodes.first.api.registry.get("orders").unwrap().number();
+    let registry = Arc::clone(&nodes.second.api.registry);
     soon(registry.wait_for_barriers(number)).await;
     nodes.second.catalogue.set_stale(true);
     nodes.second.membership.expire();
@@ -313,11 +312,11 @@ async fn a_topic_that_the_log_cannot_open_does_not_stop_the_others() {
     let mut nodes = two_nodes().await;
     for name in ["a1", "a2", "a3"] {
         nodes.world.log.set_unavailable(name, true);
-        nodes.first.house.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
+        nodes.first.api.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
     }
-    nodes.first.house.put("/v1/topics/z", json!({ "partitions": 1 })).await.ok(201);
+    nodes.first.api.put("/v1/topics/z", json!({ "partitions": 1 })).await.ok(201);
     soon(async {
-        while nodes.second.house.registry.get("z").is_none() {
+        while nodes.second.api.registry.get("z").is_none() {
             tokio::time::sleep(POLL).await;
         }
     })
@@ -327,7 +326,7 @@ async fn a_topic_that_the_log_cannot_open_does_not_stop_the_others() {
     assert_eq!(soon(publish(&nodes.second, "new")).await.ok(201)["partition"], 0, "the new session gives a lease");
     nodes.world.log.set_unavailable("a2", false);
     soon(async {
-        while nodes.second.house.registry.get("a2").is_none() {
+        while nodes.second.api.registry.get("a2").is_none() {
             tokio::time::sleep(POLL).await;
         }
     })
@@ -342,12 +341,12 @@ async fn a_grown_topic_that_the_log_cannot_open_is_not_published_to_by_its_old_m
     soon(grow(&nodes.first)).await.ok(200);
     nodes.world.log.set_unavailable("orders", true);
     nodes.second.join_again();
-    soon(nodes.second.house.post("/v1/topics/ready/messages?key=k", "x")).await.ok(201);
+    soon(nodes.second.api.post("/v1/topics/ready/messages?key=k", "x")).await.ok(201);
     publish(&nodes.second, "by the old mapping").await.problem(503, "topic_growing");
     nodes.world.log.set_unavailable("orders", false);
     nodes.second.catalogue.set_stale(false);
     soon(async {
-        while nodes.second.house.registry.get("orders").is_some_and(|topic| topic.partitions() != PARTITIONS) {
+        while nodes.second.api.registry.get("orders").is_some_and(|topic| topic.partitions() != PARTITIONS) {
             tokio::time::sleep(POLL).await;
         }
     })
@@ -361,9 +360,9 @@ async fn many_topics_that_the_log_cannot_open_are_tried_in_turn_and_stop_no_othe
     let failing = ["a1", "a2", "a3", "a4", "a5"];
     for name in failing {
         nodes.world.log.set_unavailable(name, true);
-        nodes.first.house.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
+        nodes.first.api.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
     }
-    nodes.first.house.put("/v1/topics/z", json!({ "partitions": 1 })).await.ok(201);
+    nodes.first.api.put("/v1/topics/z", json!({ "partitions": 1 })).await.ok(201);
     until_known(&nodes.second, "z").await;
     for name in failing.into_iter().rev() {
         nodes.world.log.set_unavailable(name, false);
@@ -376,7 +375,7 @@ async fn topics_that_the_log_opens_slowly_do_not_delay_the_lease() {
     let mut nodes = two_nodes().await;
     for name in ["a1", "a2"] {
         nodes.world.log.set_unavailable(name, true);
-        nodes.first.house.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
+        nodes.first.api.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
         nodes.world.log.set_hanging(name, Some(Hanging::All));
     }
     nodes.second.membership.expire();
@@ -388,13 +387,13 @@ async fn topics_that_the_log_opens_slowly_do_not_delay_the_lease() {
 async fn a_request_that_waits_for_the_log_does_not_delay_the_lease() {
     let mut nodes = two_nodes().await;
     nodes.world.log.set_hanging("slow", Some(Hanging::All));
-    let registry = Arc::clone(&nodes.second.house.registry);
+    let registry = Arc::clone(&nodes.second.api.registry);
     let made = tokio::spawn(async move { registry.put("slow", TopicChange::default()).await.map(drop) });
     soon(nodes.world.log.until_call_hangs()).await;
     nodes.second.membership.expire();
     soon(grow(&nodes.first)).await.ok(200);
     nodes.second.join_again();
-    nodes.second.house.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
+    nodes.second.api.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
     let placed = publish(&nodes.second, "new");
     tokio::pin!(placed);
     assert!(futures_util::poll!(placed.as_mut()).is_pending(), "the node does not know the new mapping yet");
@@ -408,10 +407,10 @@ async fn a_change_that_waited_for_the_log_does_not_bring_an_old_mapping_back() {
     let mut nodes = two_nodes().await;
     // It never confirms, so the growth below stays in its first phase.
     let third = ClusterNode::open(&nodes.world, &nodes.cluster, 0).await;
-    third.house.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
+    third.api.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
     third.catalogue.set_stale(true);
     nodes.second.catalogue.set_stale(true);
-    nodes.first.house.put("/v1/topics/orders", json!({ "retention": "1d" })).await.ok(200);
+    nodes.first.api.put("/v1/topics/orders", json!({ "retention": "1d" })).await.ok(200);
     nodes.world.log.set_hanging("orders", Some(Hanging::All));
     nodes.second.catalogue.set_stale(false);
     // The second node applies the entry from before the growth.
@@ -425,7 +424,7 @@ async fn a_change_that_waited_for_the_log_does_not_bring_an_old_mapping_back() {
     }
     nodes.second.catalogue.set_stale(true);
     nodes.second.join_again();
-    nodes.second.house.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
+    nodes.second.api.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
     let late = publish(&nodes.second, "by the old mapping");
     tokio::pin!(late);
     assert!(futures_util::poll!(late.as_mut()).is_pending(), "the topic grows");
@@ -436,10 +435,10 @@ async fn a_change_that_waited_for_the_log_does_not_bring_an_old_mapping_back() {
 #[tokio::test(start_paused = true)]
 async fn a_growth_that_the_log_does_not_answer_delays_no_other_growth() {
     let nodes = two_nodes().await;
-    nodes.first.house.put("/v1/topics/slow", json!({ "partitions": 1 })).await.ok(201);
+    nodes.first.api.put("/v1/topics/slow", json!({ "partitions": 1 })).await.ok(201);
     until_known(&nodes.second, "slow").await;
     nodes.world.log.set_hanging("slow", Some(Hanging::Alterations));
-    let slow = nodes.first.house.put("/v1/topics/slow", json!({ "partitions": PARTITIONS }));
+    let slow = nodes.first.api.put("/v1/topics/slow", json!({ "partitions": PARTITIONS }));
     tokio::pin!(slow);
     tokio::select! {
         _ = slow.as_mut() => panic!("the log has not answered"),

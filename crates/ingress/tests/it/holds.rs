@@ -1,35 +1,35 @@
-//! Looking at holds, moving them, taking them back, firing them, listing and counting them.
+//! Showing, extending, withdrawing, firing, listing and counting holds.
 
 use http::Method;
 use serde_json::{Value, json};
 use whimbrel_ingress::documents::{HoldCountDocument, HoldDocument, HoldListDocument, HoldOutcomeDocument};
-use whimbrel_ingress::{ApiKey, ReceiveSettings, Scope, Secret};
-use whimbrel_model::ports::{Ask, HoldsError};
+use whimbrel_ingress::{ApiKey, KeySecret, ReceiveSettings, Scope};
+use whimbrel_model::ports::{HoldRequest, HoldsError};
 
-use crate::support::{Answer, House};
+use crate::support::{Answer, TestApi};
 
-async fn hold(house: &House, topic: &str, query: &str) -> String {
-    let held = house.post(&format!("/v1/topics/{topic}/messages?{query}"), "body").await.ok(202);
+async fn hold(api: &TestApi, topic: &str, query: &str) -> String {
+    let held = api.post(&format!("/v1/topics/{topic}/messages?{query}"), "body").await.ok(202);
     held["id"].as_str().unwrap().to_owned()
 }
 
-async fn extend(house: &House, id: &str, body: Value) -> Answer {
-    house.post(&format!("/v1/holds/{id}/extend"), body.to_string()).await
+async fn extend(api: &TestApi, id: &str, body: Value) -> Answer {
+    api.post(&format!("/v1/holds/{id}/extend"), body.to_string()).await
 }
 
-async fn fire(house: &House, id: &str) -> Answer {
-    house.post(&format!("/v1/holds/{id}/fire"), "").await
+async fn fire(api: &TestApi, id: &str) -> Answer {
+    api.post(&format!("/v1/holds/{id}/fire"), "").await
 }
 
-async fn look(house: &House, id: &str) -> HoldDocument {
-    serde_json::from_value(house.get(&format!("/v1/holds/{id}")).await.ok(200)).unwrap()
+async fn look(api: &TestApi, id: &str) -> HoldDocument {
+    serde_json::from_value(api.get(&format!("/v1/holds/{id}")).await.ok(200)).unwrap()
 }
 
 #[tokio::test]
 async fn a_pending_hold_is_shown_with_its_version() {
-    let house = House::new().await;
-    let id = hold(&house, "orders", "delay=1m&key=k1").await;
-    let shown = house.get(&format!("/v1/holds/{id}")).await.ok(200);
+    let api = TestApi::new().await;
+    let id = hold(&api, "orders", "delay=1m&key=k1").await;
+    let shown = api.get(&format!("/v1/holds/{id}")).await.ok(200);
     let expected = json!({
         "id": id, "topic": "orders", "key": "k1", "state": "held", "due": "2026-11-15T10:39:42.000Z",
         "published_at": "2026-11-15T10:38:42.000Z", "version": 0,
@@ -38,9 +38,9 @@ async fn a_pending_hold_is_shown_with_its_version() {
 }
 
 #[tokio::test]
-async fn a_hold_is_moved_in_both_directions_and_until_a_time() {
-    let house = House::new().await;
-    let id = hold(&house, "orders", "delay=1h").await;
+async fn a_due_time_can_change_in_both_directions_and_to_a_time() {
+    let api = TestApi::new().await;
+    let id = hold(&api, "orders", "delay=1h").await;
     for (body, due) in [
         (json!({ "by": "10m" }), "2026-11-15T11:48:42.000Z"),
         (json!({ "by": "-20m" }), "2026-11-15T11:28:42.000Z"),
@@ -48,40 +48,40 @@ async fn a_hold_is_moved_in_both_directions_and_until_a_time() {
         (json!({ "until": "2026-11-16T00:00:00Z" }), "2026-11-16T00:00:00.000Z"),
         (json!({ "until": "2020-01-01T00:00:00Z" }), "2020-01-01T00:00:00.000Z"),
     ] {
-        let moved: HoldOutcomeDocument = serde_json::from_value(extend(&house, &id, body).await.ok(200)).unwrap();
+        let moved: HoldOutcomeDocument = serde_json::from_value(extend(&api, &id, body).await.ok(200)).unwrap();
         assert_eq!((&*moved.outcome, moved.due.as_deref()), ("rescheduled", Some(due)));
-        let shown = look(&house, &id).await;
+        let shown = look(&api, &id).await;
         assert_eq!((&*shown.due, shown.version), (due, moved.version));
     }
 }
 
 #[tokio::test]
-async fn a_repeated_move_under_a_key_moves_once() {
-    let house = House::new().await;
-    let id = hold(&house, "orders", "delay=1h").await;
+async fn a_repeated_extension_with_a_key_takes_effect_once() {
+    let api = TestApi::new().await;
+    let id = hold(&api, "orders", "delay=1h").await;
     let uri = format!("/v1/holds/{id}/extend");
-    let by = async |key| house.call(Method::POST, &uri, &[("idempotency-key", key)], r#"{"by":"10m"}"#).await;
+    let by = async |key| api.call(Method::POST, &uri, &[("idempotency-key", key)], r#"{"by":"10m"}"#).await;
     let first = by("m1").await.ok(200);
     assert_eq!(by("m1").await.ok(200), first);
     assert_ne!(by("m2").await.ok(200), first);
-    assert_eq!(look(&house, &id).await.due, "2026-11-15T11:58:42.000Z");
+    assert_eq!(look(&api, &id).await.due, "2026-11-15T11:58:42.000Z");
 }
 
 #[tokio::test]
-async fn a_move_under_another_version_is_refused_with_what_is() {
-    let house = House::new().await;
-    let id = hold(&house, "orders", "delay=1h").await;
-    let version = look(&house, &id).await.version.unwrap();
-    let moved = extend(&house, &id, json!({ "by": "1m", "if_version": version })).await.ok(200);
-    let refused = extend(&house, &id, json!({ "by": "1m", "if_version": version })).await;
+async fn an_extension_with_another_version_is_rejected_with_the_current_one() {
+    let api = TestApi::new().await;
+    let id = hold(&api, "orders", "delay=1h").await;
+    let version = look(&api, &id).await.version.unwrap();
+    let moved = extend(&api, &id, json!({ "by": "1m", "if_version": version })).await.ok(200);
+    let refused = extend(&api, &id, json!({ "by": "1m", "if_version": version })).await;
     let refused = refused.problem(412, "version_differs");
     assert_eq!((&refused["version"], &refused["due"]), (&moved["version"], &moved["due"]));
 }
 
 #[tokio::test]
-async fn impossible_moves_are_told() {
-    let house = House::new().await;
-    let id = hold(&house, "orders", "delay=700d").await;
+async fn invalid_extensions_are_rejected() {
+    let api = TestApi::new().await;
+    let id = hold(&api, "orders", "delay=700d").await;
     for (body, code) in [
         (json!({}), "bad_parameter"),
         (json!({ "by": "1m", "until": "2026-11-16T00:00:00Z" }), "bad_parameter"),
@@ -94,67 +94,67 @@ async fn impossible_moves_are_told() {
         (json!({ "by": "1m", "if_version": -1 }), "bad_json"),
         (json!([]), "bad_json"),
     ] {
-        extend(&house, &id, body).await.problem(422, code);
+        extend(&api, &id, body).await.problem(422, code);
     }
-    house.post(&format!("/v1/holds/{id}/extend"), "").await.problem(422, "bad_json");
-    house.post(&format!("/v1/holds/{id}/fire?now=1"), "").await.problem(422, "bad_parameter");
-    assert_eq!(look(&house, &id).await.version, Some(0), "nothing was moved");
+    api.post(&format!("/v1/holds/{id}/extend"), "").await.problem(422, "bad_json");
+    api.post(&format!("/v1/holds/{id}/fire?now=1"), "").await.problem(422, "bad_parameter");
+    assert_eq!(look(&api, &id).await.version, Some(0), "nothing was changed");
 }
 
 #[tokio::test]
 async fn a_withdrawn_hold_stays_withdrawn() {
-    let house = House::new().await;
-    let id = hold(&house, "orders", "delay=1s").await;
-    assert_eq!(house.delete(&format!("/v1/holds/{id}")).await.ok(200), json!({ "outcome": "withdrawn" }));
-    house.world.clock.forward(5_000);
-    house.world.holds.fire_due();
-    assert!(house.payloads("orders").await.concat().is_empty());
+    let api = TestApi::new().await;
+    let id = hold(&api, "orders", "delay=1s").await;
+    assert_eq!(api.delete(&format!("/v1/holds/{id}")).await.ok(200), json!({ "outcome": "withdrawn" }));
+    api.world.clock.forward(5_000);
+    api.world.holds.fire_due();
+    assert!(api.payloads("orders").await.concat().is_empty());
     for answer in [
-        house.delete(&format!("/v1/holds/{id}")).await,
-        extend(&house, &id, json!({ "by": "1m" })).await,
-        fire(&house, &id).await,
+        api.delete(&format!("/v1/holds/{id}")).await,
+        extend(&api, &id, json!({ "by": "1m" })).await,
+        fire(&api, &id).await,
     ] {
         assert_eq!(answer.problem(409, "already_withdrawn")["withdrawn_at"], "2026-11-15T10:38:42.000Z");
     }
-    let shown = look(&house, &id).await;
+    let shown = look(&api, &id).await;
     assert_eq!((&*shown.state, &*shown.topic, shown.version), ("withdrawn", "orders", None));
 }
 
 #[tokio::test]
-async fn a_fired_hold_is_in_its_topic_and_cannot_be_taken_back() {
-    let house = House::new().await;
-    let id = hold(&house, "orders", "delay=1h&key=k1").await;
-    let fired: HoldOutcomeDocument = serde_json::from_value(fire(&house, &id).await.ok(200)).unwrap();
+async fn a_fired_hold_is_in_its_topic_and_cannot_be_withdrawn() {
+    let api = TestApi::new().await;
+    let id = hold(&api, "orders", "delay=1h&key=k1").await;
+    let fired: HoldOutcomeDocument = serde_json::from_value(fire(&api, &id).await.ok(200)).unwrap();
     assert_eq!((&*fired.outcome, fired.offset), ("fired", Some(0)));
-    assert_eq!(house.payloads("orders").await[fired.partition.unwrap() as usize], ["body"]);
-    for answer in [house.delete(&format!("/v1/holds/{id}")).await, fire(&house, &id).await] {
+    assert_eq!(api.payloads("orders").await[fired.partition.unwrap() as usize], ["body"]);
+    for answer in [api.delete(&format!("/v1/holds/{id}")).await, fire(&api, &id).await] {
         let over = answer.problem(409, "already_fired");
         assert_eq!(
             (over["fired_at"].as_str(), over["partition"].as_u64()),
             (fired.fired_at.as_deref(), fired.partition.map(u64::from))
         );
     }
-    let shown = look(&house, &id).await;
+    let shown = look(&api, &id).await;
     assert_eq!((&*shown.state, shown.fired_at, shown.partition), ("fired", fired.fired_at, fired.partition));
 }
 
 #[tokio::test]
-async fn a_dead_hold_says_why_and_is_listed_among_the_dead() {
-    let house = House::new().await;
-    let id = hold(&house, "orders", "delay=1h").await;
-    hold(&house, "orders", "delay=1h").await;
-    house.world.holds.kill(&id, "too large");
-    let over = fire(&house, &id).await.problem(409, "already_dead");
+async fn a_dead_hold_has_its_reason_and_is_listed_as_dead() {
+    let api = TestApi::new().await;
+    let id = hold(&api, "orders", "delay=1h").await;
+    hold(&api, "orders", "delay=1h").await;
+    api.world.holds.kill(&id, "too large");
+    let over = fire(&api, &id).await.problem(409, "already_dead");
     assert_eq!(over["reason"], "too large");
-    let dead: HoldListDocument = serde_json::from_value(house.get("/v1/holds?state=dead").await.ok(200)).unwrap();
+    let dead: HoldListDocument = serde_json::from_value(api.get("/v1/holds?state=dead").await.ok(200)).unwrap();
     let [hold] = &dead.holds[..] else { panic!("{dead:?}") };
     assert_eq!((&*hold.id, &*hold.state, hold.reason.as_deref()), (&*id, "dead", Some("too large")));
-    assert_eq!(house.get("/v1/holds").await.ok(200)["holds"].as_array().unwrap().len(), 1);
+    assert_eq!(api.get("/v1/holds").await.ok(200)["holds"].as_array().unwrap().len(), 1);
 }
 
 #[tokio::test]
-async fn unknown_and_impossible_ids_are_told_apart() {
-    let house = House::new().await;
+async fn unknown_and_invalid_ids_have_different_codes() {
+    let api = TestApi::new().await;
     let long = "a".repeat(256);
     for (id, status, code) in [
         ("nothing", 404, "unknown_hold"),
@@ -164,39 +164,39 @@ async fn unknown_and_impossible_ids_are_told_apart() {
         ("%ff", 422, "bad_parameter"),
         (&long, 422, "bad_id"),
     ] {
-        house.get(&format!("/v1/holds/{id}")).await.problem(status, code);
-        house.delete(&format!("/v1/holds/{id}")).await.problem(status, code);
-        extend(&house, id, json!({ "by": "1m" })).await.problem(status, code);
-        fire(&house, id).await.problem(status, code);
+        api.get(&format!("/v1/holds/{id}")).await.problem(status, code);
+        api.delete(&format!("/v1/holds/{id}")).await.problem(status, code);
+        extend(&api, id, json!({ "by": "1m" })).await.problem(status, code);
+        fire(&api, id).await.problem(status, code);
     }
 }
 
 #[tokio::test]
-async fn an_owner_that_cannot_answer_is_told_of() {
-    let house = House::new().await;
-    let id = hold(&house, "orders", "delay=1h").await;
+async fn errors_of_the_owner_have_their_codes() {
+    let api = TestApi::new().await;
+    let id = hold(&api, "orders", "delay=1h").await;
     for (error, status, code) in [
         (HoldsError::NoOwner(1), 503, "no_owner"),
         (HoldsError::OutcomeUnknown("timed out".into()), 504, "outcome_unknown"),
         (HoldsError::Unavailable("no store".into()), 503, "unavailable"),
         (HoldsError::Overloaded(1), 429, "overloaded"),
     ] {
-        house.world.holds.refuse(Some(error));
-        house.get(&format!("/v1/holds/{id}")).await.problem(status, code);
-        house.delete(&format!("/v1/holds/{id}")).await.problem(status, code);
-        house.get("/v1/holds").await.problem(status, code);
-        house.get("/v1/holds/count").await.problem(status, code);
-        house.delete("/v1/topics/orders?holds=withdraw").await.problem(status, code);
+        api.world.holds.refuse(Some(error));
+        api.get(&format!("/v1/holds/{id}")).await.problem(status, code);
+        api.delete(&format!("/v1/holds/{id}")).await.problem(status, code);
+        api.get("/v1/holds").await.problem(status, code);
+        api.get("/v1/holds/count").await.problem(status, code);
+        api.delete("/v1/topics/orders?holds=withdraw").await.problem(status, code);
     }
-    house.world.holds.refuse(None);
-    assert_eq!(look(&house, &id).await.state, "held");
+    api.world.holds.refuse(None);
+    assert_eq!(look(&api, &id).await.state, "held");
 }
 
-/// Every page of a list, with how many pages there were.
-async fn pages(house: &House, query: &str) -> (Vec<HoldDocument>, usize) {
+/// All pages of a list, and their number.
+async fn pages(api: &TestApi, query: &str) -> (Vec<HoldDocument>, usize) {
     let (mut holds, mut cursor, mut pages) = (Vec::new(), String::new(), 0);
     loop {
-        let page = house.get(&format!("/v1/holds?{query}&cursor={cursor}")).await.ok(200);
+        let page = api.get(&format!("/v1/holds?{query}&cursor={cursor}")).await.ok(200);
         let page: HoldListDocument = serde_json::from_value(page).unwrap();
         holds.extend(page.holds);
         pages += 1;
@@ -209,35 +209,35 @@ async fn pages(house: &House, query: &str) -> (Vec<HoldDocument>, usize) {
 }
 
 #[tokio::test]
-async fn a_list_of_all_shards_is_in_due_order_whatever_its_pages() {
-    let house = House::new().await;
-    // Many are due at the same moment: the order among those is by id.
+async fn a_list_of_all_shards_is_in_due_order_for_any_page_size() {
+    let api = TestApi::new().await;
+    // Many have the same due time. These are ordered by id.
     for number in 0..40 {
         hold(
-            &house,
+            &api,
             if number % 4 == 0 { "payments" } else { "orders" },
             &format!("id=h{number}&delay={}m", 1 + number % 5),
         )
         .await;
     }
-    let (all, _) = pages(&house, "limit=1000").await;
+    let (all, _) = pages(&api, "limit=1000").await;
     let mut sorted: Vec<(String, String)> = all.iter().map(|hold| (hold.due.clone(), hold.id.clone())).collect();
     sorted.sort();
     assert_eq!(all.len(), 40);
     let ids = |holds: &[HoldDocument]| holds.iter().map(|hold| hold.id.clone()).collect::<Vec<_>>();
     assert_eq!(ids(&all), sorted.into_iter().map(|(_, id)| id).collect::<Vec<_>>());
-    let (in_pages, count) = pages(&house, "limit=7").await;
+    let (in_pages, count) = pages(&api, "limit=7").await;
     assert_eq!(ids(&in_pages), ids(&all));
     assert_eq!(count, 6);
-    let (payments, _) = pages(&house, "topic=payments&limit=3").await;
+    let (payments, _) = pages(&api, "topic=payments&limit=3").await;
     assert_eq!(payments.len(), 10);
-    let (between, _) = pages(&house, "from=2026-11-15T10:40:42Z&to=2026-11-15T10:42:42Z").await;
-    assert_eq!(between.len(), 16, "those of two and three minutes");
+    let (between, _) = pages(&api, "from=2026-11-15T10:40:42Z&to=2026-11-15T10:42:42Z").await;
+    assert_eq!(between.len(), 16, "the holds at two and three minutes");
 }
 
 #[tokio::test]
-async fn bad_lists_and_counts_are_told() {
-    let house = House::new().await;
+async fn invalid_lists_and_counts_are_rejected() {
+    let api = TestApi::new().await;
     for (query, status, code) in [
         ("topic=nothing", 404, "unknown_topic"),
         ("from=x", 422, "bad_time"),
@@ -248,7 +248,7 @@ async fn bad_lists_and_counts_are_told() {
         ("state=fired", 422, "bad_parameter"),
         ("sate=dead", 422, "bad_parameter"),
     ] {
-        house.get(&format!("/v1/holds?{query}")).await.problem(status, code);
+        api.get(&format!("/v1/holds?{query}")).await.problem(status, code);
     }
     for (query, status, code) in [
         ("topic=nothing", 404, "unknown_topic"),
@@ -257,53 +257,53 @@ async fn bad_lists_and_counts_are_told() {
         ("bucket=0", 422, "bad_duration"),
         ("limit=5", 422, "bad_parameter"),
     ] {
-        house.get(&format!("/v1/holds/count?{query}")).await.problem(status, code);
+        api.get(&format!("/v1/holds/count?{query}")).await.problem(status, code);
     }
 }
 
-async fn count(house: &House, query: &str) -> HoldCountDocument {
-    serde_json::from_value(house.get(&format!("/v1/holds/count?{query}")).await.ok(200)).unwrap()
+async fn count(api: &TestApi, query: &str) -> HoldCountDocument {
+    serde_json::from_value(api.get(&format!("/v1/holds/count?{query}")).await.ok(200)).unwrap()
 }
 
 #[tokio::test]
-async fn counts_are_of_all_shards_in_buckets_that_suit() {
-    let house = House::new().await;
-    assert_eq!(count(&house, "").await.count, 0);
+async fn counts_cover_all_shards_in_suitable_buckets() {
+    let api = TestApi::new().await;
+    assert_eq!(count(&api, "").await.count, 0);
     for number in 0..30 {
-        hold(&house, if number % 3 == 0 { "payments" } else { "orders" }, &format!("delay={}m", 10 * number)).await;
+        hold(&api, if number % 3 == 0 { "payments" } else { "orders" }, &format!("delay={}m", 10 * number)).await;
     }
-    let all = count(&house, "").await;
+    let all = count(&api, "").await;
     assert_eq!((all.count, all.buckets.iter().map(|bucket| bucket.count).sum()), (30, 30));
     assert!(all.buckets.len() <= 100);
     assert_eq!((&*all.buckets[0].from, &*all.buckets[0].to), ("2026-11-15T10:30:00.000Z", "2026-11-15T10:45:00.000Z"));
-    let by_hour = count(&house, "topic=payments&bucket=1h").await;
+    let by_hour = count(&api, "topic=payments&bucket=1h").await;
     assert_eq!((by_hour.count, by_hour.buckets.len()), (10, 6));
     let range = "from=2026-11-15T11:00:00Z&to=2026-11-15T12:00:00Z&bucket=1h";
-    assert_eq!(count(&house, range).await.buckets[0].count, 6);
-    hold(&house, "orders", "delay=700d").await;
-    assert!(count(&house, "").await.buckets.len() <= 100);
-    house.get("/v1/holds/count?bucket=1m").await.problem(422, "bad_parameter");
-    assert_eq!(count(&house, &format!("bucket=1m&{}", "to=2026-11-16T00:00:00Z")).await.count, 30);
+    assert_eq!(count(&api, range).await.buckets[0].count, 6);
+    hold(&api, "orders", "delay=700d").await;
+    assert!(count(&api, "").await.buckets.len() <= 100);
+    api.get("/v1/holds/count?bucket=1m").await.problem(422, "bad_parameter");
+    assert_eq!(count(&api, &format!("bucket=1m&{}", "to=2026-11-16T00:00:00Z")).await.count, 30);
 }
 
 fn key(name: &str, scopes: &[Scope], topics: &[&str]) -> ApiKey {
     let topics = topics.iter().map(|pattern| (*pattern).to_owned()).collect();
-    ApiKey { name: name.into(), secret: Secret::Plain(name.into()), scopes: scopes.to_vec(), topics }
+    ApiKey { name: name.into(), secret: KeySecret::Plain(name.into()), scopes: scopes.to_vec(), topics }
 }
 
 #[tokio::test]
-async fn keys_see_and_move_what_they_are_for() {
+async fn keys_see_and_extend_holds_of_their_topics_only() {
     let keys = vec![
         key("all", &[Scope::Publish, Scope::Consume, Scope::Admin], &[]),
         key("shop", &[Scope::Publish], &["orders*"]),
         key("reader", &[Scope::Consume], &[]),
         key("push", &[Scope::Push], &[]),
     ];
-    let house = House::with(ReceiveSettings { keys, ..ReceiveSettings::default() }).await;
+    let api = TestApi::with(ReceiveSettings { keys, ..ReceiveSettings::default() }).await;
     let call = |method: Method, uri: String, bearer: &str, body: &'static str| {
         let bearer = format!("Bearer {bearer}");
-        let house = &house;
-        async move { house.call(method, &uri, &[("authorization", &bearer)], body).await }
+        let api = &api;
+        async move { api.call(method, &uri, &[("authorization", &bearer)], body).await }
     };
     for (topic, id) in [("orders", "mine"), ("payments", "theirs")] {
         let uri = format!("/v1/topics/{topic}/messages?delay=1h&id={id}");
@@ -322,13 +322,11 @@ async fn keys_see_and_move_what_they_are_for() {
     ] {
         call(method, on("theirs", action), "shop", body).await.problem(404, "unknown_hold");
     }
-    let acted = house
-        .world
-        .holds
-        .asked()
-        .into_iter()
-        .any(|ask| matches!(ask, Ask::Withdraw { .. } | Ask::Fire { .. } | Ask::Extend { .. }));
-    assert!(!acted, "the owner was only looked at");
+    let acted =
+        api.world.holds.asked().into_iter().any(|ask| {
+            matches!(ask, HoldRequest::Withdraw { .. } | HoldRequest::Fire { .. } | HoldRequest::Extend { .. })
+        });
+    assert!(!acted, "the owner was only asked for lookups");
     call(Method::GET, "/v1/holds".into(), "shop", "").await.problem(403, "forbidden");
     let list = call(Method::GET, "/v1/holds?topic=orders".into(), "shop", "").await.ok(200);
     assert_eq!(list["holds"].as_array().unwrap().len(), 1);
@@ -340,38 +338,38 @@ async fn keys_see_and_move_what_they_are_for() {
 }
 
 #[tokio::test]
-async fn a_topic_with_pending_holds_is_not_deleted_unless_they_go_too() {
-    let house = House::new().await;
-    let id = hold(&house, "orders", "delay=1h").await;
-    hold(&house, "orders", "delay=2h").await;
-    let other = hold(&house, "payments", "delay=1h").await;
-    assert_eq!(house.delete("/v1/topics/orders").await.problem(409, "holds_pending")["count"], 2);
-    house.post("/v1/topics/orders/messages", "still open").await.ok(201);
-    house.delete("/v1/topics/orders?holds=drop").await.problem(422, "bad_parameter");
-    assert_eq!(house.delete("/v1/topics/orders?holds=withdraw").await.status, 204);
-    let shown = look(&house, &id).await;
+async fn a_topic_with_pending_holds_is_deleted_only_together_with_them() {
+    let api = TestApi::new().await;
+    let id = hold(&api, "orders", "delay=1h").await;
+    hold(&api, "orders", "delay=2h").await;
+    let other = hold(&api, "payments", "delay=1h").await;
+    assert_eq!(api.delete("/v1/topics/orders").await.problem(409, "holds_pending")["count"], 2);
+    api.post("/v1/topics/orders/messages", "still open").await.ok(201);
+    api.delete("/v1/topics/orders?holds=drop").await.problem(422, "bad_parameter");
+    assert_eq!(api.delete("/v1/topics/orders?holds=withdraw").await.status, 204);
+    let shown = look(&api, &id).await;
     assert_eq!((&*shown.state, &*shown.topic), ("withdrawn", ""));
-    assert_eq!(look(&house, &other).await.state, "held");
-    assert_eq!(house.delete("/v1/topics/orders").await.problem(404, "unknown_topic")["status"], 404);
-    house.delete(&format!("/v1/holds/{other}")).await.ok(200);
-    assert_eq!(house.delete("/v1/topics/payments").await.status, 204);
+    assert_eq!(look(&api, &other).await.state, "held");
+    assert_eq!(api.delete("/v1/topics/orders").await.problem(404, "unknown_topic")["status"], 404);
+    api.delete(&format!("/v1/holds/{other}")).await.ok(200);
+    assert_eq!(api.delete("/v1/topics/payments").await.status, 204);
 }
 
 #[tokio::test]
-async fn a_hold_that_comes_while_its_topic_is_deleted_is_withdrawn_or_refused() {
-    let house = House::new().await;
-    house.post("/v1/topics/orders/messages", "x").await.ok(201);
-    house.world.log.hold_up(true);
-    let holding = house.post("/v1/topics/orders/messages?delay=1h", "late");
+async fn a_hold_accepted_during_the_deletion_of_its_topic_is_withdrawn_or_rejected() {
+    let api = TestApi::new().await;
+    api.post("/v1/topics/orders/messages", "x").await.ok(201);
+    api.world.log.hold_up(true);
+    let holding = api.post("/v1/topics/orders/messages?delay=1h", "late");
     tokio::pin!(holding);
-    while house.world.log.waiting_appends() == 0 {
+    while api.world.log.waiting_appends() == 0 {
         assert!(futures_util::poll!(holding.as_mut()).is_pending());
     }
-    let deleting = house.delete("/v1/topics/orders?holds=withdraw");
+    let deleting = api.delete("/v1/topics/orders?holds=withdraw");
     tokio::pin!(deleting);
-    assert!(futures_util::poll!(deleting.as_mut()).is_pending(), "the hold under way is inside the gate");
-    house.world.log.hold_up(false);
+    assert!(futures_util::poll!(deleting.as_mut()).is_pending(), "the hold in progress is inside the gate");
+    api.world.log.hold_up(false);
     let id = holding.await.ok(202)["id"].as_str().unwrap().to_owned();
     assert_eq!(deleting.await.status, 204);
-    assert_eq!(look(&house, &id).await.state, "withdrawn");
+    assert_eq!(look(&api, &id).await.state, "withdrawn");
 }

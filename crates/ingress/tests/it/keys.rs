@@ -1,15 +1,15 @@
-//! Who may do what.
+//! API keys: scopes and topics.
 
 use axum::body::Body;
 use http::Method;
-use whimbrel_ingress::{ApiKey, ReceiveSettings, Scope, Secret};
+use whimbrel_ingress::{ApiKey, KeySecret, ReceiveSettings, Scope};
 
-use crate::support::{Answer, House};
+use crate::support::{Answer, TestApi};
 
-async fn house() -> House {
+async fn api() -> TestApi {
     let key = |name: &str, scopes: &[Scope], topics: &[&str]| ApiKey {
         name: name.into(),
-        secret: Secret::Plain(format!("{name}-secret")),
+        secret: KeySecret::Plain(format!("{name}-secret")),
         scopes: scopes.to_vec(),
         topics: topics.iter().map(|topic| (*topic).to_owned()).collect(),
     };
@@ -18,24 +18,24 @@ async fn house() -> House {
         key("reader", &[Scope::Consume], &[]),
         key("ops", &[Scope::Admin, Scope::Publish, Scope::Consume], &[]),
     ];
-    House::with(ReceiveSettings { keys, ..ReceiveSettings::default() }).await
+    TestApi::with(ReceiveSettings { keys, ..ReceiveSettings::default() }).await
 }
 
-async fn ask(house: &House, key: &str, method: Method, uri: &str) -> Answer {
+async fn ask(api: &TestApi, key: &str, method: Method, uri: &str) -> Answer {
     let bearer = format!("Bearer {key}-secret");
     let body = if method == Method::POST { Body::from("[]") } else { Body::empty() };
-    house.call(method, uri, &[("authorization", &bearer), ("x-kmq-topic", "orders.eu")], body).await
+    api.call(method, uri, &[("authorization", &bearer), ("x-kmq-topic", "orders.eu")], body).await
 }
 
 #[tokio::test]
-async fn without_a_key_everything_that_matters_is_closed() {
-    let house = house().await;
+async fn without_a_key_every_protected_endpoint_is_closed() {
+    let api = api().await;
     for (path, methods) in whimbrel_ingress::served_paths() {
         for method in methods {
             let method: Method = method.to_uppercase().parse().unwrap();
             let uri =
                 path.replace("{topic}", "orders").replace("{id}", "x").replace("{name}", "x").replace("{uid}", "x");
-            let answer = house.call(method, &uri, &[], "").await;
+            let answer = api.call(method, &uri, &[], "").await;
             match path {
                 "/healthz" | "/readyz" | "/openapi.json" | "/" | "/people" => assert_eq!(answer.status, 200, "{path}"),
                 "/produce" => assert_eq!(answer.ok(200)["errno"], -1),
@@ -45,41 +45,41 @@ async fn without_a_key_everything_that_matters_is_closed() {
             }
         }
     }
-    let answer = house.call(Method::GET, "/v1/topics", &[("authorization", "Bearer wrong")], "").await;
+    let answer = api.call(Method::GET, "/v1/topics", &[("authorization", "Bearer wrong")], "").await;
     assert_eq!(answer.headers["www-authenticate"], "Bearer");
     answer.problem(401, "key_unknown");
 }
 
 #[tokio::test]
-async fn a_key_does_what_it_is_for_and_nothing_else() {
-    let house = house().await;
-    ask(&house, "shop", Method::POST, "/v1/topics/orders.eu/messages").await.ok(201);
-    ask(&house, "shop", Method::POST, "/v1/topics/payments/messages").await.problem(403, "forbidden");
-    ask(&house, "shop", Method::POST, "/v1/topics/payments/batch").await.problem(403, "forbidden");
-    ask(&house, "shop", Method::GET, "/v1/topics/orders.eu/messages").await.problem(403, "forbidden");
-    ask(&house, "shop", Method::PUT, "/v1/topics/orders.eu").await.problem(403, "forbidden");
-    ask(&house, "reader", Method::GET, "/v1/topics/orders.eu/messages").await.ok(200);
-    ask(&house, "reader", Method::GET, "/v1/messages?topic=orders.eu").await.ok(200);
-    ask(&house, "reader", Method::POST, "/v1/topics/orders.eu/messages").await.problem(403, "forbidden");
-    ask(&house, "reader", Method::DELETE, "/v1/topics/orders.eu").await.problem(403, "forbidden");
-    assert_eq!(ask(&house, "shop", Method::POST, "/produce").await.ok(200)["errno"], 0);
-    assert_eq!(ask(&house, "reader", Method::POST, "/produce").await.ok(200)["errno"], -1);
-    assert_eq!(ask(&house, "ops", Method::DELETE, "/v1/topics/orders.eu").await.status, 204);
+async fn a_key_is_limited_to_its_scopes() {
+    let api = api().await;
+    ask(&api, "shop", Method::POST, "/v1/topics/orders.eu/messages").await.ok(201);
+    ask(&api, "shop", Method::POST, "/v1/topics/payments/messages").await.problem(403, "forbidden");
+    ask(&api, "shop", Method::POST, "/v1/topics/payments/batch").await.problem(403, "forbidden");
+    ask(&api, "shop", Method::GET, "/v1/topics/orders.eu/messages").await.problem(403, "forbidden");
+    ask(&api, "shop", Method::PUT, "/v1/topics/orders.eu").await.problem(403, "forbidden");
+    ask(&api, "reader", Method::GET, "/v1/topics/orders.eu/messages").await.ok(200);
+    ask(&api, "reader", Method::GET, "/v1/messages?topic=orders.eu").await.ok(200);
+    ask(&api, "reader", Method::POST, "/v1/topics/orders.eu/messages").await.problem(403, "forbidden");
+    ask(&api, "reader", Method::DELETE, "/v1/topics/orders.eu").await.problem(403, "forbidden");
+    assert_eq!(ask(&api, "shop", Method::POST, "/produce").await.ok(200)["errno"], 0);
+    assert_eq!(ask(&api, "reader", Method::POST, "/produce").await.ok(200)["errno"], -1);
+    assert_eq!(ask(&api, "ops", Method::DELETE, "/v1/topics/orders.eu").await.status, 204);
 }
 
 #[tokio::test]
-async fn a_key_sees_the_topics_that_it_is_for() {
-    let house = house().await;
+async fn a_key_sees_its_topics_only() {
+    let api = api().await;
     for topic in ["orders.eu", "payments"] {
-        ask(&house, "ops", Method::PUT, &format!("/v1/topics/{topic}")).await.ok(201);
+        ask(&api, "ops", Method::PUT, &format!("/v1/topics/{topic}")).await.ok(201);
     }
-    let seen = ask(&house, "shop", Method::GET, "/v1/topics").await.ok(200);
+    let seen = ask(&api, "shop", Method::GET, "/v1/topics").await.ok(200);
     let names: Vec<&str> = seen["topics"].as_array().unwrap().iter().map(|t| t["topic"].as_str().unwrap()).collect();
     assert_eq!(names, ["orders.eu"]);
-    ask(&house, "shop", Method::GET, "/v1/topics/payments").await.problem(403, "forbidden");
-    let page = ask(&house, "shop", Method::GET, "/").await;
+    ask(&api, "shop", Method::GET, "/v1/topics/payments").await.problem(403, "forbidden");
+    let page = ask(&api, "shop", Method::GET, "/").await;
     let page = String::from_utf8_lossy(&page.body).into_owned();
     assert!(page.contains("orders.eu") && !page.contains("payments"), "{page}");
-    let page = house.get("/").await;
+    let page = api.get("/").await;
     assert!(!String::from_utf8_lossy(&page.body).contains("orders.eu"));
 }

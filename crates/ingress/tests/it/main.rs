@@ -1,26 +1,26 @@
-//! The door as its callers see it: requests into the router, over honest in-memory ports. One binary, a file for each property's home.
+//! The API as clients see it: requests to the router, over in-memory ports. One binary, with one file for each group of properties.
 
 mod support;
 
+mod arbitrary_requests;
 mod batch;
 mod bounds;
+mod carrier_backlog;
 mod claims;
+mod concurrent_nodes;
 mod dead_letters;
 mod delay_queue;
+mod delayed_publish;
 mod events;
 mod growth_nodes;
 mod grpc;
+mod health;
 mod held_pushes;
-mod holding;
 mod holds;
 mod keys;
 mod messages;
 mod mqproxy;
-mod nodes_at_once;
-mod nonsense;
-mod operating;
 mod people;
-mod people_behind;
 mod people_grpc;
 mod people_push;
 mod publish;

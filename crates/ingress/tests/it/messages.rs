@@ -1,22 +1,22 @@
-//! Finding messages by their id, and by a search.
+//! Finding messages by their id, and by search.
 
 use serde_json::{Value, json};
 use whimbrel_ingress::ReceiveSettings;
 use whimbrel_ingress::documents::{HeldMessageState, MessageState, SearchAnswer};
 use whimbrel_model::PartitionId;
 
-use crate::support::{House, World};
+use crate::support::{TestApi, World};
 
 #[tokio::test]
-async fn a_minted_id_leads_to_its_message() {
-    let house = House::new().await;
+async fn a_minted_id_finds_its_message() {
+    let api = TestApi::new().await;
     let mut placed = Vec::new();
     for number in 0..40 {
-        placed.push(house.post("/v1/topics/orders/messages", format!("m{number}")).await.ok(201));
-        house.world.clock.forward(7_000);
+        placed.push(api.post("/v1/topics/orders/messages", format!("m{number}")).await.ok(201));
+        api.world.clock.forward(7_000);
     }
     for (number, answer) in placed.iter().enumerate() {
-        let found = house.get(&format!("/v1/messages/{}", answer["id"].as_str().unwrap())).await.ok(200);
+        let found = api.get(&format!("/v1/messages/{}", answer["id"].as_str().unwrap())).await.ok(200);
         assert_eq!(found["payload"], format!("m{number}"));
         assert_eq!((&found["partition"], &found["offset"]), (&answer["partition"], &answer["offset"]));
         assert_eq!((&found["state"], &found["subscriptions"]), (&json!("published"), &json!([])));
@@ -25,22 +25,22 @@ async fn a_minted_id_leads_to_its_message() {
 }
 
 #[tokio::test]
-async fn a_brought_id_leads_to_its_message_in_each_topic() {
-    let house = House::new().await;
+async fn a_publishers_id_finds_its_message_in_each_topic() {
+    let api = TestApi::new().await;
     for topic in ["first", "second"] {
-        house.post(&format!("/v1/topics/{topic}/messages?id=order-1"), topic).await.ok(201);
-        house.world.clock.forward(1);
+        api.post(&format!("/v1/topics/{topic}/messages?id=order-1"), topic).await.ok(201);
+        api.world.clock.forward(1);
     }
-    assert_eq!(house.get("/v1/messages/order-1").await.ok(200)["payload"], "first", "the oldest one");
-    assert_eq!(house.get("/v1/messages/order-1?topic=second").await.ok(200)["payload"], "second");
-    house.delete("/v1/topics/first").await;
-    assert_eq!(house.get("/v1/messages/order-1").await.ok(200)["payload"], "second");
+    assert_eq!(api.get("/v1/messages/order-1").await.ok(200)["payload"], "first", "the oldest one");
+    assert_eq!(api.get("/v1/messages/order-1?topic=second").await.ok(200)["payload"], "second");
+    api.delete("/v1/topics/first").await;
+    assert_eq!(api.get("/v1/messages/order-1").await.ok(200)["payload"], "second");
 }
 
 #[tokio::test]
-async fn an_id_that_nothing_carries_is_unknown() {
-    let house = House::new().await;
-    house.post("/v1/topics/orders/messages", "x").await.ok(201);
+async fn an_id_without_a_message_is_unknown() {
+    let api = TestApi::new().await;
+    api.post("/v1/topics/orders/messages", "x").await.ok(201);
     for id in [
         "nothing",
         "at-1-0-0",
@@ -52,121 +52,121 @@ async fn an_id_that_nothing_carries_is_unknown() {
         "%20",
         "at-2-0-18446744073709551615",
     ] {
-        house.get(&format!("/v1/messages/{id}")).await.problem(404, "unknown_message");
+        api.get(&format!("/v1/messages/{id}")).await.problem(404, "unknown_message");
     }
-    house.get("/v1/messages/x?topc=a").await.problem(422, "bad_parameter");
+    api.get("/v1/messages/x?topc=a").await.problem(422, "bad_parameter");
 }
 
 #[tokio::test]
-async fn a_place_that_has_a_message_with_another_id_is_not_it() {
-    let house = House::new().await;
-    house.post("/v1/topics/orders/messages", "x").await.ok(201);
-    let number = house.world.log.number_of("orders").unwrap().0;
-    house.get(&format!("/v1/messages/at-{number}-0-0")).await.problem(404, "unknown_message");
+async fn a_position_with_a_message_of_another_id_is_no_match() {
+    let api = TestApi::new().await;
+    api.post("/v1/topics/orders/messages", "x").await.ok(201);
+    let number = api.world.log.number_of("orders").unwrap().0;
+    api.get(&format!("/v1/messages/at-{number}-0-0")).await.problem(404, "unknown_message");
 }
 
 #[tokio::test]
-async fn an_id_leads_to_its_hold_and_after_that_to_its_message() {
-    let house = House::new().await;
+async fn an_id_finds_its_hold_and_after_the_fire_its_message() {
+    let api = TestApi::new().await;
     for query in ["delay=1m&key=k1", "delay=1m&key=k1&id=order-1"] {
-        let held = house.post(&format!("/v1/topics/orders/messages?{query}"), "body").await.ok(202);
+        let held = api.post(&format!("/v1/topics/orders/messages?{query}"), "body").await.ok(202);
         let uri = format!("/v1/messages/{}", held["id"].as_str().unwrap());
-        let found = house.get(&uri).await.ok(200);
+        let found = api.get(&uri).await.ok(200);
         assert_eq!((&found["state"], &found["due"], &found["key"]), (&json!("held"), &held["due"], &json!("k1")));
         serde_json::from_value::<HeldMessageState>(found).unwrap();
-        house.get(&format!("{uri}?topic=other")).await.problem(404, "unknown_message");
-        house.world.clock.forward(61_000);
-        house.world.holds.fire_due();
-        house.world.clock.forward(600_000);
-        let fired = house.get(&uri).await.ok(200);
+        api.get(&format!("{uri}?topic=other")).await.problem(404, "unknown_message");
+        api.world.clock.forward(61_000);
+        api.world.holds.fire_due();
+        api.world.clock.forward(600_000);
+        let fired = api.get(&uri).await.ok(200);
         assert_eq!(
             (&fired["state"], &fired["payload"], &fired["due"]),
             (&json!("fired"), &json!("body"), &held["due"])
         );
-        assert_eq!(fired["headers"], json!({}), "what Whimbrel knows of it is no header of its own");
+        assert_eq!(fired["headers"], json!({}), "Whimbrel metadata is not an own header");
         serde_json::from_value::<MessageState>(fired).unwrap();
     }
 }
 
 #[tokio::test]
-async fn what_was_held_and_is_not_in_its_topic_says_so() {
-    let house = House::new().await;
-    let hold = async |id: &str| house.post(&format!("/v1/topics/orders/messages?delay=1h&id={id}"), "x").await.ok(202);
+async fn an_ended_hold_without_a_message_shows_its_state() {
+    let api = TestApi::new().await;
+    let hold = async |id: &str| api.post(&format!("/v1/topics/orders/messages?delay=1h&id={id}"), "x").await.ok(202);
     for id in ["gone", "dead", "old"] {
         hold(id).await;
     }
-    house.delete("/v1/holds/gone").await.ok(200);
-    house.world.holds.kill("dead", "too large");
-    let place = house.post("/v1/holds/old/fire", "").await.ok(200);
-    let number = house.world.log.number_of("orders").unwrap();
-    house.world.log.drop_before(PartitionId::new(number, place["partition"].as_u64().unwrap() as u32), 1);
+    api.delete("/v1/holds/gone").await.ok(200);
+    api.world.holds.kill("dead", "too large");
+    let place = api.post("/v1/holds/old/fire", "").await.ok(200);
+    let number = api.world.log.number_of("orders").unwrap();
+    api.world.log.drop_before(PartitionId::new(number, place["partition"].as_u64().unwrap() as u32), 1);
     for (id, state, member) in
         [("gone", "withdrawn", "withdrawn_at"), ("dead", "dead", "reason"), ("old", "fired", "fired_at")]
     {
-        let found = house.get(&format!("/v1/messages/{id}")).await.ok(200);
+        let found = api.get(&format!("/v1/messages/{id}")).await.ok(200);
         assert_eq!(found["state"], state);
         assert!(found[member].is_string() && found.get("payload").is_none(), "{found}");
     }
 }
 
 #[tokio::test]
-async fn a_search_tells_what_was_held_from_what_was_not() {
-    let house = House::new().await;
-    house.post("/v1/topics/orders/messages", "now").await.ok(201);
-    house.post("/v1/topics/orders/messages?delay=1s", "later").await.ok(202);
-    house.world.clock.forward(1_000);
-    house.world.holds.fire_due();
+async fn a_search_can_select_held_or_immediate_messages() {
+    let api = TestApi::new().await;
+    api.post("/v1/topics/orders/messages", "now").await.ok(201);
+    api.post("/v1/topics/orders/messages?delay=1s", "later").await.ok(202);
+    api.world.clock.forward(1_000);
+    api.world.holds.fire_due();
     for (query, expected) in [("state=fired", vec!["later"]), ("state=published", vec!["now"])] {
-        let found = search(&house, query).await;
+        let found = search(&api, query).await;
         let payloads: Vec<String> = found.messages.into_iter().map(|message| message.payload.unwrap()).collect();
         assert_eq!(payloads, expected);
     }
-    assert_eq!(search(&house, "").await.messages.len(), 2);
+    assert_eq!(search(&api, "").await.messages.len(), 2);
 }
 
-async fn house_to_search() -> House {
-    let house = House::new().await;
-    house.put("/v1/topics/orders", json!({ "partitions": 3 })).await.ok(201);
+async fn api_to_search() -> TestApi {
+    let api = TestApi::new().await;
+    api.put("/v1/topics/orders", json!({ "partitions": 3 })).await.ok(201);
     for number in 0..30 {
         let uri = format!("/v1/topics/orders/messages?key=k{}", number % 5);
-        house.post(&uri, format!("m{number}")).await.ok(201);
-        house.world.clock.forward(100_000);
+        api.post(&uri, format!("m{number}")).await.ok(201);
+        api.world.clock.forward(100_000);
     }
-    house
+    api
 }
 
-async fn search(house: &House, query: &str) -> SearchAnswer {
-    serde_json::from_value(house.get(&format!("/v1/messages?topic=orders&{query}")).await.ok(200)).unwrap()
+async fn search(api: &TestApi, query: &str) -> SearchAnswer {
+    serde_json::from_value(api.get(&format!("/v1/messages?topic=orders&{query}")).await.ok(200)).unwrap()
 }
 
 #[tokio::test]
 async fn a_search_finds_by_key_and_by_time() {
-    let house = house_to_search().await;
-    let all = search(&house, "").await;
+    let api = api_to_search().await;
+    let all = search(&api, "").await;
     assert_eq!((all.messages.len(), all.scanned, all.complete), (30, 30, true));
-    let of_key = search(&house, "key=k2").await;
+    let of_key = search(&api, "key=k2").await;
     let payloads: Vec<String> = of_key.messages.into_iter().map(|message| message.payload.unwrap()).collect();
     assert_eq!(payloads, ["m2", "m7", "m12", "m17", "m22", "m27"]);
-    assert!(of_key.scanned < 30, "only the partition of the key is looked at");
+    assert!(of_key.scanned < 30, "only the partition of the key is scanned");
     // Message number n was published n × 100 s after 10:38:42.
-    let between = search(&house, "from=2026-11-15T10:45:22Z&to=2026-11-15T10:48:42Z").await;
+    let between = search(&api, "from=2026-11-15T10:45:22Z&to=2026-11-15T10:48:42Z").await;
     let mut payloads: Vec<String> = between.messages.into_iter().map(|message| message.payload.unwrap()).collect();
     payloads.sort();
     assert_eq!(payloads, ["m4", "m5"]);
-    assert!(between.scanned < 10, "the time index bounds the look: {}", between.scanned);
+    assert!(between.scanned < 10, "the time index bounds the scan: {}", between.scanned);
 }
 
 #[tokio::test]
-async fn a_search_goes_on_from_its_cursor_until_it_is_complete() {
+async fn a_search_continues_from_its_cursor_until_it_is_complete() {
     for settings in [
         ReceiveSettings { search_scan_max_records: 4, ..ReceiveSettings::default() },
         ReceiveSettings { read_bytes_max: 600, ..ReceiveSettings::default() },
     ] {
-        let world: std::sync::Arc<World> = house_to_search().await.close().await;
-        let house = world.try_open(settings).await.unwrap();
+        let world: std::sync::Arc<World> = api_to_search().await.close().await;
+        let api = world.try_open(settings).await.unwrap();
         let (mut cursor, mut found, mut steps) = (String::new(), Vec::new(), 0);
         loop {
-            let step = search(&house, &format!("limit=3&cursor={cursor}")).await;
+            let step = search(&api, &format!("limit=3&cursor={cursor}")).await;
             found.extend(step.messages.into_iter().map(|message| message.payload.unwrap()));
             steps += 1;
             match step.cursor {
@@ -183,33 +183,33 @@ async fn a_search_goes_on_from_its_cursor_until_it_is_complete() {
 
 #[tokio::test]
 async fn a_moved_key_is_found_in_its_old_partition_too() {
-    let house = House::new().await;
-    house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
-    house.post("/v1/topics/orders/messages?key=abc", "old").await.ok(201);
-    house.put("/v1/topics/orders", json!({ "partitions": 16 })).await.ok(200);
-    house.post("/v1/topics/orders/messages?key=abc", "new").await.ok(201);
-    let found = search(&house, "key=abc").await;
+    let api = TestApi::new().await;
+    api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    api.post("/v1/topics/orders/messages?key=abc", "old").await.ok(201);
+    api.put("/v1/topics/orders", json!({ "partitions": 16 })).await.ok(200);
+    api.post("/v1/topics/orders/messages?key=abc", "new").await.ok(201);
+    let found = search(&api, "key=abc").await;
     let payloads: Vec<String> = found.messages.into_iter().map(|message| message.payload.unwrap()).collect();
     assert_eq!(payloads, ["old", "new"]);
 }
 
 #[tokio::test]
-async fn a_search_passes_over_what_cannot_be_read() {
-    let house = House::new().await;
-    house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+async fn a_search_skips_damaged_records() {
+    let api = TestApi::new().await;
+    api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
     for number in 0..5 {
-        house.post("/v1/topics/orders/messages", format!("m{number}")).await.ok(201);
+        api.post("/v1/topics/orders/messages", format!("m{number}")).await.ok(201);
     }
-    let partition = PartitionId::new(house.world.log.number_of("orders").unwrap(), 0);
-    house.world.log.damage(partition, 1, 3);
-    assert_eq!(search(&house, "").await.messages.len(), 3);
+    let partition = PartitionId::new(api.world.log.number_of("orders").unwrap(), 0);
+    api.world.log.damage(partition, 1, 3);
+    assert_eq!(search(&api, "").await.messages.len(), 3);
 }
 
 #[tokio::test]
-async fn bad_searches_are_told() {
-    let house = House::new().await;
-    house.post("/v1/topics/orders/messages", "x").await.ok(201);
-    let bad = |query: &'static str| house.get(query);
+async fn invalid_searches_are_rejected() {
+    let api = TestApi::new().await;
+    api.post("/v1/topics/orders/messages", "x").await.ok(201);
+    let bad = |query: &'static str| api.get(query);
     bad("/v1/messages").await.problem(422, "bad_parameter");
     bad("/v1/messages?topic=nothing").await.problem(404, "unknown_topic");
     bad("/v1/messages?topic=orders&from=x").await.problem(422, "bad_time");

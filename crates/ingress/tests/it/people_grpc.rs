@@ -1,4 +1,4 @@
-//! The door for people over gRPC, called by the generated client through the router.
+//! The API for people over gRPC, called by the generated client through the router.
 
 use tonic::Code;
 use tower::ServiceExt;
@@ -10,7 +10,7 @@ use whimbrel_model::ports::{PeopleError, PresenceError};
 use whimbrel_model::push::PushTask;
 
 use crate::people_push::records;
-use crate::support::House;
+use crate::support::TestApi;
 
 type Service = tower::util::BoxCloneSyncService<
     http::Request<tonic::body::Body>,
@@ -18,8 +18,8 @@ type Service = tower::util::BoxCloneSyncService<
     std::convert::Infallible,
 >;
 
-fn client(house: &House) -> PeopleClient<Service> {
-    let router = house.router.clone();
+fn client(api: &TestApi) -> PeopleClient<Service> {
+    let router = api.router.clone();
     let service = router.map_request(|request: http::Request<tonic::body::Body>| request.map(axum::body::Body::new));
     PeopleClient::new(Service::new(service))
 }
@@ -38,51 +38,51 @@ fn refused<T: std::fmt::Debug>(outcome: Result<T, tonic::Status>, code: Code, wo
 
 #[tokio::test]
 async fn a_push_over_grpc_is_the_same_record_as_over_http() {
-    let house = House::new().await;
+    let api = TestApi::new().await;
     let notify = PushNotify { title: Some("T".into()), body: None, data: Some("{\"x\":1}".into()) };
     let new = NewPush { platforms: vec!["ios".into()], ttl: Some("1h".into()), notify: Some(notify), ..push("u1") };
-    let pushed = client(&house).push(PushRequest { push: Some(new) }).await.unwrap().into_inner();
+    let pushed = client(&api).push(PushRequest { push: Some(new) }).await.unwrap().into_inner();
     let over_http = r#"{"payload":"x","platforms":["ios"],"ttl":"1h","notify":{"title":"T","data":{"x":1}}}"#;
-    house.post("/v1/users/u1/messages", over_http).await.ok(202);
-    let tasks: Vec<PushTask> = records(&house).iter().map(|(_, each)| PushTask::of(&each.headers).unwrap()).collect();
+    api.post("/v1/users/u1/messages", over_http).await.ok(202);
+    let tasks: Vec<PushTask> = records(&api).iter().map(|(_, each)| PushTask::of(&each.headers).unwrap()).collect();
     let [PushTask::Message(grpc), PushTask::Message(http)] = &tasks[..] else { panic!("{tasks:?}") };
     assert_eq!(grpc.id, pushed.id);
     assert_eq!((&grpc.notify, &grpc.platforms, grpc.ttl_ms), (&http.notify, &http.platforms, http.ttl_ms));
 }
 
 #[tokio::test]
-async fn a_batch_answers_push_by_push_and_names_the_bad_one() {
-    let house = House::new().await;
+async fn a_batch_answers_push_by_push_and_names_the_invalid_one() {
+    let api = TestApi::new().await;
     let held = NewPush { delay: Some("1s".into()), ..push("u2") };
-    let answer = client(&house).push_batch(PushBatchRequest { pushes: vec![push("u1"), held] }).await.unwrap();
+    let answer = client(&api).push_batch(PushBatchRequest { pushes: vec![push("u1"), held] }).await.unwrap();
     let outcomes: Vec<_> = answer.into_inner().pushes.into_iter().map(|each| each.outcome.unwrap()).collect();
     let [push_outcome::Outcome::Pushed(now), push_outcome::Outcome::Pushed(later)] = &outcomes[..] else {
         panic!("{outcomes:?}")
     };
     assert!(now.due.is_none() && later.due.is_some());
     let bad = PushBatchRequest { pushes: vec![push("u1"), NewPush { uids: Vec::new(), ..push("u1") }] };
-    let status = refused(client(&house).push_batch(bad).await, Code::InvalidArgument, "bad_entry");
+    let status = refused(client(&api).push_batch(bad).await, Code::InvalidArgument, "bad_entry");
     assert_eq!(status.metadata().get("whimbrel-index").unwrap(), "1");
-    refused(client(&house).push(PushRequest { push: None }).await, Code::InvalidArgument, "bad_parameter");
+    refused(client(&api).push(PushRequest { push: None }).await, Code::InvalidArgument, "bad_parameter");
 }
 
 #[tokio::test]
 async fn kick_presence_and_inbox_are_those_of_http() {
-    let house = House::new().await;
+    let api = TestApi::new().await;
     let kick = KickRequest { uid: "u1".into(), reason: "bye".into(), ..KickRequest::default() };
-    client(&house).kick(kick).await.unwrap();
-    assert!(matches!(PushTask::of(&records(&house)[0].1.headers), Ok(PushTask::Kick(_))));
+    client(&api).kick(kick).await.unwrap();
+    assert!(matches!(PushTask::of(&records(&api)[0].1.headers), Ok(PushTask::Kick(_))));
     let kick = KickRequest { uid: "u1".into(), ..KickRequest::default() };
-    refused(client(&house).kick(kick).await, Code::InvalidArgument, "bad_parameter");
+    refused(client(&api).kick(kick).await, Code::InvalidArgument, "bad_parameter");
     let ask = PresenceRequest { uids: vec!["u1".into()] };
-    let presence = client(&house).presence(ask.clone()).await.unwrap().into_inner();
+    let presence = client(&api).presence(ask.clone()).await.unwrap().into_inner();
     assert!(!presence.users[0].online && presence.fresh_as_of == "1970-01-01T00:00:02.000Z");
-    *house.world.presence.refuses.lock().unwrap() = Some(PresenceError::NotFresh { ago_ms: None });
-    refused(client(&house).presence(ask).await, Code::Unavailable, "not_fresh");
+    *api.world.presence.refuses.lock().unwrap() = Some(PresenceError::NotFresh { ago_ms: None });
+    refused(client(&api).presence(ask).await, Code::Unavailable, "not_fresh");
     let ask = InboxRequest { uid: "u1".into(), ..InboxRequest::default() };
-    house.world.carriers.inbox.lock().unwrap().next_after = Some(9);
-    let inbox = client(&house).inbox(ask.clone()).await.unwrap().into_inner();
+    api.world.carriers.inbox.lock().unwrap().next_after = Some(9);
+    let inbox = client(&api).inbox(ask.clone()).await.unwrap().into_inner();
     assert_eq!((inbox.stored, inbox.next_after), (0, Some(9)));
-    *house.world.carriers.refuses.lock().unwrap() = Some(PeopleError::NoOwner(3));
-    refused(client(&house).inbox(ask).await, Code::Unavailable, "no_owner");
+    *api.world.carriers.refuses.lock().unwrap() = Some(PeopleError::NoOwner(3));
+    refused(client(&api).inbox(ask).await, Code::Unavailable, "no_owner");
 }

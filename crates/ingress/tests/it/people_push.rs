@@ -1,53 +1,52 @@
-//! Pushes to people: what they become in `_push`, repeats, holds, and what is refused.
+//! Pushes to users: records in `_push`, repeats, holds, and errors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use http::Method;
 use serde_json::{Value, json};
-use whimbrel_ingress::{ApiKey, ReceiveSettings, Scope, Secret};
+use whimbrel_ingress::{ApiKey, KeySecret, ReceiveSettings, Scope};
 use whimbrel_model::Record;
 use whimbrel_model::people::{Platform, Uid};
 use whimbrel_model::ports::LogError;
 use whimbrel_model::push::{Notify, PUSH_TOPIC, PushMessage, PushOrigin, PushTask};
 
-use crate::support::{Answer, House};
+use crate::support::{Answer, TestApi};
 
-/// Everything in `_push`, with its partition.
-pub fn records(house: &House) -> Vec<(u32, Record)> {
-    let topic = house.registry.get(PUSH_TOPIC).unwrap();
+pub fn records(api: &TestApi) -> Vec<(u32, Record)> {
+    let topic = api.registry.get(PUSH_TOPIC).unwrap();
     let of = |partition: whimbrel_model::PartitionId| {
-        house.world.log.records(partition).into_iter().map(move |record| (partition.index, record))
+        api.world.log.records(partition).into_iter().map(move |record| (partition.index, record))
     };
     topic.all_partitions().flat_map(of).collect()
 }
 
-fn messages(house: &House) -> Vec<(u32, PushMessage, Record)> {
+fn messages(api: &TestApi) -> Vec<(u32, PushMessage, Record)> {
     let message = |(partition, record): (u32, Record)| match PushTask::of(&record.headers).unwrap() {
         PushTask::Message(message) => (partition, message, record),
         other => panic!("{other:?}"),
     };
-    records(house).into_iter().map(message).collect()
+    records(api).into_iter().map(message).collect()
 }
 
-async fn push(house: &House, uid: &str, body: Value) -> Answer {
-    house.post(&format!("/v1/users/{uid}/messages"), body.to_string()).await
+async fn push(api: &TestApi, uid: &str, body: Value) -> Answer {
+    api.post(&format!("/v1/users/{uid}/messages"), body.to_string()).await
 }
 
-async fn push_many(house: &House, body: Value) -> Answer {
-    house.post("/v1/users/messages", body.to_string()).await
+async fn push_many(api: &TestApi, body: Value) -> Answer {
+    api.post("/v1/users/messages", body.to_string()).await
 }
 
 #[tokio::test]
-async fn a_push_is_one_record_of_its_users_partition() {
-    let house = House::new().await;
+async fn a_push_is_one_record_in_its_users_partition() {
+    let api = TestApi::new().await;
     let body = json!({
         "json": { "a": 1 }, "platforms": ["ios", "web"], "except_platforms": ["web"], "store": false, "ttl": "1h",
         "collapse_key": "k\"1", "notify": { "title": "T", "body": "B", "data": { "x": [1] } }, "notify_after": "10s",
         "origin": { "server": "shop \"1\"", "seq": 7 }, "id": "m-1",
     });
-    assert_eq!(push(&house, "u%2F1", body).await.ok(202), json!({ "id": "m-1" }));
-    let (partition, message, record) = messages(&house).remove(0);
-    assert_eq!(partition, Uid::new("u/1").unwrap().partition(house.registry.get(PUSH_TOPIC).unwrap().partitions()));
+    assert_eq!(push(&api, "u%2F1", body).await.ok(202), json!({ "id": "m-1" }));
+    let (partition, message, record) = messages(&api).remove(0);
+    assert_eq!(partition, Uid::new("u/1").unwrap().partition(api.registry.get(PUSH_TOPIC).unwrap().partitions()));
     let platform = |name| Platform::new(name).unwrap();
     assert_eq!(
         message,
@@ -76,10 +75,10 @@ async fn a_push_is_one_record_of_its_users_partition() {
 
 #[tokio::test]
 async fn payloads_are_text_or_bytes_and_ids_are_minted() {
-    let house = House::new().await;
-    let text = push(&house, "u1", json!({ "payload": "hi" })).await.ok(202);
-    let bytes = push(&house, "u1", json!({ "payload_base64": "/w==" })).await.ok(202);
-    let found = messages(&house);
+    let api = TestApi::new().await;
+    let text = push(&api, "u1", json!({ "payload": "hi" })).await.ok(202);
+    let bytes = push(&api, "u1", json!({ "payload_base64": "/w==" })).await.ok(202);
+    let found = messages(&api);
     assert_eq!(found.iter().map(|(_, _, record)| &record.value[..]).collect::<Vec<_>>(), [&b"hi"[..], &[0xff]]);
     assert_eq!(
         found.iter().map(|(_, each, _)| each.id.as_str()).collect::<Vec<_>>(),
@@ -90,12 +89,12 @@ async fn payloads_are_text_or_bytes_and_ids_are_minted() {
 
 #[tokio::test]
 async fn a_push_to_many_is_one_record_for_each_partition_with_all_of_its_users() {
-    let house = House::new().await;
+    let api = TestApi::new().await;
     let uids: Vec<String> = (0..500).map(|number| format!("u{number}")).collect();
     let twice: Vec<&String> = uids.iter().chain(&uids[..9]).collect();
-    let id = push_many(&house, json!({ "uids": twice, "payload": "hello" })).await.ok(202)["id"].clone();
-    let found = messages(&house);
-    let partitions = house.registry.get(PUSH_TOPIC).unwrap().partitions();
+    let id = push_many(&api, json!({ "uids": twice, "payload": "hello" })).await.ok(202)["id"].clone();
+    let found = messages(&api);
+    let partitions = api.registry.get(PUSH_TOPIC).unwrap().partitions();
     let mut seen = BTreeMap::new();
     for (partition, message, record) in &found {
         assert_eq!((&record.value[..], message.id.as_str()), (&b"hello"[..], id.as_str().unwrap()));
@@ -112,45 +111,45 @@ async fn a_push_to_many_is_one_record_for_each_partition_with_all_of_its_users()
 
 #[tokio::test]
 async fn a_repeat_returns_the_first_answer_and_appends_nothing() {
-    let house = House::new().await;
+    let api = TestApi::new().await;
     let uids: Vec<String> = (0..50).map(|number| format!("u{number}")).collect();
     let many = json!({ "uids": uids, "payload": "x", "id": "m-2" });
     for body in
         [json!({ "payload": "x", "id": "m-1" }), json!({ "payload": "x", "origin": { "server": "a", "seq": 1 } })]
     {
-        let first = push(&house, "u1", body.clone()).await.ok(202);
-        assert_eq!(push(&house, "u1", body).await.ok(202), first);
+        let first = push(&api, "u1", body.clone()).await.ok(202);
+        assert_eq!(push(&api, "u1", body).await.ok(202), first);
     }
-    let first = push_many(&house, many.clone()).await.ok(202);
-    let count = records(&house).len();
-    assert_eq!(push_many(&house, many.clone()).await.ok(202), first);
+    let first = push_many(&api, many.clone()).await.ok(202);
+    let count = records(&api).len();
+    assert_eq!(push_many(&api, many.clone()).await.ok(202), first);
     assert_eq!(first["id"], "m-2");
-    assert_eq!(records(&house).len(), count);
-    assert_eq!(house.world.receipts.under_way(), 0);
+    assert_eq!(records(&api).len(), count);
+    assert_eq!(api.world.receipts.under_way(), 0);
 }
 
 #[tokio::test]
 async fn another_push_under_the_same_id_is_refused() {
-    let house = House::new().await;
-    push(&house, "u1", json!({ "payload": "x", "id": "m-1" })).await.ok(202);
-    push(&house, "u1", json!({ "payload": "y", "id": "m-1" })).await.problem(422, "different_body");
-    push(&house, "u1", json!({ "payload": "x", "id": "m-1", "ttl": "1s" })).await.problem(422, "different_body");
-    push(&house, "u2", json!({ "payload": "x", "id": "m-1" })).await.problem(422, "different_body");
+    let api = TestApi::new().await;
+    push(&api, "u1", json!({ "payload": "x", "id": "m-1" })).await.ok(202);
+    push(&api, "u1", json!({ "payload": "y", "id": "m-1" })).await.problem(422, "different_body");
+    push(&api, "u1", json!({ "payload": "x", "id": "m-1", "ttl": "1s" })).await.problem(422, "different_body");
+    push(&api, "u2", json!({ "payload": "x", "id": "m-1" })).await.problem(422, "different_body");
     let uids: Vec<String> = (0..50).map(|number| format!("u{number}")).collect();
-    push_many(&house, json!({ "uids": uids, "payload": "x", "id": "m-2" })).await.ok(202);
-    push_many(&house, json!({ "uids": uids[1..], "payload": "x", "id": "m-2" })).await.problem(422, "different_body");
-    push_many(&house, json!({ "uids": uids, "payload": "x", "id": "m-1" })).await.problem(422, "different_body");
+    push_many(&api, json!({ "uids": uids, "payload": "x", "id": "m-2" })).await.ok(202);
+    push_many(&api, json!({ "uids": uids[1..], "payload": "x", "id": "m-2" })).await.problem(422, "different_body");
+    push_many(&api, json!({ "uids": uids, "payload": "x", "id": "m-1" })).await.problem(422, "different_body");
 }
 
 #[tokio::test]
-async fn an_origin_makes_the_same_id_in_every_data_centre() {
+async fn equal_origins_have_the_same_id_in_every_data_centre() {
     let body = json!({ "payload": "x", "origin": { "server": "a", "seq": 1 } });
-    let here = push(&House::new().await, "u1", body.clone()).await.ok(202);
-    let there = push(&House::new().await, "u1", body).await.ok(202);
+    let here = push(&TestApi::new().await, "u1", body.clone()).await.ok(202);
+    let there = push(&TestApi::new().await, "u1", body).await.ok(202);
     assert_eq!(here["id"], there["id"]);
 }
 
-/// One push, as it may come: by both of its names, or by one.
+/// One push with a subset of its names.
 fn by_names(names: &[&str]) -> Value {
     let mut body = json!({ "payload": "x" });
     for name in names {
@@ -165,124 +164,124 @@ fn by_names(names: &[&str]) -> Value {
 #[tokio::test]
 async fn a_push_with_an_id_and_an_origin_is_repeated_under_either_of_them() {
     for order in [[&["m-1", "origin"][..], &["m-1"], &["origin"]], [&["origin"], &["m-1", "origin"], &["m-1"]]] {
-        let house = House::new().await;
-        let first = push(&house, "u1", by_names(order[0])).await.ok(202);
+        let api = TestApi::new().await;
+        let first = push(&api, "u1", by_names(order[0])).await.ok(202);
         for names in &order[1..] {
-            assert_eq!(push(&house, "u1", by_names(names)).await.ok(202), first, "{names:?} of {order:?}");
+            assert_eq!(push(&api, "u1", by_names(names)).await.ok(202), first, "{names:?} of {order:?}");
         }
-        assert_eq!(records(&house).len(), 1, "{order:?}");
-        assert_eq!(house.world.receipts.under_way(), 0, "{order:?}");
+        assert_eq!(records(&api).len(), 1, "{order:?}");
+        assert_eq!(api.world.receipts.under_way(), 0, "{order:?}");
     }
 }
 
 #[tokio::test]
 async fn a_push_to_many_with_an_id_and_an_origin_is_repeated_under_either_of_them() {
-    let house = House::new().await;
+    let api = TestApi::new().await;
     let uids: Vec<String> = (0..50).map(|number| format!("u{number}")).collect();
     let to_all = |names: &[&str]| {
         let mut body = by_names(names);
         body["uids"] = json!(uids);
         body
     };
-    let first = push_many(&house, to_all(&["m-1", "origin"])).await.ok(202);
-    let count = records(&house).len();
+    let first = push_many(&api, to_all(&["m-1", "origin"])).await.ok(202);
+    let count = records(&api).len();
     for names in [&["origin"][..], &["m-1"]] {
-        assert_eq!(push_many(&house, to_all(names)).await.ok(202), first, "{names:?}");
+        assert_eq!(push_many(&api, to_all(names)).await.ok(202), first, "{names:?}");
     }
-    assert_eq!(records(&house).len(), count);
+    assert_eq!(records(&api).len(), count);
 }
 
 #[tokio::test]
 async fn a_held_push_with_an_id_and_an_origin_is_repeated_under_either_of_them() {
-    let house = House::new().await;
+    let api = TestApi::new().await;
     let later = |names: &[&str]| {
         let mut body = by_names(names);
         body["delay"] = json!("1h");
         body
     };
-    let first = push(&house, "u1", later(&["m-1", "origin"])).await.ok(202);
+    let first = push(&api, "u1", later(&["m-1", "origin"])).await.ok(202);
     for names in [&["origin"][..], &["m-1"]] {
-        assert_eq!(push(&house, "u1", later(names)).await.ok(202), first, "{names:?}");
+        assert_eq!(push(&api, "u1", later(names)).await.ok(202), first, "{names:?}");
     }
 }
 
 #[tokio::test]
 async fn a_push_whose_answer_was_lost_is_found_in_the_log_under_either_of_its_names() {
     for name in ["m-1", "origin"] {
-        let house = House::new().await;
-        house.world.log.lose_answers(true);
-        push(&house, "u1", by_names(&["m-1", "origin"])).await.problem(504, "outcome_unknown");
-        house.world.log.lose_answers(false);
-        push(&house, "u1", by_names(&[name])).await.problem(409, "in_progress");
-        house.world.receipts.lapse_all();
-        assert_eq!(push(&house, "u1", by_names(&[name])).await.ok(202)["id"], "m-1", "{name}");
-        assert_eq!(records(&house).len(), 1, "{name}");
+        let api = TestApi::new().await;
+        api.world.log.lose_answers(true);
+        push(&api, "u1", by_names(&["m-1", "origin"])).await.problem(504, "outcome_unknown");
+        api.world.log.lose_answers(false);
+        push(&api, "u1", by_names(&[name])).await.problem(409, "in_progress");
+        api.world.receipts.lapse_all();
+        assert_eq!(push(&api, "u1", by_names(&[name])).await.ok(202)["id"], "m-1", "{name}");
+        assert_eq!(records(&api).len(), 1, "{name}");
     }
 }
 
 #[tokio::test]
-async fn a_push_that_was_refused_for_one_of_its_names_leaves_the_other_free() {
-    let house = House::new().await;
-    push(&house, "u1", json!({ "payload": "other", "origin": { "server": "a", "seq": 1 } })).await.ok(202);
-    push(&house, "u1", by_names(&["m-1", "origin"])).await.problem(422, "different_body");
-    assert_eq!(house.world.receipts.under_way(), 0);
-    push(&house, "u1", json!({ "payload": "anything", "id": "m-1" })).await.ok(202);
+async fn a_push_that_is_rejected_for_one_of_its_names_leaves_the_other_free() {
+    let api = TestApi::new().await;
+    push(&api, "u1", json!({ "payload": "other", "origin": { "server": "a", "seq": 1 } })).await.ok(202);
+    push(&api, "u1", by_names(&["m-1", "origin"])).await.problem(422, "different_body");
+    assert_eq!(api.world.receipts.under_way(), 0);
+    push(&api, "u1", json!({ "payload": "anything", "id": "m-1" })).await.ok(202);
 }
 
 #[tokio::test]
-async fn a_name_that_only_a_repeat_in_the_same_batch_had_is_one_for_the_first() {
-    let house = House::new().await;
+async fn a_name_from_a_repeat_in_the_same_batch_belongs_to_the_first() {
+    let api = TestApi::new().await;
     let of = |names: &[&str]| {
         let mut body = by_names(names);
         body["uid"] = json!("u1");
         body
     };
     let batch = json!([of(&["m-1"]), of(&["m-1", "origin"])]);
-    let answer = house.post("/v1/users/batch", batch.to_string()).await.ok(202);
+    let answer = api.post("/v1/users/batch", batch.to_string()).await.ok(202);
     assert_eq!(answer["messages"][0], answer["messages"][1]);
-    assert_eq!(push(&house, "u1", by_names(&["origin"])).await.ok(202), answer["messages"][0]);
-    assert_eq!((records(&house).len(), house.world.receipts.under_way()), (1, 0));
+    assert_eq!(push(&api, "u1", by_names(&["origin"])).await.ok(202), answer["messages"][0]);
+    assert_eq!((records(&api).len(), api.world.receipts.under_way()), (1, 0));
 }
 
 #[tokio::test]
-async fn a_push_that_some_partitions_did_not_take_says_so_and_a_repeat_goes_to_the_others() {
-    let house = House::new().await;
+async fn a_repeat_of_a_partly_appended_push_reaches_the_other_partitions() {
+    let api = TestApi::new().await;
     let uids: Vec<String> = (0..100).map(|number| format!("u{number}")).collect();
     let body = json!({ "uids": uids, "payload": "x", "id": "m-1" });
-    let push_number = house.registry.get(PUSH_TOPIC).unwrap().number();
-    house.world.log.judge(move |entry| match entry.partition.topic == push_number && entry.partition.index == 3 {
+    let push_number = api.registry.get(PUSH_TOPIC).unwrap().number();
+    api.world.log.judge(move |entry| match entry.partition.topic == push_number && entry.partition.index == 3 {
         true => Err(LogError::Unavailable("away".to_owned())),
         false => Ok(()),
     });
-    let problem = push_many(&house, body.clone()).await.problem(503, "partly_appended");
+    let problem = push_many(&api, body.clone()).await.problem(503, "partly_appended");
     let failed = problem["messages"].as_array().unwrap().iter().filter(|each| each.get("error").is_some()).count();
     assert_eq!(failed, 1);
-    house.world.log.judge_nothing();
-    push_many(&house, body).await.ok(202);
-    let mut seen: Vec<String> = messages(&house).into_iter().flat_map(|(_, message, _)| message.uids).collect();
+    api.world.log.judge_nothing();
+    push_many(&api, body).await.ok(202);
+    let mut seen: Vec<String> = messages(&api).into_iter().flat_map(|(_, message, _)| message.uids).collect();
     seen.sort_unstable();
     seen.dedup();
-    assert_eq!((seen.len(), messages(&house).iter().map(|(_, each, _)| each.uids.len()).sum::<usize>()), (100, 100));
+    assert_eq!((seen.len(), messages(&api).iter().map(|(_, each, _)| each.uids.len()).sum::<usize>()), (100, 100));
 }
 
 #[tokio::test]
 async fn a_delayed_push_is_held_and_goes_to_its_users_when_it_is_due() {
-    let house = House::new().await;
-    let held = push(&house, "u1", json!({ "payload": "later", "delay": "10s" })).await.ok(202);
+    let api = TestApi::new().await;
+    let held = push(&api, "u1", json!({ "payload": "later", "delay": "10s" })).await.ok(202);
     assert_eq!((&held["state"], held.get("holds")), (&json!("held"), None));
-    let hold = house.get(&format!("/v1/holds/{}", held["id"].as_str().unwrap())).await.ok(200);
+    let hold = api.get(&format!("/v1/holds/{}", held["id"].as_str().unwrap())).await.ok(200);
     assert_eq!((&hold["topic"], &hold["due"]), (&json!("_push"), &held["due"]));
     let uids: Vec<String> = (0..50).map(|number| format!("u{number}")).collect();
     let many = json!({ "uids": uids, "payload": "x", "delay": "10s", "id": "m-1" });
-    let first = push_many(&house, many.clone()).await.ok(202);
-    assert_eq!(push_many(&house, many).await.ok(202), first);
+    let first = push_many(&api, many.clone()).await.ok(202);
+    assert_eq!(push_many(&api, many).await.ok(202), first);
     assert_eq!(first["id"], "m-1");
     assert!(first["holds"].as_array().unwrap().len() > 1);
-    assert_eq!(records(&house).len(), 0);
-    house.world.clock.forward(10_000);
-    house.world.holds.fire_due();
-    let found = messages(&house);
-    let partitions = house.registry.get(PUSH_TOPIC).unwrap().partitions();
+    assert_eq!(records(&api).len(), 0);
+    api.world.clock.forward(10_000);
+    api.world.holds.fire_due();
+    let found = messages(&api);
+    let partitions = api.registry.get(PUSH_TOPIC).unwrap().partitions();
     for (partition, message, _) in &found {
         assert!(message.uids.iter().all(|uid| Uid::new(uid).unwrap().partition(partitions) == *partition));
     }
@@ -292,7 +291,7 @@ async fn a_delayed_push_is_held_and_goes_to_its_users_when_it_is_due() {
 
 #[tokio::test]
 async fn a_batch_answers_push_by_push() {
-    let house = House::new().await;
+    let api = TestApi::new().await;
     let lines = [
         json!({ "uid": "u1", "payload": "a" }),
         json!({ "uids": ["u1", "u2", "u3", "u4", "u5", "u6"], "json": 1, "id": "m-1" }),
@@ -301,23 +300,23 @@ async fn a_batch_answers_push_by_push() {
     ];
     let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
     let ndjson = [("content-type", "application/x-ndjson")];
-    let answer = house.call(Method::POST, "/v1/users/batch", &ndjson, lines.join("\n")).await.ok(202);
+    let answer = api.call(Method::POST, "/v1/users/batch", &ndjson, lines.join("\n")).await.ok(202);
     let answers = answer["messages"].as_array().unwrap();
     assert_eq!(answers.len(), 4);
     assert_eq!(
         (&answers[1], &answers[3], &answers[2]["state"]),
         (&json!({ "id": "m-1" }), &json!({ "id": "m-1" }), &json!("held"))
     );
-    let users: usize = messages(&house).iter().map(|(_, message, _)| message.uids.len()).sum();
+    let users: usize = messages(&api).iter().map(|(_, message, _)| message.uids.len()).sum();
     assert_eq!(users, 7);
     let array = format!("[{}]", lines[0]);
-    assert_eq!(house.post("/v1/users/batch", array).await.ok(202)["messages"].as_array().unwrap().len(), 1);
-    assert_eq!(house.post("/v1/users/batch", "[]").await.ok(202), json!({ "messages": [] }));
+    assert_eq!(api.post("/v1/users/batch", array).await.ok(202)["messages"].as_array().unwrap().len(), 1);
+    assert_eq!(api.post("/v1/users/batch", "[]").await.ok(202), json!({ "messages": [] }));
 }
 
 #[tokio::test]
-async fn a_bad_entry_refuses_the_whole_batch_and_is_named() {
-    let house = House::new().await;
+async fn a_bad_entry_rejects_the_whole_batch_with_its_index() {
+    let api = TestApi::new().await;
     for (entry, status, code) in [
         (r#"{"payload":"x"}"#, 422, "bad_entry"),
         (r#"{"uid":"a","uids":["b"],"payload":"x"}"#, 422, "bad_entry"),
@@ -327,20 +326,20 @@ async fn a_bad_entry_refuses_the_whole_batch_and_is_named() {
     ] {
         let body = format!("{{\"uid\":\"u1\",\"payload\":\"x\"}}\n{entry}");
         let refused =
-            house.call(Method::POST, "/v1/users/batch", &[("content-type", "application/x-ndjson")], body).await;
+            api.call(Method::POST, "/v1/users/batch", &[("content-type", "application/x-ndjson")], body).await;
         assert_eq!(refused.problem(status, code)["index"], 1, "{entry}");
     }
-    assert_eq!(records(&house).len(), 0);
+    assert_eq!(records(&api).len(), 0);
     let settings = ReceiveSettings { batch_messages_max: 1, batch_bytes_max: 200, ..ReceiveSettings::default() };
-    let house = House::with(settings).await;
+    let api = TestApi::with(settings).await;
     let two = r#"[{"uid":"u1","payload":"x"},{"uid":"u1","payload":"x"}]"#;
-    house.post("/v1/users/batch", two).await.problem(413, "batch_too_large");
-    house.post("/v1/users/batch", format!("[{}]", " ".repeat(300))).await.problem(413, "batch_too_large");
+    api.post("/v1/users/batch", two).await.problem(413, "batch_too_large");
+    api.post("/v1/users/batch", format!("[{}]", " ".repeat(300))).await.problem(413, "batch_too_large");
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_push_is_told() {
-    let house = House::new().await;
+async fn invalid_pushes_are_rejected_with_the_field() {
+    let api = TestApi::new().await;
     let long = "x".repeat(3_000);
     for (body, code, field) in [
         (json!({}), "bad_parameter", None),
@@ -380,78 +379,78 @@ async fn what_is_wrong_with_a_push_is_told() {
         (json!({ "payload": "x", "origin": { "server": "a", "seq": -1 } }), "bad_parameter", None),
         (json!({ "payload": "x", "origin": { "server": "a" } }), "bad_parameter", None),
     ] {
-        let problem = push(&house, "u1", body.clone()).await.problem(422, code);
+        let problem = push(&api, "u1", body.clone()).await.problem(422, code);
         assert_eq!(problem.get("field").and_then(Value::as_str), field, "{body}: {problem}");
     }
-    push(&house, "%01", json!({ "payload": "x" })).await.problem(422, "bad_uid");
-    house.post("/v1/users/u1/messages", "{").await.problem(422, "bad_json");
-    house.post("/v1/users/u1/messages?ttl=1s", "{}").await.problem(422, "bad_parameter");
-    let keyed = house.call(Method::POST, "/v1/users/u1/messages", &[("idempotency-key", "k")], "{}").await;
+    push(&api, "%01", json!({ "payload": "x" })).await.problem(422, "bad_uid");
+    api.post("/v1/users/u1/messages", "{").await.problem(422, "bad_json");
+    api.post("/v1/users/u1/messages?ttl=1s", "{}").await.problem(422, "bad_parameter");
+    let keyed = api.call(Method::POST, "/v1/users/u1/messages", &[("idempotency-key", "k")], "{}").await;
     keyed.problem(422, "bad_parameter");
     for uids in [json!([]), Value::Null, json!(vec!["u"; 10_001]), json!("u1"), json!([1])] {
-        push_many(&house, json!({ "uids": uids, "payload": "x" })).await.problem(422, "bad_parameter");
+        push_many(&api, json!({ "uids": uids, "payload": "x" })).await.problem(422, "bad_parameter");
     }
-    push_many(&house, json!({ "uids": ["a", "b\n"], "payload": "x" })).await.problem(422, "bad_uid");
-    assert_eq!(records(&house).len(), 0);
+    push_many(&api, json!({ "uids": ["a", "b\n"], "payload": "x" })).await.problem(422, "bad_uid");
+    assert_eq!(records(&api).len(), 0);
 }
 
 #[tokio::test]
-async fn what_is_too_large_is_refused_before_anything_is_appended() {
-    let house = House::with(ReceiveSettings { payload_bytes_max: 8, ..ReceiveSettings::default() }).await;
-    push(&house, "u1", json!({ "payload": "123456789" })).await.problem(413, "payload_too_large");
-    house.world.log.largest_record(4_000);
+async fn too_large_pushes_are_rejected_before_anything_is_appended() {
+    let api = TestApi::with(ReceiveSettings { payload_bytes_max: 8, ..ReceiveSettings::default() }).await;
+    push(&api, "u1", json!({ "payload": "123456789" })).await.problem(413, "payload_too_large");
+    api.world.log.largest_record(4_000);
     let uids: Vec<String> = (0..5_000).map(|number| format!("user-{number}")).collect();
-    push_many(&house, json!({ "uids": uids, "payload": "x" })).await.problem(413, "payload_too_large");
-    assert_eq!(records(&house).len(), 0);
+    push_many(&api, json!({ "uids": uids, "payload": "x" })).await.problem(413, "payload_too_large");
+    assert_eq!(records(&api).len(), 0);
 }
 
 #[tokio::test]
-async fn pushing_needs_the_scope_and_a_log_that_takes_it() {
+async fn pushing_needs_the_scope_and_a_writable_log() {
     let key = |name: &str, scope| ApiKey {
         name: name.into(),
-        secret: Secret::Plain(name.into()),
+        secret: KeySecret::Plain(name.into()),
         scopes: vec![scope],
         topics: vec![],
     };
     let keys = vec![key("p", Scope::Push), key("q", Scope::Publish)];
-    let house = House::with(ReceiveSettings { keys, ..ReceiveSettings::default() }).await;
+    let api = TestApi::with(ReceiveSettings { keys, ..ReceiveSettings::default() }).await;
     let with = |secret: &'static str| {
-        let house = &house;
+        let api = &api;
         async move {
             let headers = [("authorization", secret)];
-            house.call(Method::POST, "/v1/users/u1/messages", &headers, r#"{"payload":"x"}"#).await
+            api.call(Method::POST, "/v1/users/u1/messages", &headers, r#"{"payload":"x"}"#).await
         }
     };
     with("Bearer q").await.problem(403, "forbidden");
     with("Bearer p").await.ok(202);
-    push(&house, "u1", json!({ "payload": "x" })).await.problem(401, "key_missing");
-    house.world.log.judge(|_| Err(LogError::DiskFull("/".into())));
+    push(&api, "u1", json!({ "payload": "x" })).await.problem(401, "key_missing");
+    api.world.log.judge(|_| Err(LogError::DiskFull("/".into())));
     with("Bearer p").await.problem(503, "disk_full");
-    let topics = house.call(Method::POST, "/v1/topics/_push/messages", &[("authorization", "Bearer q")], "x").await;
+    let topics = api.call(Method::POST, "/v1/topics/_push/messages", &[("authorization", "Bearer q")], "x").await;
     topics.problem(422, "reserved_name");
 }
 
 #[tokio::test(start_paused = true)]
-async fn pushes_wait_for_a_carrier_that_is_far_behind_and_go_on_when_it_has_caught_up() {
-    let house = House::with(ReceiveSettings { push_behind_max: 10, ..ReceiveSettings::default() }).await;
-    let saved = |upto| house.world.inboxes.0.store(upto, std::sync::atomic::Ordering::Relaxed);
+async fn pushes_are_rejected_until_a_carrier_with_a_large_backlog_has_caught_up() {
+    let api = TestApi::with(ReceiveSettings { push_behind_max: 10, ..ReceiveSettings::default() }).await;
+    let saved = |upto| api.world.inboxes.0.store(upto, std::sync::atomic::Ordering::Relaxed);
     let body = json!({ "payload": "x" });
     let looked = || tokio::time::sleep(std::time::Duration::from_secs(2));
     saved(0);
     for _ in 0..10 {
-        push(&house, "u1", body.clone()).await.ok(202);
+        push(&api, "u1", body.clone()).await.ok(202);
     }
     looked().await;
-    push(&house, "u1", body.clone()).await.ok(202);
-    let refused = push(&house, "u1", body.clone()).await;
+    push(&api, "u1", body.clone()).await.ok(202);
+    let refused = push(&api, "u1", body.clone()).await;
     assert!(refused.headers.contains_key("retry-after"));
     refused.problem(429, "overloaded");
-    push(&house, "u1", json!({ "payload": "x", "delay": "1h" })).await.ok(202);
+    push(&api, "u1", json!({ "payload": "x", "delay": "1h" })).await.ok(202);
     let elsewhere = (2..).map(|number| format!("u{number}"));
-    let partition = |uid: &str| Uid::new(uid).unwrap().partition(house.registry.get(PUSH_TOPIC).unwrap().partitions());
+    let partition = |uid: &str| Uid::new(uid).unwrap().partition(api.registry.get(PUSH_TOPIC).unwrap().partitions());
     let other = elsewhere.into_iter().find(|uid| partition(uid) != partition("u1")).unwrap();
-    push(&house, &other, body.clone()).await.ok(202);
+    push(&api, &other, body.clone()).await.ok(202);
     saved(11);
     looked().await;
-    push(&house, "u1", body).await.ok(202);
+    push(&api, "u1", body).await.ok(202);
 }

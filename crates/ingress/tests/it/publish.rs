@@ -8,18 +8,18 @@ use whimbrel_model::PartitionId;
 use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::ports::LogError;
 
-use crate::support::{House, World};
+use crate::support::{TestApi, World};
 
 #[tokio::test]
-async fn a_published_message_is_read_back_as_it_was() {
-    let house = House::new().await;
+async fn a_published_message_is_read_back_unchanged() {
+    let api = TestApi::new().await;
     let headers = [("content-type", "text/plain"), ("Whimbrel-Header-X-Env", "prod"), ("ce-type", "order.paid")];
-    let answer = house.call(Method::POST, "/v1/topics/orders/messages?key=k1", &headers, "hello").await;
+    let answer = api.call(Method::POST, "/v1/topics/orders/messages?key=k1", &headers, "hello").await;
     assert_eq!(answer.headers["content-type"], "application/json");
     let placed: PublishAnswer = serde_json::from_value(answer.ok(201)).unwrap();
     assert_eq!(placed.partition, partition_of(b"k1", 4));
     let uri = format!("/v1/topics/orders/messages?partition={}", placed.partition);
-    let read = house.get(&uri).await.ok(200);
+    let read = api.get(&uri).await.ok(200);
     let message = &read["messages"][0];
     assert_eq!(message["id"], placed.id);
     assert_eq!(message["offset"], placed.offset);
@@ -31,27 +31,27 @@ async fn a_published_message_is_read_back_as_it_was() {
 }
 
 #[tokio::test]
-async fn an_empty_body_is_a_message_too() {
-    let house = House::new().await;
-    house.post("/v1/topics/orders/messages?key=a", "").await.ok(201);
+async fn an_empty_body_is_a_valid_message() {
+    let api = TestApi::new().await;
+    api.post("/v1/topics/orders/messages?key=a", "").await.ok(201);
     let partition = partition_of(b"a", 4);
-    let read = house.get(&format!("/v1/topics/orders/messages?partition={partition}")).await.ok(200);
+    let read = api.get(&format!("/v1/topics/orders/messages?partition={partition}")).await.ok(200);
     assert_eq!(read["messages"][0]["payload"], "");
 }
 
 #[tokio::test]
-async fn messages_without_a_key_take_turns() {
-    let house = House::new().await;
+async fn messages_without_a_key_are_distributed_round_robin() {
+    let api = TestApi::new().await;
     let mut partitions = Vec::new();
     for _ in 0..8 {
-        partitions.push(house.post("/v1/topics/orders/messages", "x").await.ok(201)["partition"].as_u64().unwrap());
+        partitions.push(api.post("/v1/topics/orders/messages", "x").await.ok(201)["partition"].as_u64().unwrap());
     }
     assert_eq!(partitions, [0, 1, 2, 3, 0, 1, 2, 3]);
 }
 
 #[tokio::test]
-async fn bad_names_keys_ids_and_attributes_are_told_apart() {
-    let house = House::new().await;
+async fn invalid_names_keys_ids_and_attributes_have_different_codes() {
+    let api = TestApi::new().await;
     for (uri, code) in [
         ("/v1/topics/a%20b/messages", "bad_name"),
         ("/v1/topics/%2e%2e/messages", "bad_name"),
@@ -65,47 +65,47 @@ async fn bad_names_keys_ids_and_attributes_are_told_apart() {
         ("/v1/topics/orders/messages?deliver_at=tomorrow", "bad_time"),
         ("/v1/topics/orders/messages?delay=5s&deliver_at=2026-11-15T00:00:00Z", "bad_parameter"),
     ] {
-        house.post(uri, "x").await.problem(422, code);
+        api.post(uri, "x").await.problem(422, code);
     }
     let long = format!("/v1/topics/{}/messages", "a".repeat(201));
-    house.post(&long, "x").await.problem(422, "bad_name");
+    api.post(&long, "x").await.problem(422, "bad_name");
     for (name, code) in [("whimbrel-header-host", "reserved_header"), ("whimbrel-nothing", "bad_parameter")] {
-        house.call(Method::POST, "/v1/topics/orders/messages", &[(name, "x")], "x").await.problem(422, code);
+        api.call(Method::POST, "/v1/topics/orders/messages", &[(name, "x")], "x").await.problem(422, code);
     }
-    house.get("/v1/topics/orders").await.problem(404, "unknown_topic");
+    api.get("/v1/topics/orders").await.problem(404, "unknown_topic");
 }
 
 #[tokio::test]
 async fn a_payload_over_the_limit_is_refused_whether_announced_or_not() {
-    let house = House::with(ReceiveSettings { payload_bytes_max: 4, ..ReceiveSettings::default() }).await;
-    house.post("/v1/topics/orders/messages", "1234").await.ok(201);
+    let api = TestApi::with(ReceiveSettings { payload_bytes_max: 4, ..ReceiveSettings::default() }).await;
+    api.post("/v1/topics/orders/messages", "1234").await.ok(201);
     let announced = [("content-length", "5")];
-    let refused = house.call(Method::POST, "/v1/topics/orders/messages", &announced, "12345").await;
+    let refused = api.call(Method::POST, "/v1/topics/orders/messages", &announced, "12345").await;
     assert_eq!(refused.problem(413, "payload_too_large")["limit"], 4);
-    house.post("/v1/topics/orders/messages", "12345").await.problem(413, "payload_too_large");
+    api.post("/v1/topics/orders/messages", "12345").await.problem(413, "payload_too_large");
 }
 
 #[tokio::test]
 async fn a_body_in_many_pieces_is_one_payload() {
-    let house = House::new().await;
+    let api = TestApi::new().await;
     let pieces = ["ab", "", "cd", "e"].map(Ok::<_, std::convert::Infallible>);
     let body = axum::body::Body::from_stream(futures_util::stream::iter(pieces));
-    house.post("/v1/topics/orders/messages?key=a", body).await.ok(201);
-    assert_eq!(house.payloads("orders").await.concat(), ["abcde"]);
+    api.post("/v1/topics/orders/messages?key=a", body).await.ok(201);
+    assert_eq!(api.payloads("orders").await.concat(), ["abcde"]);
 }
 
 #[tokio::test]
 async fn without_auto_creation_an_unknown_topic_is_unknown() {
-    let house = House::with_topics(TopicDefaults { auto_create: false, ..TopicDefaults::default() }).await;
-    house.post("/v1/topics/orders/messages", "x").await.problem(404, "unknown_topic");
-    house.put("/v1/topics/orders", serde_json::json!({})).await.ok(201);
-    house.post("/v1/topics/orders/messages", "x").await.ok(201);
+    let api = TestApi::with_topics(TopicDefaults { auto_create: false, ..TopicDefaults::default() }).await;
+    api.post("/v1/topics/orders/messages", "x").await.problem(404, "unknown_topic");
+    api.put("/v1/topics/orders", serde_json::json!({})).await.ok(201);
+    api.post("/v1/topics/orders/messages", "x").await.ok(201);
 }
 
 #[tokio::test]
-async fn what_the_log_says_becomes_the_problem_it_means() {
-    let house = House::new().await;
-    house.post("/v1/topics/orders/messages", "x").await.ok(201);
+async fn each_error_of_the_log_has_its_problem_code() {
+    let api = TestApi::new().await;
+    api.post("/v1/topics/orders/messages", "x").await.ok(201);
     for (error, status, code) in [
         (LogError::DiskFull("no room".into()), 503, "disk_full"),
         (LogError::Overloaded("queue".into()), 429, "overloaded"),
@@ -114,54 +114,54 @@ async fn what_the_log_says_becomes_the_problem_it_means() {
         (LogError::TooLarge { size: 9, limit: 5 }, 413, "payload_too_large"),
         (LogError::Poisoned("sync failed".into()), 503, "log_closed"),
     ] {
-        house.world.log.judge(move |_| Err(error.clone()));
-        house.post("/v1/topics/orders/messages", "x").await.problem(status, code);
+        api.world.log.judge(move |_| Err(error.clone()));
+        api.post("/v1/topics/orders/messages", "x").await.problem(status, code);
     }
 }
 
 #[tokio::test]
-async fn bytes_on_their_way_into_the_log_are_bounded() {
+async fn bytes_in_flight_into_the_log_are_bounded() {
     let world = World::new();
     let settings = ReceiveSettings { in_flight_bytes_max: 10, ..ReceiveSettings::default() };
-    let house = world.try_open(settings).await.unwrap();
-    house.put("/v1/topics/orders", serde_json::json!({})).await.ok(201);
+    let api = world.try_open(settings).await.unwrap();
+    api.put("/v1/topics/orders", serde_json::json!({})).await.ok(201);
     world.log.hold_up(true);
-    let first = house.post("/v1/topics/orders/messages", "12345678");
+    let first = api.post("/v1/topics/orders/messages", "12345678");
     tokio::pin!(first);
     while world.log.waiting_appends() == 0 {
         assert!(futures_util::poll!(first.as_mut()).is_pending());
         tokio::task::yield_now().await;
     }
-    house.post("/v1/topics/orders/messages", "12345678").await.problem(429, "overloaded");
+    api.post("/v1/topics/orders/messages", "12345678").await.problem(429, "overloaded");
     world.log.hold_up(false);
     first.await.ok(201);
-    house.post("/v1/topics/orders/messages", "12345678").await.ok(201);
+    api.post("/v1/topics/orders/messages", "12345678").await.ok(201);
 }
 
 #[tokio::test]
-async fn a_publish_whose_caller_hung_up_is_finished() {
-    let house = House::new().await;
-    house.put("/v1/topics/orders", serde_json::json!({ "partitions": 1 })).await.ok(201);
-    house.world.log.hold_up(true);
+async fn a_publish_of_a_disconnected_client_is_finished() {
+    let api = TestApi::new().await;
+    api.put("/v1/topics/orders", serde_json::json!({ "partitions": 1 })).await.ok(201);
+    api.world.log.hold_up(true);
     {
-        let publish = house.post("/v1/topics/orders/messages", "kept");
+        let publish = api.post("/v1/topics/orders/messages", "kept");
         tokio::pin!(publish);
-        while house.world.log.waiting_appends() == 0 {
+        while api.world.log.waiting_appends() == 0 {
             assert!(futures_util::poll!(publish.as_mut()).is_pending());
         }
     }
-    house.world.log.hold_up(false);
-    let read = house.get("/v1/topics/orders/messages?wait=10s").await.ok(200);
+    api.world.log.hold_up(false);
+    let read = api.get("/v1/topics/orders/messages?wait=10s").await.ok(200);
     assert_eq!(read["messages"][0]["payload"], "kept");
 }
 
 #[tokio::test]
 async fn a_record_carries_the_id_and_the_content_type_as_headers() {
-    let house = House::new().await;
+    let api = TestApi::new().await;
     let headers = [("content-type", "application/json")];
-    let answer = house.call(Method::POST, "/v1/topics/orders/messages", &headers, "{}").await.ok(201);
-    let number = house.world.log.number_of("orders").unwrap();
-    let records = house.world.log.records(PartitionId::new(number, 0));
+    let answer = api.call(Method::POST, "/v1/topics/orders/messages", &headers, "{}").await.ok(201);
+    let number = api.world.log.number_of("orders").unwrap();
+    let records = api.world.log.records(PartitionId::new(number, 0));
     assert_eq!(records[0].headers.get_str("whimbrel-id"), answer["id"].as_str());
     assert_eq!(records[0].headers.get_str("content-type"), Some("application/json"));
 }

@@ -1,108 +1,108 @@
-//! Reading by offset and by time, waiting, and what is answered where nothing is.
+//! Reading by offset and by time, waiting, and answers without messages.
 
 use http::Method;
 use serde_json::json;
 use whimbrel_ingress::documents::{ProblemDocument, ReadAnswer};
 use whimbrel_model::{Headers, PartitionId, Record, Timestamp};
 
-use crate::support::House;
+use crate::support::TestApi;
 
-async fn house_with(messages: usize) -> House {
-    let house = House::new().await;
-    house.put("/v1/topics/orders", json!({ "partitions": 2 })).await.ok(201);
+async fn api_with(messages: usize) -> TestApi {
+    let api = TestApi::new().await;
+    api.put("/v1/topics/orders", json!({ "partitions": 2 })).await.ok(201);
     for number in 0..messages {
-        // Both land in the first partition: the key is the same.
-        house.post("/v1/topics/orders/messages?key=b", format!("m{number}")).await.ok(201);
-        house.world.clock.forward(1000);
+        // Both have the same key, so both are in the first partition.
+        api.post("/v1/topics/orders/messages?key=b", format!("m{number}")).await.ok(201);
+        api.world.clock.forward(1000);
     }
-    house
+    api
 }
 
-fn partition(house: &House) -> PartitionId {
+fn partition(api: &TestApi) -> PartitionId {
     let index = whimbrel_model::partitioner::partition_of(b"b", 2);
-    PartitionId::new(house.world.log.number_of("orders").unwrap(), index)
+    PartitionId::new(api.world.log.number_of("orders").unwrap(), index)
 }
 
-async fn read(house: &House, query: &str) -> (Vec<String>, u64) {
-    let uri = format!("/v1/topics/orders/messages?partition={}&{query}", partition(house).index);
-    let answer: ReadAnswer = serde_json::from_value(house.get(&uri).await.ok(200)).unwrap();
+async fn read(api: &TestApi, query: &str) -> (Vec<String>, u64) {
+    let uri = format!("/v1/topics/orders/messages?partition={}&{query}", partition(api).index);
+    let answer: ReadAnswer = serde_json::from_value(api.get(&uri).await.ok(200)).unwrap();
     (answer.messages.into_iter().map(|message| message.payload.unwrap()).collect(), answer.next_offset)
 }
 
 #[tokio::test]
-async fn reading_begins_where_it_is_asked_to() {
-    let house = house_with(4).await;
-    assert_eq!(read(&house, "").await.1, 4);
-    assert_eq!(read(&house, "offset=earliest&limit=2").await, (vec!["m0".into(), "m1".into()], 2));
-    assert_eq!(read(&house, "offset=3").await, (vec!["m3".into()], 4));
-    assert_eq!(read(&house, "offset=latest").await, (vec![], 4));
-    assert_eq!(read(&house, "since=2026-11-15T10:38:43.500Z").await.0, ["m2", "m3"]);
-    assert_eq!(read(&house, "since=2030-01-01T00:00:00Z").await, (vec![], 4));
+async fn a_read_begins_at_the_requested_position() {
+    let api = api_with(4).await;
+    assert_eq!(read(&api, "").await.1, 4);
+    assert_eq!(read(&api, "offset=earliest&limit=2").await, (vec!["m0".into(), "m1".into()], 2));
+    assert_eq!(read(&api, "offset=3").await, (vec!["m3".into()], 4));
+    assert_eq!(read(&api, "offset=latest").await, (vec![], 4));
+    assert_eq!(read(&api, "since=2026-11-15T10:38:43.500Z").await.0, ["m2", "m3"]);
+    assert_eq!(read(&api, "since=2030-01-01T00:00:00Z").await, (vec![], 4));
 }
 
 #[tokio::test]
-async fn a_read_waits_for_what_comes() {
-    let house = house_with(1).await;
-    let waiting = read(&house, "offset=1&wait=30s");
+async fn a_read_waits_for_new_messages() {
+    let api = api_with(1).await;
+    let waiting = read(&api, "offset=1&wait=30s");
     tokio::pin!(waiting);
     assert!(futures_util::poll!(waiting.as_mut()).is_pending());
-    house.post("/v1/topics/orders/messages?key=b", "later").await.ok(201);
+    api.post("/v1/topics/orders/messages?key=b", "later").await.ok(201);
     assert_eq!(waiting.await.0, ["later"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_read_waits_no_longer_than_asked() {
-    let house = house_with(1).await;
-    assert_eq!(read(&house, "offset=latest&wait=5s").await, (vec![], 1));
+    let api = api_with(1).await;
+    assert_eq!(read(&api, "offset=latest&wait=5s").await, (vec![], 1));
 }
 
 #[tokio::test]
-async fn a_waiting_read_ends_with_the_server() {
-    let house = house_with(1).await;
-    let waiting = read(&house, "offset=1&wait=60s");
+async fn a_waiting_read_ends_at_shutdown() {
+    let api = api_with(1).await;
+    let waiting = read(&api, "offset=1&wait=60s");
     tokio::pin!(waiting);
     assert!(futures_util::poll!(waiting.as_mut()).is_pending());
-    house.settings.shutdown.cancel();
+    api.settings.shutdown.cancel();
     assert_eq!(waiting.await, (vec![], 1));
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_told_with_what_is() {
-    let house = house_with(4).await;
-    let uri = format!("/v1/topics/orders/messages?partition={}", partition(&house).index);
-    house.get("/v1/topics/nothing/messages").await.problem(404, "unknown_topic");
-    house.get("/v1/topics/a%20b/messages").await.problem(404, "unknown_topic");
-    house.get("/v1/topics/orders/messages?partition=2").await.problem(404, "unknown_partition");
-    let beyond = house.get(&format!("{uri}&offset=5")).await.problem(416, "offset_out_of_range");
+async fn an_offset_out_of_range_is_reported_with_the_range() {
+    let api = api_with(4).await;
+    let uri = format!("/v1/topics/orders/messages?partition={}", partition(&api).index);
+    api.get("/v1/topics/nothing/messages").await.problem(404, "unknown_topic");
+    api.get("/v1/topics/a%20b/messages").await.problem(404, "unknown_topic");
+    api.get("/v1/topics/orders/messages?partition=2").await.problem(404, "unknown_partition");
+    let beyond = api.get(&format!("{uri}&offset=5")).await.problem(416, "offset_out_of_range");
     assert_eq!((&beyond["first_offset"], &beyond["next_offset"]), (&json!(0), &json!(4)));
-    house.world.log.drop_before(partition(&house), 2);
-    let trimmed = house.get(&format!("{uri}&offset=1")).await.problem(416, "offset_out_of_range");
+    api.world.log.drop_before(partition(&api), 2);
+    let trimmed = api.get(&format!("{uri}&offset=1")).await.problem(416, "offset_out_of_range");
     assert_eq!((&trimmed["first_offset"], &trimmed["next_offset"]), (&json!(2), &json!(4)));
-    assert_eq!(read(&house, "").await.0, ["m2", "m3"], "earliest is the first that is kept");
+    assert_eq!(read(&api, "").await.0, ["m2", "m3"], "earliest is the first retained message");
 }
 
 #[tokio::test]
-async fn earliest_is_found_also_while_retention_takes_it_away() {
-    let house = house_with(4).await;
-    house.world.log.drop_after_next_bounds(partition(&house), 2);
-    assert_eq!(read(&house, "offset=earliest").await.0, ["m2", "m3"]);
+async fn earliest_is_found_while_retention_removes_it() {
+    let api = api_with(4).await;
+    api.world.log.drop_after_next_bounds(partition(&api), 2);
+    assert_eq!(read(&api, "offset=earliest").await.0, ["m2", "m3"]);
 }
 
 #[tokio::test]
-async fn damage_is_told_with_where_to_go_on() {
-    let house = house_with(5).await;
-    house.world.log.damage(partition(&house), 1, 3);
-    assert_eq!(read(&house, "").await, (vec!["m0".into()], 1));
-    let uri = format!("/v1/topics/orders/messages?partition={}&offset=1", partition(&house).index);
-    let problem = house.get(&uri).await.problem(410, "damaged");
+async fn damage_is_reported_with_the_offset_to_continue_at() {
+    let api = api_with(5).await;
+    api.world.log.damage(partition(&api), 1, 3);
+    assert_eq!(read(&api, "").await, (vec!["m0".into()], 1));
+    let uri = format!("/v1/topics/orders/messages?partition={}&offset=1", partition(&api).index);
+    let problem = api.get(&uri).await.problem(410, "damaged");
     assert_eq!(problem["resume_at"], 3);
     serde_json::from_value::<ProblemDocument>(problem).unwrap();
-    assert_eq!(read(&house, "offset=3").await.0, ["m3", "m4"]);
+    assert_eq!(read(&api, "offset=3").await.0, ["m3", "m4"]);
 }
 
 #[tokio::test]
-async fn bad_parameters_are_told() {
-    let house = house_with(1).await;
+async fn invalid_parameters_are_rejected() {
+    let api = api_with(1).await;
     for (query, code) in [
         ("partition=x", "bad_parameter"),
         ("offset=-1", "bad_parameter"),
@@ -116,32 +116,32 @@ async fn bad_parameters_are_told() {
         ("ofset=1", "bad_parameter"),
         ("limit=1&limit=2", "bad_parameter"),
     ] {
-        house.get(&format!("/v1/topics/orders/messages?{query}")).await.problem(422, code);
+        api.get(&format!("/v1/topics/orders/messages?{query}")).await.problem(422, code);
     }
 }
 
 #[tokio::test]
-async fn what_others_wrote_is_read() {
-    let house = house_with(0).await;
+async fn records_of_other_systems_can_be_read() {
+    let api = api_with(0).await;
     let record = Record {
         key: Some(vec![0xff, 0].into()),
         value: vec![0xfe].into(),
         headers: Headers::builder().push("theirs", b"1").take(),
         timestamp: Timestamp::from_millis(0),
     };
-    house.world.log.put(partition(&house), record);
-    let uri = format!("/v1/topics/orders/messages?partition={}", partition(&house).index);
-    let message = house.get(&uri).await.ok(200)["messages"][0].clone();
+    api.world.log.put(partition(&api), record);
+    let uri = format!("/v1/topics/orders/messages?partition={}", partition(&api).index);
+    let message = api.get(&uri).await.ok(200)["messages"][0].clone();
     assert_eq!(message["payload_base64"], "/g==");
     assert_eq!(message["key_base64"], "/wA=");
     assert_eq!(message["headers"], json!({ "theirs": "1" }));
     let by_id = format!("/v1/messages/{}", message["id"].as_str().unwrap());
-    assert_eq!(house.get(&by_id).await.ok(200)["offset"], 0);
+    assert_eq!(api.get(&by_id).await.ok(200)["offset"], 0);
 }
 
 #[tokio::test]
 async fn the_head_of_a_read_is_answered_without_its_body() {
-    let house = house_with(1).await;
-    let answer = house.call(Method::HEAD, "/v1/topics/orders/messages", &[], "").await;
+    let api = api_with(1).await;
+    let answer = api.call(Method::HEAD, "/v1/topics/orders/messages", &[], "").await;
     assert_eq!((answer.status.as_u16(), answer.body.len()), (200, 0));
 }

@@ -1,34 +1,34 @@
-//! Pausing, resuming, disabling, seeking, replaying.
+//! Pausing, resuming, disabling, seeking and replaying subscriptions.
 
 use serde_json::json;
-use whimbrel_model::ports::{DispatchAsk, DispatchError, DispatchTold, PartitionStanding, SubscriptionStatus};
+use whimbrel_model::ports::{DispatchError, DispatchReply, DispatchRequest, PartitionDelivery, SubscriptionStatus};
 use whimbrel_model::subscription::RunState;
 use whimbrel_model::{PartitionId, SubscriptionNumber};
 
 use crate::subscriptions::{event, push, stored};
-use crate::support::House;
+use crate::support::TestApi;
 
-/// A subscription of one partition with three messages, a second apart.
-async fn house() -> House {
-    let house = House::new().await;
-    house.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
-    house.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
+/// A subscription of one partition with three messages, one second apart.
+async fn api() -> TestApi {
+    let api = TestApi::new().await;
+    api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    api.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
     for payload in ["a", "b", "c"] {
-        house.post("/v1/topics/orders/messages", payload).await.ok(201);
-        house.world.clock.forward(1000);
+        api.post("/v1/topics/orders/messages", payload).await.ok(201);
+        api.world.clock.forward(1000);
     }
-    house
+    api
 }
 
-/// Drops what lies before that offset, as retention does.
-fn drop_before(house: &House, first: u64) {
-    let orders = house.registry.get("orders").unwrap();
-    house.world.log.drop_before(PartitionId::new(orders.number(), 0), first);
+/// Removes the messages before that offset, like retention.
+fn drop_before(api: &TestApi, first: u64) {
+    let orders = api.registry.get("orders").unwrap();
+    api.world.log.drop_before(PartitionId::new(orders.number(), 0), first);
 }
 
-fn stand_at(house: &House, places: &'static [(&'static str, u32, u64)]) {
-    house.world.dispatch.say(move |ask| {
-        let standing = |(topic, partition, watermark): &(&str, u32, u64)| PartitionStanding {
+fn stand_at(api: &TestApi, places: &'static [(&'static str, u32, u64)]) {
+    api.world.dispatch.say(move |ask| {
+        let standing = |(topic, partition, watermark): &(&str, u32, u64)| PartitionDelivery {
             topic: (*topic).to_owned(),
             partition: *partition,
             watermark: *watermark,
@@ -38,78 +38,80 @@ fn stand_at(house: &House, places: &'static [(&'static str, u32, u64)]) {
         };
         let status =
             SubscriptionStatus { partitions: places.iter().map(standing).collect(), ..SubscriptionStatus::default() };
-        matches!(ask, DispatchAsk::Status).then(|| Ok(DispatchTold::Status(Box::new(status))))
+        matches!(ask, DispatchRequest::Status).then(|| Ok(DispatchReply::Status(Box::new(status))))
     });
 }
 
 #[tokio::test]
-async fn it_is_paused_and_resumed_and_says_so() {
-    let house = house().await;
-    assert_eq!(house.post("/v1/subscriptions/billing/pause", "").await.ok(200)["state"], "paused");
-    assert_eq!(house.post("/v1/subscriptions/billing/pause", "").await.ok(200)["state"], "paused");
-    event(&house, "subscription_paused").await;
-    assert_eq!(house.post("/v1/subscriptions/billing/resume", "").await.ok(200)["state"], "active");
-    event(&house, "subscription_resumed").await;
-    house.post("/v1/subscriptions/none/pause", "").await.problem(404, "unknown_subscription");
-    house.post("/v1/subscriptions/billing/pause", r#"{"why":1}"#).await.problem(422, "bad_parameter");
+async fn a_subscription_can_be_paused_and_resumed() {
+    let api = api().await;
+    assert_eq!(api.post("/v1/subscriptions/billing/pause", "").await.ok(200)["state"], "paused");
+    assert_eq!(api.post("/v1/subscriptions/billing/pause", "").await.ok(200)["state"], "paused");
+    event(&api, "subscription_paused").await;
+    assert_eq!(api.post("/v1/subscriptions/billing/resume", "").await.ok(200)["state"], "active");
+    event(&api, "subscription_resumed").await;
+    api.post("/v1/subscriptions/none/pause", "").await.problem(404, "unknown_subscription");
+    api.post("/v1/subscriptions/billing/pause", r#"{"why":1}"#).await.problem(422, "bad_parameter");
 }
 
 #[tokio::test]
-async fn a_pause_that_its_owner_does_not_know_of_says_so() {
-    let house = house().await;
-    assert_eq!(house.post("/v1/subscriptions/billing/pause", "").await.ok(200)["note"], json!(null));
-    house.post("/v1/subscriptions/billing/resume", "").await.ok(200);
-    house.world.dispatch.say(|ask| matches!(ask, DispatchAsk::CaughtUp { .. }).then_some(Err(DispatchError::NoOwner)));
-    let paused = house.post("/v1/subscriptions/billing/pause", "").await.ok(200);
+async fn a_pause_that_the_owner_has_not_confirmed_has_a_note() {
+    let api = api().await;
+    assert_eq!(api.post("/v1/subscriptions/billing/pause", "").await.ok(200)["note"], json!(null));
+    api.post("/v1/subscriptions/billing/resume", "").await.ok(200);
+    api.world
+        .dispatch
+        .say(|ask| matches!(ask, DispatchRequest::CaughtUp { .. }).then_some(Err(DispatchError::NoOwner)));
+    let paused = api.post("/v1/subscriptions/billing/pause", "").await.ok(200);
     assert_eq!(paused["state"], "paused");
     assert!(paused["note"].as_str().is_some_and(|note| note.contains("owner")), "{paused}");
 }
 
 #[tokio::test]
-async fn one_that_the_system_disabled_is_resumed_by_people_only() {
-    let house = house().await;
-    house.subscriptions.disable(SubscriptionNumber(1), "410").await.unwrap();
-    let shown = house.get("/v1/subscriptions/billing").await.ok(200);
+async fn a_disabled_subscription_runs_again_only_on_request() {
+    let api = api().await;
+    api.subscriptions.disable(SubscriptionNumber(1), "410").await.unwrap();
+    let shown = api.get("/v1/subscriptions/billing").await.ok(200);
     assert_eq!((&shown["state"], &shown["disabled"]["reason"]), (&json!("disabled"), &json!("410")));
-    assert_eq!(event(&house, "subscription_disabled").await["fields"]["reason"], "410");
-    let paused = house.post("/v1/subscriptions/billing/pause", "").await.ok(200);
-    assert_eq!(paused["state"], "disabled", "why it stands is not covered up");
-    house.post("/v1/subscriptions/billing/resume", "").await.ok(200);
-    assert_eq!(stored(&house, "billing").state, RunState::Active);
+    assert_eq!(event(&api, "subscription_disabled").await["fields"]["reason"], "410");
+    let paused = api.post("/v1/subscriptions/billing/pause", "").await.ok(200);
+    assert_eq!(paused["state"], "disabled", "a pause does not hide why it is disabled");
+    api.post("/v1/subscriptions/billing/resume", "").await.ok(200);
+    assert_eq!(stored(&api, "billing").state, RunState::Active);
 }
 
 #[tokio::test]
 async fn a_seek_is_a_new_run_with_new_starts_in_one_write() {
-    let house = house().await;
-    let sought = house.post("/v1/subscriptions/billing/seek", r#"{"to":"earliest"}"#).await.ok(200);
+    let api = api().await;
+    let sought = api.post("/v1/subscriptions/billing/seek", r#"{"to":"earliest"}"#).await.ok(200);
     assert_eq!(sought, json!({ "run": 2, "offsets": { "orders/0": 0 }, "truncated": [] }));
-    let entry = stored(&house, "billing");
+    let entry = stored(&api, "billing");
     assert_eq!((entry.run, entry.last_run, &entry.starts[0].offsets), (2, 2, &vec![0]));
     let time = json!({ "to": "2026-11-15T10:38:43.000Z" }).to_string();
-    let sought = house.post("/v1/subscriptions/billing/seek", time).await.ok(200);
+    let sought = api.post("/v1/subscriptions/billing/seek", time).await.ok(200);
     assert_eq!((&sought["run"], &sought["offsets"]["orders/0"]), (&json!(3), &json!(1)));
-    let sought = house.post("/v1/subscriptions/billing/seek", r#"{"to":"latest"}"#).await.ok(200);
+    let sought = api.post("/v1/subscriptions/billing/seek", r#"{"to":"latest"}"#).await.ok(200);
     assert_eq!(sought["offsets"]["orders/0"], 3);
-    event(&house, "subscription_sought").await;
+    event(&api, "subscription_sought").await;
 }
 
 #[tokio::test]
-async fn a_seek_behind_what_is_kept_goes_to_the_oldest_with_an_event() {
-    let house = house().await;
-    drop_before(&house, 2);
-    let sought = house.post("/v1/subscriptions/billing/seek", r#"{"offsets":{"orders/0":0}}"#).await.ok(200);
+async fn a_seek_before_the_retained_range_goes_to_the_oldest_with_an_event() {
+    let api = api().await;
+    drop_before(&api, 2);
+    let sought = api.post("/v1/subscriptions/billing/seek", r#"{"offsets":{"orders/0":0}}"#).await.ok(200);
     assert_eq!((&sought["offsets"]["orders/0"], &sought["truncated"]), (&json!(2), &json!(["orders/0"])));
-    let told = event(&house, "seek_truncated").await;
+    let told = event(&api, "seek_truncated").await;
     assert_eq!(told["fields"]["first_offset"], "2");
     let time = json!({ "to": "2020-01-01T00:00:00Z" }).to_string();
-    let sought = house.post("/v1/subscriptions/billing/seek", time).await.ok(200);
+    let sought = api.post("/v1/subscriptions/billing/seek", time).await.ok(200);
     assert_eq!((&sought["offsets"]["orders/0"], &sought["truncated"]), (&json!(2), &json!(["orders/0"])));
 }
 
 #[tokio::test]
-async fn a_seek_beyond_the_end_or_into_the_future_is_refused_and_moves_nothing() {
-    let house = house().await;
-    let seek = |body: &'static str| house.post("/v1/subscriptions/billing/seek", body);
+async fn a_seek_beyond_the_end_or_into_the_future_is_rejected_and_changes_nothing() {
+    let api = api().await;
+    let seek = |body: &'static str| api.post("/v1/subscriptions/billing/seek", body);
     let refused = seek(r#"{"offsets":{"orders/0":4}}"#).await.problem(422, "offset_beyond_end");
     assert_eq!(refused["next_offset"], 3);
     seek(r#"{"to":"2099-01-01T00:00:00Z"}"#).await.problem(422, "bad_time");
@@ -118,53 +120,53 @@ async fn a_seek_beyond_the_end_or_into_the_future_is_refused_and_moves_nothing()
     seek(r#"{"offsets":{"payments/0":0}}"#).await.problem(422, "bad_parameter");
     seek(r#"{}"#).await.problem(422, "bad_parameter");
     seek(r#"{"to":"latest","form":1}"#).await.problem(422, "bad_parameter");
-    assert_eq!(stored(&house, "billing").run, 1);
+    assert_eq!(stored(&api, "billing").run, 1);
 }
 
 #[tokio::test]
-async fn partitions_that_a_seek_does_not_name_go_on_from_their_watermarks() {
-    let house = House::new().await;
-    house.put("/v1/topics/orders", json!({ "partitions": 2 })).await.ok(201);
-    house.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
+async fn partitions_that_a_seek_does_not_name_keep_their_watermarks() {
+    let api = TestApi::new().await;
+    api.put("/v1/topics/orders", json!({ "partitions": 2 })).await.ok(201);
+    api.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
     for _ in 0..8 {
-        house.post("/v1/topics/orders/messages", "x").await.ok(201);
+        api.post("/v1/topics/orders/messages", "x").await.ok(201);
     }
-    stand_at(&house, &[("orders", 0, 2), ("orders", 1, 3), ("_retry.billing", 0, 9)]);
-    let sought = house.post("/v1/subscriptions/billing/seek", r#"{"offsets":{"orders/0":1}}"#).await.ok(200);
+    stand_at(&api, &[("orders", 0, 2), ("orders", 1, 3), ("_retry.billing", 0, 9)]);
+    let sought = api.post("/v1/subscriptions/billing/seek", r#"{"offsets":{"orders/0":1}}"#).await.ok(200);
     assert_eq!(sought["offsets"], json!({ "orders/0": 1, "orders/1": 3 }));
-    let starts = stored(&house, "billing").starts;
+    let starts = stored(&api, "billing").starts;
     let retries = starts.iter().find(|start| start.topic == "_retry.billing").unwrap();
-    assert_eq!(retries.offsets, [9], "retries that were delivered are not delivered again");
-    house.world.dispatch.nobody();
-    house.post("/v1/subscriptions/billing/seek", r#"{"offsets":{"orders/0":1}}"#).await.problem(503, "no_owner");
-    house.post("/v1/subscriptions/billing/seek", r#"{"offsets":{"orders/0":1,"orders/1":1}}"#).await.ok(200);
-    let starts = stored(&house, "billing").starts;
+    assert_eq!(retries.offsets, [9], "delivered retries are not delivered again");
+    api.world.dispatch.nobody();
+    api.post("/v1/subscriptions/billing/seek", r#"{"offsets":{"orders/0":1}}"#).await.problem(503, "no_owner");
+    api.post("/v1/subscriptions/billing/seek", r#"{"offsets":{"orders/0":1,"orders/1":1}}"#).await.ok(200);
+    let starts = stored(&api, "billing").starts;
     let retries = starts.iter().find(|start| start.topic == "_retry.billing").unwrap();
-    assert_eq!(retries.offsets, [9], "without an owner's word nothing is passed over");
+    assert_eq!(retries.offsets, [9], "without the owner's status nothing is skipped");
 }
 
 #[tokio::test]
 async fn a_replay_is_a_run_beside_the_cursor() {
-    let house = house().await;
+    let api = api().await;
     let body = json!({ "from": "earliest", "to": "2026-11-15T10:38:44.000Z", "key": "k" }).to_string();
-    let begun = house.post("/v1/subscriptions/billing/replay", body).await.ok(200);
+    let begun = api.post("/v1/subscriptions/billing/replay", body).await.ok(200);
     assert_eq!((&begun["run"], &begun["offsets"]["orders/0"]), (&json!(2), &json!(0)));
-    let entry = stored(&house, "billing");
+    let entry = stored(&api, "billing");
     assert_eq!((entry.run, entry.last_run), (1, 2), "the cursor's run stays");
     let replay = &entry.replays[0];
     assert_eq!((&replay.from[0].offsets, &replay.until[0].offsets), (&vec![0], &vec![2]));
-    let shown = house.get("/v1/subscriptions/billing").await.ok(200);
+    let shown = api.get("/v1/subscriptions/billing").await.ok(200);
     assert_eq!((&shown["replays"][0]["run"], &shown["replays"][0]["key"]), (&json!(2), &json!("k")));
-    house.subscriptions.end_replay(SubscriptionNumber(1), 2).await.unwrap();
-    assert!(stored(&house, "billing").replays.is_empty());
-    event(&house, "replay_ended").await;
-    assert_eq!(house.subscriptions.raise_run(SubscriptionNumber(1)).await.unwrap(), 3);
+    api.subscriptions.end_replay(SubscriptionNumber(1), 2).await.unwrap();
+    assert!(stored(&api, "billing").replays.is_empty());
+    event(&api, "replay_ended").await;
+    assert_eq!(api.subscriptions.raise_run(SubscriptionNumber(1)).await.unwrap(), 3);
 }
 
 #[tokio::test]
-async fn replays_of_nothing_and_too_many_are_refused() {
-    let house = house().await;
-    let replay = |body: &'static str| house.post("/v1/subscriptions/billing/replay", body);
+async fn empty_and_too_many_replays_are_rejected() {
+    let api = api().await;
+    let replay = |body: &'static str| api.post("/v1/subscriptions/billing/replay", body);
     replay("{}").await.problem(422, "bad_parameter");
     replay(r#"{"from":"latest"}"#).await.problem(422, "bad_parameter");
     replay(r#"{"from":"2099-01-01T00:00:00Z"}"#).await.problem(422, "bad_time");

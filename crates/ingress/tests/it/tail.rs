@@ -1,4 +1,4 @@
-//! Following a topic over server-sent events.
+//! Tails of a topic over server-sent events.
 
 use std::pin::Pin;
 
@@ -10,13 +10,12 @@ use tower::ServiceExt;
 use whimbrel_ingress::ReceiveSettings;
 use whimbrel_model::PartitionId;
 
-use crate::support::{House, soon};
+use crate::support::{TestApi, soon};
 
-/// An open tail, read event by event.
 struct Tail {
     stream: Pin<Box<BodyDataStream>>,
     text: String,
-    /// What a client would send when it comes again.
+    /// The `Last-Event-ID` with which a client would resume.
     last_event_id: String,
 }
 
@@ -24,12 +23,12 @@ struct Tail {
 type SseEvent = Vec<(String, String)>;
 
 impl Tail {
-    async fn open(house: &House, query: &str, last_event_id: &str) -> Self {
+    async fn open(api: &TestApi, query: &str, last_event_id: &str) -> Self {
         let mut request = Request::get(format!("/v1/topics/orders/tail?{query}"));
         if !last_event_id.is_empty() {
             request = request.header("last-event-id", last_event_id);
         }
-        let response = house.router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        let response = api.router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["content-type"], "text/event-stream");
         Self {
@@ -39,7 +38,7 @@ impl Tail {
         }
     }
 
-    /// The next event that has data; `None` when the stream has ended.
+    /// The next event with data; `None` at the end of the stream.
     async fn next(&mut self) -> Option<SseEvent> {
         loop {
             while let Some((event, rest)) = self.text.split_once("\n\n") {
@@ -61,9 +60,9 @@ impl Tail {
         }
     }
 
-    /// The next message: its event's id and its payload.
+    /// The next message: the id of its event, and its payload.
     async fn message(&mut self) -> (String, String) {
-        // Keep-alives come for ever, so it is the message that is waited for, and not the next bytes.
+        // Keep-alives never end, so the timeout covers the next message and not the next bytes.
         let event = soon(self.next()).await.unwrap();
         let field = |name: &str| event.iter().find(|(other, _)| other == name).map(|(_, value)| value.clone());
         assert_eq!(field("event").as_deref(), Some("message"));
@@ -72,55 +71,55 @@ impl Tail {
     }
 }
 
-async fn house_with_two_partitions() -> House {
-    let house = House::new().await;
-    house.put("/v1/topics/orders", json!({ "partitions": 2 })).await.ok(201);
-    house
+async fn api_with_two_partitions() -> TestApi {
+    let api = TestApi::new().await;
+    api.put("/v1/topics/orders", json!({ "partitions": 2 })).await.ok(201);
+    api
 }
 
-async fn publish(house: &House, payload: &str) {
-    house.post("/v1/topics/orders/messages", payload.to_owned()).await.ok(201);
+async fn publish(api: &TestApi, payload: &str) {
+    api.post("/v1/topics/orders/messages", payload.to_owned()).await.ok(201);
 }
 
 #[tokio::test]
-async fn a_tail_begins_with_what_comes_next() {
-    let house = house_with_two_partitions().await;
-    publish(&house, "old").await;
-    let mut tail = Tail::open(&house, "", "").await;
-    publish(&house, "new").await;
+async fn a_tail_begins_with_the_next_message() {
+    let api = api_with_two_partitions().await;
+    publish(&api, "old").await;
+    let mut tail = Tail::open(&api, "", "").await;
+    publish(&api, "new").await;
     assert_eq!(tail.message().await.1, "new");
 }
 
 #[tokio::test]
 async fn a_tail_can_begin_earlier() {
-    let house = house_with_two_partitions().await;
+    let api = api_with_two_partitions().await;
     for payload in ["a", "b", "c"] {
-        publish(&house, payload).await;
-        house.world.clock.forward(1000);
+        publish(&api, payload).await;
+        api.world.clock.forward(1000);
     }
-    let mut tail = Tail::open(&house, "offset=earliest&partition=0", "").await;
+    let mut tail = Tail::open(&api, "offset=earliest&partition=0", "").await;
     assert_eq!(tail.message().await, ("0:0".to_owned(), "a".to_owned()));
     assert_eq!(tail.message().await, ("0:1".to_owned(), "c".to_owned()));
-    let mut tail = Tail::open(&house, "partition=0&offset=1", "").await;
+    let mut tail = Tail::open(&api, "partition=0&offset=1", "").await;
     assert_eq!(tail.message().await.1, "c");
-    let mut tail = Tail::open(&house, "since=2026-11-15T10:38:43Z", "").await;
+    let mut tail = Tail::open(&api, "since=2026-11-15T10:38:43Z", "").await;
     let mut both = [tail.message().await.1, tail.message().await.1];
     both.sort();
     assert_eq!(both, ["b", "c"]);
 }
 
 #[tokio::test]
-async fn a_tail_resumes_in_every_partition_behind_its_last_event() {
-    let house = house_with_two_partitions().await;
+async fn a_tail_resumes_every_partition_after_its_last_event() {
+    let api = api_with_two_partitions().await;
     for number in 0..6 {
-        publish(&house, &format!("m{number}")).await;
+        publish(&api, &format!("m{number}")).await;
     }
     let mut all = Vec::new();
     let mut last_id = String::new();
     // A new connection for each message: nothing is missed, nothing is repeated.
     for round in 0..6 {
         let query = if round == 0 { "offset=earliest" } else { "" };
-        let (id, payload) = Tail::open(&house, query, &last_id).await.message().await;
+        let (id, payload) = Tail::open(&api, query, &last_id).await.message().await;
         all.push(payload);
         last_id = id;
     }
@@ -129,18 +128,18 @@ async fn a_tail_resumes_in_every_partition_behind_its_last_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tail_that_broke_before_its_first_message_misses_nothing() {
-    let house = house_with_two_partitions().await;
-    publish(&house, "old").await;
-    let mut tail = Tail::open(&house, "", "").await;
+async fn a_tail_that_disconnects_before_its_first_message_misses_nothing() {
+    let api = api_with_two_partitions().await;
+    publish(&api, "old").await;
+    let mut tail = Tail::open(&api, "", "").await;
     let nothing = tokio::time::timeout(std::time::Duration::from_secs(1), tail.next()).await;
     assert!(nothing.is_err(), "{nothing:?}");
     let last_event_id = tail.last_event_id.clone();
     drop(tail);
     for payload in ["a", "b"] {
-        publish(&house, payload).await;
+        publish(&api, payload).await;
     }
-    let mut tail = Tail::open(&house, "", &last_event_id).await;
+    let mut tail = Tail::open(&api, "", &last_event_id).await;
     let mut both = [tail.message().await.1, tail.message().await.1];
     both.sort();
     assert_eq!(both, ["a", "b"]);
@@ -148,8 +147,8 @@ async fn a_tail_that_broke_before_its_first_message_misses_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_quiet_tail_is_kept_alive() {
-    let house = house_with_two_partitions().await;
-    let mut tail = Tail::open(&house, "", "").await;
+    let api = api_with_two_partitions().await;
+    let mut tail = Tail::open(&api, "", "").await;
     assert_eq!(tail.stream.next().await.unwrap().unwrap(), "id: ,0:0,1:0\n: tail\n\n");
     let begun = tokio::time::Instant::now();
     assert_eq!(tail.stream.next().await.unwrap().unwrap(), ": still here\n\n");
@@ -157,20 +156,20 @@ async fn a_quiet_tail_is_kept_alive() {
 }
 
 #[tokio::test]
-async fn a_tail_ends_with_the_server() {
-    let house = house_with_two_partitions().await;
-    let mut tail = Tail::open(&house, "", "").await;
-    house.settings.shutdown.cancel();
+async fn a_tail_ends_at_shutdown() {
+    let api = api_with_two_partitions().await;
+    let mut tail = Tail::open(&api, "", "").await;
+    api.settings.shutdown.cancel();
     assert_eq!(tail.next().await, None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_tail_follows_a_topic_that_grows() {
-    let house = house_with_two_partitions().await;
-    let mut tail = Tail::open(&house, "", "").await;
-    house.put("/v1/topics/orders", json!({ "partitions": 3 })).await.ok(200);
+    let api = api_with_two_partitions().await;
+    let mut tail = Tail::open(&api, "", "").await;
+    api.put("/v1/topics/orders", json!({ "partitions": 3 })).await.ok(200);
     for payload in ["a", "b", "c"] {
-        publish(&house, payload).await;
+        publish(&api, payload).await;
     }
     let mut all = [tail.message().await.1, tail.message().await.1, tail.message().await.1];
     all.sort();
@@ -178,10 +177,10 @@ async fn a_tail_follows_a_topic_that_grows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tail_of_a_deleted_topic_says_so_and_ends() {
-    let house = house_with_two_partitions().await;
-    let mut tail = Tail::open(&house, "", "").await;
-    house.delete("/v1/topics/orders").await;
+async fn a_tail_of_a_deleted_topic_ends_with_a_problem() {
+    let api = api_with_two_partitions().await;
+    let mut tail = Tail::open(&api, "", "").await;
+    api.delete("/v1/topics/orders").await;
     let event = tail.next().await.unwrap();
     assert_eq!(event[0], ("event".to_owned(), "problem".to_owned()));
     while let Some(event) = tail.next().await {
@@ -190,13 +189,13 @@ async fn a_tail_of_a_deleted_topic_says_so_and_ends() {
 }
 
 #[tokio::test]
-async fn damage_is_told_and_passed_over() {
-    let house = house_with_two_partitions().await;
+async fn damage_is_reported_and_skipped() {
+    let api = api_with_two_partitions().await;
     for number in 0..8 {
-        publish(&house, &format!("m{number}")).await;
+        publish(&api, &format!("m{number}")).await;
     }
-    house.world.log.damage(PartitionId::new(house.world.log.number_of("orders").unwrap(), 0), 1, 3);
-    let mut tail = Tail::open(&house, "partition=0&offset=earliest", "").await;
+    api.world.log.damage(PartitionId::new(api.world.log.number_of("orders").unwrap(), 0), 1, 3);
+    let mut tail = Tail::open(&api, "partition=0&offset=earliest", "").await;
     assert_eq!(tail.message().await.1, "m0");
     let problem = tail.next().await.unwrap();
     assert!(problem[1].1.contains("\"code\":\"damaged\""), "{problem:?}");
@@ -204,17 +203,17 @@ async fn damage_is_told_and_passed_over() {
 }
 
 #[tokio::test]
-async fn bad_tails_are_told_and_open_ones_are_bounded() {
-    let house = House::with(ReceiveSettings { tails_max: 1, ..ReceiveSettings::default() }).await;
-    house.put("/v1/topics/orders", json!({})).await.ok(201);
-    house.get("/v1/topics/nothing/tail").await.problem(404, "unknown_topic");
-    house.get("/v1/topics/orders/tail?partition=9").await.problem(404, "unknown_partition");
-    house.get("/v1/topics/orders/tail?offset=3").await.problem(422, "bad_parameter");
-    house.get("/v1/topics/orders/tail?offset=x").await.problem(422, "bad_parameter");
-    let resumed = house.call(http::Method::GET, "/v1/topics/orders/tail", &[("last-event-id", "x")], "").await;
+async fn invalid_tails_are_rejected_and_open_tails_are_bounded() {
+    let api = TestApi::with(ReceiveSettings { tails_max: 1, ..ReceiveSettings::default() }).await;
+    api.put("/v1/topics/orders", json!({})).await.ok(201);
+    api.get("/v1/topics/nothing/tail").await.problem(404, "unknown_topic");
+    api.get("/v1/topics/orders/tail?partition=9").await.problem(404, "unknown_partition");
+    api.get("/v1/topics/orders/tail?offset=3").await.problem(422, "bad_parameter");
+    api.get("/v1/topics/orders/tail?offset=x").await.problem(422, "bad_parameter");
+    let resumed = api.call(http::Method::GET, "/v1/topics/orders/tail", &[("last-event-id", "x")], "").await;
     resumed.problem(422, "bad_parameter");
-    let first = Tail::open(&house, "", "").await;
-    house.get("/v1/topics/orders/tail").await.problem(429, "overloaded");
+    let first = Tail::open(&api, "", "").await;
+    api.get("/v1/topics/orders/tail").await.problem(429, "overloaded");
     drop(first);
-    Tail::open(&house, "", "").await;
+    Tail::open(&api, "", "").await;
 }

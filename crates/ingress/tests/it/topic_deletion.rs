@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use whimbrel_catalogue::topics::{Registry, RegistryPorts, TopicChange, TopicDefaults};
 use whimbrel_model::ports::{Catalogue as _, ExactTopic, LogError, LogTopics, PortFuture, TopicStatus};
-use whimbrel_model::{FoundTopic, NamedBounds, PartitionId, TopicNumber, TopicSpec};
+use whimbrel_model::{ExistingTopic, NamedBounds, PartitionId, TopicNumber, TopicSpec};
 
 use super::support::{World, soon};
 
@@ -29,7 +29,6 @@ impl Engine {
     }
 }
 
-/// The calls of a node that wait.
 #[derive(Clone, Copy, PartialEq)]
 enum Waiting {
     None,
@@ -37,7 +36,6 @@ enum Waiting {
     All,
 }
 
-/// The engine as one node uses it.
 struct NamedTopics {
     engine: Arc<Engine>,
     waiting: watch::Sender<Waiting>,
@@ -59,7 +57,7 @@ impl NamedTopics {
         let mut waiting = self.waiting.subscribe();
         self.calls_waiting.fetch_add(1, Ordering::SeqCst);
         let goes_on = |waiting: &Waiting| *waiting == Waiting::None || (*waiting == Waiting::Deletions && !is_deletion);
-        waiting.wait_for(goes_on).await.expect("the sender is here");
+        waiting.wait_for(goes_on).await.expect("the sender exists");
         self.calls_waiting.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -102,12 +100,14 @@ impl LogTopics for NamedTopics {
         Box::pin(async { Ok(false) })
     }
 
-    fn found<'a>(&'a self, _: &'a (dyn Fn(&str) -> bool + Sync)) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>> {
+    fn found<'a>(
+        &'a self,
+        _: &'a (dyn Fn(&str) -> bool + Sync),
+    ) -> PortFuture<'a, Result<Vec<ExistingTopic>, LogError>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 }
 
-/// The registry of one node.
 struct Node {
     registry: Arc<Registry>,
     topics: Arc<NamedTopics>,
@@ -133,7 +133,6 @@ impl Node {
         Self { registry: Arc::new(registry), topics }
     }
 
-    /// Follows the catalogue from now on.
     fn follow(&self) {
         let registry = Arc::clone(&self.registry);
         let alone = watch::Sender::new(None).subscribe();

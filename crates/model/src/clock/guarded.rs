@@ -1,21 +1,21 @@
-//! The clock of a process: the steady clock plus the offset that [`StepFilter`] lets through.
+//! The clock of a process: the steady clock plus the offset that [`StepFilter`] accepts.
 //!
-//! Reading it costs one reading of the steady clock. The wall clock is looked at by [`GuardedClock::check`], which its owner
-//! calls several times a second: between two checks no step of the wall clock can be seen through this clock.
+//! Reading it reads only the steady clock. [`GuardedClock::check`] reads the wall clock; its owner calls it several times per second.
+//! Between two checks, a step of the wall clock has no effect.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Clock, ClockChange, Sample, StartDoubt, StepFilter, StepLimits};
+use super::{Clock, ClockChange, ClockSample, StartDoubt, StepFilter, StepLimits};
 use crate::Timestamp;
 
 /// The machine's clocks.
 pub trait ClockSource: Send + Sync + 'static {
-    /// Microseconds of a clock that only runs forwards and counts suspended time.
+    /// Microseconds of a monotonic clock that counts suspended time.
     fn steady_us(&self) -> i64;
 
-    /// Both clocks, as near to one moment as they can be read.
-    fn sample(&self) -> Sample;
+    /// Reads both clocks, as close together as possible.
+    fn sample(&self) -> ClockSample;
 }
 
 impl<S: ClockSource> ClockSource for Arc<S> {
@@ -23,28 +23,28 @@ impl<S: ClockSource> ClockSource for Arc<S> {
         (**self).steady_us()
     }
 
-    fn sample(&self) -> Sample {
+    fn sample(&self) -> ClockSample {
         (**self).sample()
     }
 }
 
-/// What [`GuardedClock`] keeps where nothing is in doubt: expiry goes by the present time.
+/// The expiry ceiling if nothing is in doubt: expiry uses the present time.
 const NOT_IN_DOUBT: i64 = i64::MAX;
 
 pub struct GuardedClock<S> {
     source: S,
     filter: Mutex<StepFilter>,
-    /// What the filter says to add to the steady clock.
+    /// The offset to add to the steady clock, from the filter.
     offset_us: AtomicI64,
-    /// The time at which a step came into doubt, or the latest time of the log after a start ahead of it, or [`NOT_IN_DOUBT`].
+    /// The time at which a step came into doubt, or the log's latest time if the clock started ahead of it, or [`NOT_IN_DOUBT`].
     expiry_ceiling_ms: AtomicI64,
-    /// Later records of the log are of a run whose clock was in doubt until its end.
+    /// Records after this time were written by a run whose clock was in doubt until its end.
     trusted_until: Option<Timestamp>,
     start_doubt: Mutex<Option<(Timestamp, StartDoubt)>>,
 }
 
 impl<S: ClockSource> GuardedClock<S> {
-    /// Begins with the wall clock as it is, or with the offset that an earlier process of the same boot had settled on.
+    /// Starts with the present wall clock, or with the offset that an earlier process of the same boot settled on.
     pub fn start(source: S, limits: StepLimits, settled_us: Option<i64>) -> Self {
         let sample = source.sample();
         let filter = match settled_us {
@@ -62,7 +62,7 @@ impl<S: ClockSource> GuardedClock<S> {
         }
     }
 
-    /// Takes records that are later than this for records of a wrong clock: the run that wrote them ended in doubt.
+    /// Distrusts times in the log after `latest`: the run that wrote them ended with its clock in doubt.
     pub fn trusting_until(mut self, latest: Option<Timestamp>) -> Self {
         self.trusted_until = latest;
         self
@@ -72,7 +72,7 @@ impl<S: ClockSource> GuardedClock<S> {
         self.filter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the wall clock. Answers with what has changed, for an event.
+    /// Reads the wall clock. Returns a change, to be reported as an event.
     pub fn check(&self) -> Option<ClockChange> {
         let sample = self.source.sample();
         let mut filter = self.filter();
@@ -82,23 +82,23 @@ impl<S: ClockSource> GuardedClock<S> {
         change
     }
 
-    /// The outcome of the comparison with the log: its latest time, and what is wrong. Once, for an event.
+    /// The result of the comparison with the log: the log's latest time and the doubt. Returns it once, to be reported as an event.
     pub fn take_start_doubt(&self) -> Option<(Timestamp, StartDoubt)> {
         self.start_doubt.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// How far the wall clock is from this one while a step is in doubt, in milliseconds; 0 otherwise.
+    /// The difference of the wall clock to this clock while a step is in doubt, in milliseconds; otherwise 0.
     pub fn unfollowed_ms(&self) -> i64 {
         let sample = self.source.sample();
         self.filter().unfollowed_us(sample) / 1000
     }
 
-    /// The offset that a later process of the same boot may begin with, in microseconds; none while this start is in doubt itself.
+    /// The offset that a later process of the same boot may start with, in microseconds. `None` while the start itself is in doubt.
     pub fn settled_us(&self) -> Option<i64> {
         self.filter().settled_us()
     }
 
-    /// The latest time of the log that this process trusts, while its start ahead of the log is in doubt.
+    /// The log's latest trusted time, while the clock's start ahead of the log is in doubt.
     pub fn ahead_of(&self) -> Option<Timestamp> {
         let ceiling_us = self.filter().expiry_ceiling_us()?;
         Some(Timestamp::from_millis(ceiling_us.div_euclid(1000)))
@@ -148,43 +148,43 @@ mod tests {
 
     use super::*;
 
-    /// Clocks that are set by hand.
+    /// Clocks that a test sets.
     #[derive(Default)]
-    struct Hands {
+    struct ManualClock {
         steady_us: AtomicI64,
         step_us: AtomicI64,
     }
 
-    impl ClockSource for Hands {
+    impl ClockSource for ManualClock {
         fn steady_us(&self) -> i64 {
             self.steady_us.load(Ordering::Relaxed)
         }
 
-        fn sample(&self) -> Sample {
+        fn sample(&self) -> ClockSample {
             let steady_us = self.steady_us();
-            Sample { wall_us: 1_000_000_000_000 + steady_us + self.step_us.load(Ordering::Relaxed), steady_us }
+            ClockSample { wall_us: 1_000_000_000_000 + steady_us + self.step_us.load(Ordering::Relaxed), steady_us }
         }
     }
 
     #[test]
-    fn expiry_stands_still_while_a_step_is_in_doubt_and_time_goes_on() {
-        let hands = Arc::new(Hands::default());
+    fn expiry_time_stops_while_a_step_is_in_doubt_and_the_clock_advances() {
+        let source = Arc::new(ManualClock::default());
         let limits = StepLimits { skew: Duration::from_millis(500), stepout: Duration::from_secs(60) };
-        let clock = GuardedClock::start(Arc::clone(&hands), limits, None);
-        let pass = |seconds: i64| hands.steady_us.fetch_add(seconds * 1_000_000, Ordering::Relaxed);
+        let clock = GuardedClock::start(Arc::clone(&source), limits, None);
+        let pass = |seconds: i64| source.steady_us.fetch_add(seconds * 1_000_000, Ordering::Relaxed);
         let began = clock.now().as_millis();
-        hands.step_us.store(86_400_000_000, Ordering::Relaxed);
-        assert_eq!(clock.now().as_millis(), began, "nothing is seen of a step before it is checked");
+        source.step_us.store(86_400_000_000, Ordering::Relaxed);
+        assert_eq!(clock.now().as_millis(), began, "a step has no effect before the next check");
         assert!(matches!(clock.check(), Some(ClockChange::Doubted { .. })));
         pass(20);
         assert_eq!(clock.check(), None);
         assert_eq!(clock.now().as_millis(), began + 20_000);
         assert_eq!(clock.expiry_now().as_millis(), began);
         assert_eq!(clock.unfollowed_ms(), 86_400_000);
-        hands.step_us.store(0, Ordering::Relaxed);
+        source.step_us.store(0, Ordering::Relaxed);
         assert!(matches!(clock.check(), Some(ClockChange::Returned { .. })));
         assert_eq!(clock.expiry_now().as_millis(), began + 20_000);
-        hands.step_us.store(86_400_000_000, Ordering::Relaxed);
+        source.step_us.store(86_400_000_000, Ordering::Relaxed);
         clock.check();
         pass(60);
         assert!(matches!(clock.check(), Some(ClockChange::Followed { .. })));
@@ -192,20 +192,20 @@ mod tests {
     }
 
     #[test]
-    fn expiry_stays_at_the_log_s_latest_time_after_a_start_ahead_of_it() {
-        let hands = Arc::new(Hands::default());
+    fn expiry_time_stays_at_the_latest_time_of_the_log_after_a_start_ahead_of_it() {
+        let source = Arc::new(ManualClock::default());
         let limits = StepLimits { skew: Duration::from_millis(500), stepout: Duration::from_secs(60) };
-        let clock = GuardedClock::start(Arc::clone(&hands), limits, None);
+        let clock = GuardedClock::start(Arc::clone(&source), limits, None);
         let began = clock.now().as_millis();
         let latest = Timestamp::from_millis(began - 86_400_000);
         clock.compare_with_log(latest);
         let doubt = StartDoubt::Ahead { by_ms: 86_400_000 };
         assert_eq!(clock.take_start_doubt(), Some((latest, doubt)));
-        assert_eq!((clock.expiry_now(), clock.now().as_millis()), (latest, began), "time goes by the wall clock");
-        hands.steady_us.fetch_add(59_000_000, Ordering::Relaxed);
+        assert_eq!((clock.expiry_now(), clock.now().as_millis()), (latest, began), "time is that of the wall clock");
+        source.steady_us.fetch_add(59_000_000, Ordering::Relaxed);
         assert_eq!(clock.check(), None);
         assert_eq!((clock.expiry_now(), clock.settled_us()), (latest, None));
-        hands.steady_us.fetch_add(1_000_000, Ordering::Relaxed);
+        source.steady_us.fetch_add(1_000_000, Ordering::Relaxed);
         assert_eq!(clock.check(), Some(ClockChange::Accepted));
         assert_eq!(clock.expiry_now().as_millis(), began + 60_000);
     }

@@ -1,22 +1,22 @@
-//! Decides which steps of the wall clock are followed. Pure: samples of both clocks go in, the offset to use comes out.
+//! Decides which steps of the wall clock to follow. Pure: samples of both clocks go in, the offset to use comes out.
 //!
-//! The wall clock is the steady clock plus an offset, and the offset changes only where the wall clock is set. A change within
-//! the allowed skew is followed at once. A larger one is **in doubt** until it has lasted for the stepout (the word is NTP's):
-//! meanwhile time goes on by the steady clock. An excursion that ends before the stepout leaves no trace.
+//! The wall clock is the steady clock plus an offset, and the offset changes only when the wall clock is set. A change within the allowed
+//! skew is followed at once. A larger change is **in doubt** until it has lasted for the stepout (NTP's term); until then the time advances
+//! by the steady clock. A step that is reverted before the stepout has no effect.
 //!
-//! Invariant: within any stretch shorter than the stepout, the offset in use moves by at most twice the skew.
+//! Invariant: within any interval shorter than the stepout, the offset in use moves by at most twice the skew.
 
 use std::time::Duration;
 
-/// Two readings of one moment may differ by this much: the clocks are read one after the other.
+/// The clocks are read one after the other, so two samples may differ by this much without a step.
 const NOISE: Duration = Duration::from_millis(10);
 
 /// One reading of both clocks, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sample {
-    /// Since 1970-01-01T00:00:00Z, by the wall clock.
+pub struct ClockSample {
+    /// The wall clock, since 1970-01-01T00:00:00Z.
     pub wall_us: i64,
-    /// Of a clock that only runs forwards and counts suspended time, from any beginning.
+    /// A monotonic clock that counts suspended time, with any origin.
     pub steady_us: i64,
 }
 
@@ -28,21 +28,20 @@ pub struct StepLimits {
     pub stepout: Duration,
 }
 
-/// A change that operators are told of. Steps are in milliseconds, positive where the wall clock went forwards.
+/// A change that is reported to operators. Steps are in milliseconds, positive if the wall clock moved forwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClockChange {
     /// The wall clock was set by more than the skew. It is not followed yet.
     Doubted { by_ms: i64 },
-    /// The wall clock came back before the stepout. Nothing had followed it.
+    /// The step was reverted before the stepout. It had no effect.
     Returned { lasted: Duration },
-    /// The step has lasted: time goes on from where the wall clock is.
+    /// The step has lasted for the stepout: the clock now follows the wall clock.
     Followed { by_ms: i64 },
-    /// A doubt of the start is over: the wall clock has reached the latest record of the log, or it has lasted for the stepout.
+    /// A doubt of the start has ended: the wall clock has reached the latest time in the log, or the stepout has passed.
     Accepted,
 }
 
-/// What is wrong with the wall clock at the start, compared with the latest record of the log. One of the two is wrong, or there was a
-/// downtime.
+/// The difference of the wall clock at the start to the latest record of the log. One of the two is wrong, or the server was down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StartDoubt {
     Behind { by_ms: i64 },
@@ -53,20 +52,20 @@ pub enum StartDoubt {
 pub struct StepFilter {
     skew_us: i64,
     stepout_us: i64,
-    /// The offset that has lasted.
+    /// The offset that has lasted for the stepout.
     settled_us: i64,
     /// The offset in use: within the skew of the settled one.
     followed_us: i64,
-    /// The offset that the wall clock has had since then, give or take the skew.
+    /// The wall clock's offset since `present_since_us`, within the skew.
     present_us: i64,
     present_since_us: i64,
-    /// Since when a step is in doubt, by the steady clock.
+    /// The steady time at which a step came into doubt.
     doubted_since_us: Option<i64>,
-    /// The offset at the start was settled before, by the same steady clock.
+    /// The offset at the start was settled earlier, by the same steady clock.
     is_anchored: bool,
-    /// The start was behind the log.
+    /// The clock was behind the log at the start.
     behind: Option<Behind>,
-    /// The start was ahead of the log, whose latest time is this.
+    /// The latest time in the log, if the clock was ahead of it at the start.
     ahead_of_us: Option<i64>,
 }
 
@@ -82,14 +81,14 @@ fn micros(duration: Duration) -> i64 {
 }
 
 impl StepFilter {
-    /// Begins with the wall clock as it is.
-    pub fn new(limits: StepLimits, sample: Sample) -> Self {
+    /// Starts with the present wall clock.
+    pub fn new(limits: StepLimits, sample: ClockSample) -> Self {
         let offset_us = sample.wall_us.saturating_sub(sample.steady_us);
         Self { is_anchored: false, ..Self::anchored(limits, sample, offset_us) }
     }
 
-    /// Begins with an offset that was settled before, by the same steady clock.
-    pub fn anchored(limits: StepLimits, sample: Sample, settled_us: i64) -> Self {
+    /// Starts with an offset that was settled earlier, by the same steady clock.
+    pub fn anchored(limits: StepLimits, sample: ClockSample, settled_us: i64) -> Self {
         Self {
             skew_us: micros(limits.skew.max(NOISE)),
             stepout_us: micros(limits.stepout),
@@ -104,12 +103,12 @@ impl StepFilter {
         }
     }
 
-    /// Compares the clock with the latest time that the log has, right after the start.
+    /// Compares the clock with the latest time in the log, right after the start.
     ///
-    /// If the wall clock is behind it by more than the skew, the clock is in doubt until they meet or the stepout has passed. If nothing
-    /// but the wall clock tells the time, and it is ahead of the log by more than the stepout, it is in doubt until it has kept its time
-    /// for the stepout. A smaller lead is not worth the wait.
-    pub fn compare_with_log(&mut self, latest_us: i64, sample: Sample) -> Option<StartDoubt> {
+    /// If the wall clock is behind the log by more than the skew, the clock is in doubt until it reaches the log's time or the stepout has
+    /// passed. If no settled offset confirms the wall clock, and it is ahead of the log by more than the stepout, it is in doubt until its
+    /// offset has lasted for the stepout. A smaller lead is accepted.
+    pub fn compare_with_log(&mut self, latest_us: i64, sample: ClockSample) -> Option<StartDoubt> {
         let ahead_us = sample.steady_us.saturating_add(self.followed_us).saturating_sub(latest_us);
         let behind_us = ahead_us.saturating_neg();
         if self.stepout_us == 0 {
@@ -125,12 +124,11 @@ impl StepFilter {
         }
     }
 
-    /// What to add to the steady clock.
     pub fn offset_us(&self) -> i64 {
         self.followed_us
     }
 
-    /// The offset that a later start may begin with; none while the clock of this start is in doubt itself.
+    /// The offset that a later start may use. `None` while this start is in doubt itself.
     pub fn settled_us(&self) -> Option<i64> {
         self.ahead_of_us.is_none().then_some(self.settled_us)
     }
@@ -139,18 +137,18 @@ impl StepFilter {
         self.doubted_since_us.is_some() || self.behind.is_some() || self.ahead_of_us.is_some()
     }
 
-    /// The time beyond which nothing expires while the start is in doubt, in microseconds.
+    /// Nothing after this time expires while the start is in doubt, in microseconds.
     pub fn expiry_ceiling_us(&self) -> Option<i64> {
         self.ahead_of_us
     }
 
-    /// How far the wall clock is from the time in use, in microseconds, as it was last seen.
-    pub fn unfollowed_us(&self, sample: Sample) -> i64 {
+    /// The difference of the wall clock to the time in use, in microseconds, at this sample.
+    pub fn unfollowed_us(&self, sample: ClockSample) -> i64 {
         let is_step = self.doubted_since_us.is_some();
         if is_step { self.seen_us(sample).saturating_sub(self.followed_us) } else { 0 }
     }
 
-    fn seen_us(&self, sample: Sample) -> i64 {
+    fn seen_us(&self, sample: ClockSample) -> i64 {
         sample.wall_us.saturating_sub(sample.steady_us)
     }
 
@@ -158,7 +156,7 @@ impl StepFilter {
         a_us.saturating_sub(b_us).saturating_abs() <= self.skew_us
     }
 
-    pub fn step(&mut self, sample: Sample) -> Option<ClockChange> {
+    pub fn step(&mut self, sample: ClockSample) -> Option<ClockChange> {
         let change = self.follow(sample);
         let now_us = sample.steady_us.saturating_add(self.followed_us);
         let is_over = |behind: &mut Behind| {
@@ -170,7 +168,7 @@ impl StepFilter {
         change.or(is_accepted.then_some(ClockChange::Accepted))
     }
 
-    fn follow(&mut self, sample: Sample) -> Option<ClockChange> {
+    fn follow(&mut self, sample: ClockSample) -> Option<ClockChange> {
         let seen_us = self.seen_us(sample);
         let was_present_us = self.present_us;
         if !self.is_near(seen_us, self.present_us) {
@@ -194,7 +192,7 @@ impl StepFilter {
         }
         let is_new = self.doubted_since_us.is_none();
         self.doubted_since_us.get_or_insert(sample.steady_us);
-        // Another step on top of the one in doubt is told too.
+        // A further step on top of the one in doubt is reported too.
         (is_new || was_present_us != self.present_us).then_some(ClockChange::Doubted { by_ms })
     }
 }
@@ -209,8 +207,8 @@ mod tests {
     const DAY: i64 = 86_400 * S;
     const BEGAN: i64 = 1_700_000_000 * S;
 
-    fn sample(steady_us: i64, step_us: i64) -> Sample {
-        Sample { wall_us: BEGAN + steady_us + step_us, steady_us }
+    fn sample(steady_us: i64, step_us: i64) -> ClockSample {
+        ClockSample { wall_us: BEGAN + steady_us + step_us, steady_us }
     }
 
     fn filter() -> StepFilter {
@@ -227,12 +225,12 @@ mod tests {
     }
 
     #[test]
-    fn an_excursion_is_not_followed_and_its_end_is_told() {
+    fn a_reverted_step_is_not_followed_and_its_end_is_reported() {
         for step in [DAY, -DAY, 8 * DAY] {
             let mut filter = filter();
             assert_eq!(filter.step(sample(S, step)), Some(ClockChange::Doubted { by_ms: step / 1000 }));
             assert!(filter.is_in_doubt());
-            assert_eq!(filter.step(sample(15 * S, step)), None, "it is told once");
+            assert_eq!(filter.step(sample(15 * S, step)), None, "it is reported once");
             assert_eq!(filter.offset_us(), BEGAN);
             assert_eq!(filter.unfollowed_us(sample(15 * S, step)), step);
             let ended = filter.step(sample(16 * S, 0));
@@ -314,7 +312,7 @@ mod tests {
     #[test]
     fn a_start_with_an_anchor_may_be_ahead_of_the_log() {
         let mut filter = StepFilter::anchored(LIMITS, sample(0, 0), BEGAN);
-        assert_eq!(filter.compare_with_log(BEGAN - DAY, sample(0, 0)), None, "it was a downtime");
+        assert_eq!(filter.compare_with_log(BEGAN - DAY, sample(0, 0)), None, "the server was down");
     }
 
     #[test]
@@ -336,8 +334,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the wall clock does after a start ahead of the log, nothing expires beyond the log before the clock has kept one time
-        /// for the stepout; and once it is left alone, it is accepted.
+        /// However the wall clock moves after a start ahead of the log, nothing after the log's time expires before the clock's offset has
+        /// lasted for the stepout. A wall clock without further steps is accepted.
         #[test]
         fn a_start_ahead_of_the_log_expires_nothing_before_the_clock_has_kept_its_time(
             steps in proptest::collection::vec((1i64..200, prop_oneof![Just(0i64), -2_000_000i64..2_000_000, -DAY..DAY]), 1..40),
@@ -363,10 +361,10 @@ mod tests {
             prop_assert!(!filter.is_in_doubt());
         }
 
-        /// Whatever the wall clock does, the time in use moves by no more than twice the skew within a stepout, unless something
-        /// has lasted for one; and once the wall clock is left alone, it is followed after one stepout.
+        /// However the wall clock moves, the offset in use moves by at most twice the skew within a stepout, unless a step has lasted for
+        /// one. A wall clock without further steps is followed after one stepout.
         #[test]
-        fn it_does_not_follow_what_does_not_last(
+        fn the_time_follows_no_step_that_does_not_last(
             steps in proptest::collection::vec((1i64..60, prop_oneof![Just(0i64), -2_000_000i64..2_000_000, -DAY..DAY]), 1..80),
         ) {
             let mut filter = filter();

@@ -1,4 +1,4 @@
-//! The `Callbacks` port: one HTTP call to a subscriber, made by a worker of this process or of another.
+//! The `Callbacks` port: one HTTP call to a subscriber, made by a worker of this process or of another node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,22 +9,22 @@ use super::PortFuture;
 use crate::subscription::{DeliveryRule, Endpoint, Envelope, SigningSecret, WorkerChoice};
 use crate::{Record, Timestamp};
 
-/// Where calls of one subscription go, and in which form.
+/// The endpoint of a subscription's calls, and their form.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CallTarget {
     pub subscription: String,
     pub endpoint: Endpoint,
     pub envelope: Envelope,
     pub secrets: Vec<SigningSecret>,
-    /// The subscription's own choice, or else its topic's.
+    /// The subscription's setting, or else its topic's.
     pub workers: Option<WorkerChoice>,
 }
 
-/// One message on its way to a subscriber.
+/// One attempt to deliver a message to a subscriber.
 #[derive(Debug, Clone)]
 pub struct Call {
     pub target: Arc<CallTarget>,
-    /// Where the message is: of a retry, where it was first.
+    /// The location of the message. For a retry: of the original message, not of its retry hold.
     pub topic: Arc<str>,
     pub partition: u32,
     pub offset: u64,
@@ -32,64 +32,64 @@ pub struct Call {
     pub attempt: u32,
     pub id: Box<str>,
     pub published_at: Timestamp,
-    /// The message's record: key, value, and all its headers, the system's included, which a worker leaves out.
+    /// The message's record: key, value and all headers. A worker removes the system's headers.
     pub record: Record,
     pub rule: Option<Arc<DeliveryRule>>,
 }
 
-/// How a call went.
+/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Called {
+pub struct CallReport {
     pub outcome: CallOutcome,
     pub took: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallOutcome {
-    /// Any status: whether it is success is not the worker's to say.
+    /// The endpoint answered with any status. The subscription's owner decides whether it is a success.
     Answered {
         status: u16,
         retry_after: Option<Duration>,
-        /// The start of the answer's body, at most [`super::ANSWER_KEPT_BYTES`]. Of a 2xx it is empty, unless the message brought its
-        /// callback: then it is at most 64 KiB, because the body says whether the callback succeeded.
+        /// The start of the response body, at most [`super::ANSWER_KEPT_BYTES`]. It is empty for a 2xx, unless the message names its own
+        /// callback: then it is at most 64 KiB, because the body states whether the callback succeeded.
         answer: Bytes,
     },
     Failed {
         why: CallFailure,
         detail: String,
     },
-    /// What was called is a part of Whimbrel itself: it says in words why it did not take the message, and whether to ask it again.
+    /// The target is a part of Whimbrel and rejected the message, with a reason and whether to retry.
     NotTaken {
         reason: String,
-        again: Again,
+        again: RetryAdvice,
     },
 }
 
-/// Whether a message that was not taken is to be tried again.
+/// Whether to retry a message that a part of Whimbrel rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Again {
-    /// No repeat can mend it.
+pub enum RetryAdvice {
+    /// Never: every retry would fail.
     Never,
-    /// As the subscription tries again, and not before that time is over. It says nothing about other messages.
+    /// By the subscription's retry schedule, but not before this delay. Other messages are not affected.
     Later(Option<Duration>),
-    /// As the subscription tries again. Other messages would fare no better now.
+    /// By the subscription's retry schedule. Other messages would fail now too.
     LaterForAll,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CallFailure {
-    /// No connection: refused, unreachable, no such name.
+    /// The connection failed: refused, unreachable, or the name does not resolve.
     Connect,
-    /// Not within the time.
+    /// No complete response within the timeout.
     Timeout,
-    /// The address is one that callbacks may not go to.
+    /// The address is outside the networks that callbacks may reach.
     Forbidden,
     Tls,
-    /// The connection ended or the answer was not HTTP.
+    /// The connection ended, or the response was not HTTP.
     Broken,
-    /// The URL or a header cannot be used.
+    /// The URL or a header is invalid.
     BadTarget,
-    /// No worker could be asked. Nothing was called: it is no attempt.
+    /// No worker was available. No call was made, so this does not count as an attempt.
     NoWorker,
 }
 
@@ -108,8 +108,8 @@ impl CallFailure {
 }
 
 pub trait Callbacks: Send + Sync {
-    /// Makes the call, within the target's timeout or the message's own.
+    /// Makes one call, within the message's own timeout or else the target's. It never retries. Calls have no order among each other.
     ///
-    /// *Cancellation*: dropping the future ends the call; the subscriber may have had it.
-    fn call(&self, call: Call) -> PortFuture<'_, Called>;
+    /// *Cancellation*: dropping the future aborts the call. The subscriber may have received it.
+    fn call(&self, call: Call) -> PortFuture<'_, CallReport>;
 }

@@ -1,9 +1,9 @@
-//! What gateways and carriers say to each other.
+//! The messages between gateways and carriers.
 //!
-//! A carrier owns a partition of `_push`: it admits every device of its users, knows what each was sent and has acknowledged, and decides
-//! what is sent next. A gateway holds connections and passes on. Between one gateway and the owner of one partition messages keep their
-//! order; none of them is answered, what comes back is news of its own. **When a partition has a new owner, or the way to it was made anew,
-//! a gateway announces all its sessions of that partition again**: whatever was lost on the old way is then made good.
+//! A carrier owns a partition of `_push`: it admits the devices of its users, records what it sent to each and what each acknowledged, and
+//! decides what to send next. A gateway holds connections and forwards messages. Messages between a gateway and the owner of a partition
+//! keep their order. No message has a reply; results are messages of their own. **When a partition gets a new owner, or the link to the
+//! owner is reconnected, a gateway announces all its sessions of that partition again**, which repairs whatever the old link lost.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,11 +17,11 @@ use crate::people::{CloseCode, GatewayId, Platform, Uid};
 /// From a gateway to the owner of a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToCarrier {
-    /// A device wants in. It is answered by `Admitted` or `Rejected`.
+    /// A device connects. The reply is `Admitted` or `Rejected`.
     Arrive(Box<Arrival>),
-    /// A session that was admitted by an earlier owner. Answered only by what the policy says: `Kick`, or nothing.
-    Announce(Box<Announced>),
-    /// Everything up to that number. Only forwards, only what the session was sent: the gateway has checked.
+    /// A session that an earlier owner or link admitted. The only reply is a `Kick`, if the platform's policy demands it.
+    Announce(Box<AnnouncedSession>),
+    /// The device has stored all messages up to `upto`. The gateway checks that `upto` only increases and that the session was sent it.
     Ack {
         session: u64,
         uid: Uid,
@@ -33,10 +33,9 @@ pub enum ToCarrier {
     },
 }
 
-/// A device that connects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arrival {
-    /// Its number at its gateway.
+    /// The session's number at its gateway.
     pub session: u64,
     pub uid: Uid,
     pub platform: Platform,
@@ -48,31 +47,31 @@ pub struct Arrival {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resume {
     pub epoch: Box<str>,
-    /// The highest number that the device has.
+    /// The highest message number that the device has.
     pub cursor: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Announced {
-    /// As it arrived; its resume no longer counts.
+pub struct AnnouncedSession {
+    /// The connection's original request. Its `resume` is ignored.
     pub arrival: Arrival,
-    /// The inbox's epoch that it was told.
+    /// The inbox epoch that the session was admitted with.
     pub epoch: Arc<str>,
-    /// The highest number that it was sent.
+    /// The highest message number that was sent to the session.
     pub sent: u64,
-    /// The highest number that it acknowledged.
+    /// The highest message number that the session acknowledged.
     pub acked: u64,
 }
 
-/// News from the owner of a partition, in order. A gateway leaves out what comes from an older epoch than it has seen or heard from.
+/// Messages from the owner of a partition, in order. A gateway discards them if it has seen a newer epoch of the partition.
 #[derive(Debug, Clone, PartialEq)]
-pub struct FromCarrier {
+pub struct CarrierMessages {
     pub partition: u32,
     pub epoch: u64,
     pub news: Vec<ToGateway>,
 }
 
-/// From a carrier to a gateway, about one of its sessions.
+/// A message from a carrier to a gateway, about one of its sessions.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ToGateway {
     Admitted(Box<Admitted>),
@@ -82,20 +81,19 @@ pub enum ToGateway {
         reason: Arc<str>,
     },
     Deliver(Delivery),
-    /// Stored messages in that range, both ends included, expired, overflowed or were replaced before they were sent. `prev` as of a
-    /// delivery.
+    /// Stored messages `from` to `to`, inclusive, expired, overflowed or were replaced before they were sent. `prev` is as in a delivery.
     Truncated {
         session: u64,
         from: u64,
         to: u64,
         prev: u64,
     },
-    /// So many ephemeral messages for the session were dropped on their way.
+    /// `count` ephemeral messages for the session were dropped.
     Lost {
         session: u64,
         count: u64,
     },
-    /// The session is over: it is told why, and closed.
+    /// The session is over. The gateway sends the reason and closes the connection.
     Kick {
         session: u64,
         code: CloseCode,
@@ -107,42 +105,42 @@ pub enum ToGateway {
 pub struct Admitted {
     pub session: u64,
     pub epoch: Arc<str>,
-    /// The highest number stored for this seat; what it has where there is none.
+    /// The highest message number stored for this seat, or its cursor if none is stored.
     pub head: u64,
-    /// Where the seat reads on from: the first delivery's `prev`.
+    /// The cursor from which delivery continues: the `prev` of the first delivery.
     pub cursor: u64,
     pub resumed: bool,
-    /// Why not, where it asked to.
+    /// The reason why a requested resume was refused.
     pub why: Option<&'static str>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Delivery {
     pub session: u64,
-    pub place: DeliveryPlace,
-    /// It was sent before and is sent again for want of an acknowledgement.
+    pub place: DeliveryPosition,
+    /// The message was sent before and not acknowledged.
     pub again: bool,
     pub message: Arc<OutMessage>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeliveryPlace {
-    /// Its number, and the number before it for that seat.
+pub enum DeliveryPosition {
+    /// The message's number, and the number before it for that seat.
     Stored { seq: u64, prev: u64 },
-    /// Not stored for that seat. The place grows: a gateway that has delivered it or a later one leaves it out.
+    /// Not stored for that seat. `place` increases: a gateway discards an ephemeral message at or below the last place that it delivered.
     Ephemeral { place: u64 },
 }
 
-/// A message on its way to devices, the same for all of them. What each protocol makes of it is encoded once.
+/// A message to devices, shared by all recipients. Each protocol encodes it once.
 #[derive(Debug, Default)]
 pub struct OutMessage {
     pub id: Box<str>,
     pub payload: Bytes,
     pub content_type: Option<Box<str>>,
     pub sent_at: Timestamp,
-    /// The members of the JSON frame that are the same for every device; made by whoever needs it first.
+    /// The members of the JSON frame that are the same for every device, encoded at the first use.
     pub json: OnceLock<Bytes>,
-    /// The same of the protobuf frame.
+    /// The same for the protobuf frame.
     pub proto: OnceLock<Bytes>,
 }
 
@@ -153,86 +151,86 @@ impl PartialEq for OutMessage {
     }
 }
 
-/// Nobody has the partition at the moment, or cannot be reached. Nothing was taken.
+/// The partition has no owner, or the owner is not reachable. Nothing was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no carrier has partition {0} at the moment")]
 pub struct NoCarrier(pub u32);
 
-/// That a partition has an owner, and that there is a way to it.
+/// A partition has an owner, and this node has a link to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Tenure {
-    /// Another one whenever the partition has a new owner or the way to its owner was made anew. Later ones are higher.
+pub struct OwnerLink {
+    /// Increases whenever the partition gets a new owner or the link to the owner is reconnected.
     pub number: u64,
-    /// The owner's: whoever speaks under an older one is none any more.
+    /// The owner's epoch. A sender with an older epoch is not the owner any more.
     pub epoch: u64,
 }
 
-/// The owners of all partitions, as gateways and doors see them.
+/// The owners of all partitions, for gateways and the `receive` role.
 pub trait Carriers: Send + Sync {
     fn partitions(&self) -> u32;
 
-    /// Passes messages to the owner of the partition, in order with all earlier ones of this gateway. Taken is not arrived: what is lost on
-    /// the way shows as a new tenure.
+    /// Queues messages to the owner of the partition, in order with all earlier ones of this gateway. It never blocks. `Ok` does not mean
+    /// delivered: lost messages show as a new number in `owner_links`.
     fn tell(&self, partition: u32, from: GatewayId, messages: Vec<ToCarrier>) -> Result<(), NoCarrier>;
 
-    /// The tenure of each partition; `None`: nobody has it, or cannot be reached.
-    fn tenures(&self) -> watch::Receiver<Arc<Vec<Option<Tenure>>>>;
+    /// The owner of each partition. `None`: there is no owner, or it is not reachable.
+    fn owner_links(&self) -> watch::Receiver<Arc<Vec<Option<OwnerLink>>>>;
 
-    /// A question about a user of the partition; waits for an owner for a while.
-    fn ask(&self, partition: u32, ask: PeopleAsk) -> PortFuture<'_, Result<PeopleTold, PeopleError>>;
+    /// Sends a request about a user of the partition to its owner. If there is no owner, waits for one for a limited time. Requests only
+    /// read, so a dropped call has no effect.
+    fn ask(&self, partition: u32, ask: PeopleQuery) -> PortFuture<'_, Result<PeopleReply, PeopleError>>;
 }
 
-/// The living gateways, as carriers see them.
+/// The live gateways, for carriers.
 pub trait Gateways: Send + Sync {
-    /// Passes news to a gateway, in order with all earlier ones of this partition; `false` where that incarnation is not there any more.
-    fn tell(&self, gateway: GatewayId, news: FromCarrier) -> bool;
+    /// Queues messages to a gateway, in order with all earlier ones of this partition. It never blocks. `false`: the incarnation has ended.
+    fn tell(&self, gateway: GatewayId, news: CarrierMessages) -> bool;
 
-    /// Who lives.
-    fn living(&self) -> watch::Receiver<Arc<Vec<GatewayId>>>;
+    /// The live gateways.
+    fn live_gateways(&self) -> watch::Receiver<Arc<Vec<GatewayId>>>;
 }
 
-/// Where the owners of this node take what gateways say.
-pub trait CarrierDesk: Send + Sync {
-    /// `false`: the partition is not this node's. Nothing was taken.
+/// The receiving end of the partition owners of this node.
+pub trait LocalCarriers: Send + Sync {
+    /// Queues messages from a gateway. `false`: this node does not own the partition, and nothing was queued.
     fn take(&self, partition: u32, from: GatewayId, messages: Vec<ToCarrier>) -> bool;
 
-    /// The way from that gateway was made anew, and something may have been lost with the old one: of its sessions only those count that
-    /// it announces from here on.
-    fn afresh(&self, from: GatewayId);
+    /// The link from the gateway was reconnected, and may have lost messages. Only sessions that it announces from now on are valid.
+    fn link_reset(&self, from: GatewayId);
 
-    /// `None`: the partition is not this node's.
-    fn ask(&self, partition: u32, ask: PeopleAsk) -> PortFuture<'_, Option<Result<PeopleTold, PeopleError>>>;
+    /// `None`: this node does not own the partition.
+    fn ask(&self, partition: u32, ask: PeopleQuery) -> PortFuture<'_, Option<Result<PeopleReply, PeopleError>>>;
 
-    /// The epochs of the partitions that this node serves.
+    /// The epochs of the partitions that this node owns.
     fn serving(&self) -> watch::Receiver<Arc<Vec<Option<u64>>>>;
 }
 
-/// Where the gateway of this node takes what carriers say. It never blocks.
-pub trait GatewayDesk: Send + Sync {
-    /// `false`: this is another incarnation.
-    fn take(&self, gateway: GatewayId, news: FromCarrier) -> bool;
+/// The receiving end of the gateway of this node. It never blocks.
+pub trait LocalGateway: Send + Sync {
+    /// `false`: the gateway of this node has another incarnation.
+    fn take(&self, gateway: GatewayId, news: CarrierMessages) -> bool;
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PeopleAsk {
-    /// What is stored for a user: for one platform, or all of it. At most `limit` messages, and fewer where they are large.
+pub enum PeopleQuery {
+    /// The stored messages of a user, for one platform or all. At most `limit` messages, and fewer if they are large.
     Inbox { uid: Uid, platform: Option<Platform>, after: u64, limit: usize },
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum PeopleTold {
+pub enum PeopleReply {
     Inbox(InboxView),
 }
 
-/// A user's inbox as it is shown.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct InboxView {
     pub epoch: Arc<str>,
     pub messages: Vec<InboxMessage>,
     pub seats: Vec<SeatView>,
-    /// Messages that are stored, shown or not.
+    /// All stored messages, in this page or not.
     pub stored: u64,
-    /// The number that this ends at, where there is more behind it. What is shown may end before: rows can go while they are read.
+    /// The end of this page, if there are more messages. Its last message may have a lower number, because messages can expire during the
+    /// read.
     pub next_after: Option<u64>,
 }
 
@@ -259,6 +257,6 @@ pub enum PeopleError {
     NoOwner(u32),
     #[error("the inboxes cannot be read at the moment: {0}")]
     Unavailable(String),
-    #[error("too much is asked of partition {0} at the moment")]
+    #[error("too many requests wait for the owner of partition {0}")]
     Overloaded(u32),
 }

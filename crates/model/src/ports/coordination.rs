@@ -1,52 +1,49 @@
-//! The `Coordination` port: who is there, who owns what. The catalogue that all nodes share is a port of its own beside it,
-//! served by the same engine.
+//! The `Coordination` port: the members of a cluster, and the ownership of names. The shared catalogue is a separate port of the same
+//! engine.
 //!
-//! Ownership is a lease: it ends when the owner gives it up or its session is lost, and **the owner learns of the loss before
-//! anyone else can own the same**, by its own clock. Epochs of one name only grow, across restarts too: what an earlier owner
-//! still writes is told from what the present one does.
+//! Ownership is a lease. It ends when the owner releases it or loses its session. **The owner learns of the loss, by its own clock, before
+//! another member can own the name.** Epochs of a name only increase, also across restarts, so writes of an earlier owner can be rejected.
 
 use std::sync::Arc;
 
 use super::PortFuture;
 
-/// A process that takes part.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Member {
-    /// What people call it; unique among the living.
+    /// The node's name, unique among present members.
     pub name: String,
-    /// The roles that it runs: `receive`, `center`, …
+    /// The roles of the node: `receive`, `center`, …
     pub roles: Vec<String>,
-    /// Where others reach it: the internal port.
+    /// The address of the internal port, for other nodes.
     pub address: String,
-    /// Greater each time that it joins; zero where an older binary joined, which did not say.
+    /// Increases with each join. Zero: an older binary joined, which has no incarnation.
     pub incarnation: u64,
-    /// By which members notice that their internal keys differ; empty where an older binary joined, which had none.
+    /// A check value of the internal key, by which nodes detect that their keys differ. Empty: an older binary joined, which has none.
     pub key_check: String,
-    /// The check value of the second internal key that the member accepts; empty if there is none.
+    /// The check value of the second accepted internal key. Empty if there is none.
     pub key_check_previous: String,
 }
 
-/// A member with its node number, which no other living member has.
+/// A member with its node number, unique among present members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     pub number: u16,
     pub member: Member,
 }
 
-/// Who owns a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
     pub node: u16,
     pub epoch: u64,
 }
 
-/// Who is there and who owns what, as of a revision.
+/// The members and owners at a revision.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Picture {
+pub struct ClusterSnapshot {
     pub revision: u64,
-    /// By number.
+    /// Sorted by number.
     pub nodes: Vec<Node>,
-    /// By name, such as `holds/3`.
+    /// Sorted by name; names are such as `holds/3`.
     pub owners: Vec<(String, Owner)>,
 }
 
@@ -54,49 +51,51 @@ pub struct Picture {
 pub enum CoordinationError {
     #[error("`{0}` is owned by another node")]
     Owned(String),
-    /// Another living member has that name, or all node numbers are taken.
+    /// Another present member has the name, or all node numbers are in use.
     #[error("cannot join: {0}")]
     Refused(String),
-    /// The session is over: what it owned is no longer its own.
+    /// The session has ended, and with it all its ownership.
     #[error("the session was lost: {0}")]
     Lost(String),
-    #[error("the coordination is not available: {0}")]
+    #[error("the coordination service is not available: {0}")]
     Unavailable(String),
 }
 
-/// Membership in the cluster, until it is left or lost.
+/// A member's session with the coordination service, until `leave` or loss.
+///
+/// *Atomicity*: each call is one step. *Durability*: ownership lasts as long as the session; an epoch is never assigned twice, even after a
+/// restart. *Cancellation*: a dropped `own`, `release` or `leave` may or may not have happened, and can be repeated.
 pub trait Membership: Send + Sync {
     fn node(&self) -> u16;
 
-    /// Whether the session stands, by the member's own clock: `false` before anyone else can have taken over.
-    fn stands(&self) -> bool;
+    /// Whether the session is valid, by the member's own clock. It returns `false` before another member can take over.
+    fn is_valid(&self) -> bool;
 
-    /// Returns when the session is lost, with the reason. A membership that was left is lost too.
+    /// Returns when the session has ended, with the reason. `leave` ends it too.
     fn lost(&self) -> PortFuture<'_, String>;
 
-    /// Takes a name that nobody owns, and answers with its epoch. Taking what this session owns already answers with the same
-    /// epoch.
+    /// Takes ownership of a free name, and returns the epoch. If this session already owns the name, returns the same epoch.
     fn own<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<u64, CoordinationError>>;
 
-    /// Whether this session owns the name with that epoch, asked of the engine and not of memory.
+    /// Whether this session owns the name with this epoch. The call reads from the engine, not from local memory.
     fn owns<'a>(&'a self, name: &'a str, epoch: u64) -> PortFuture<'a, Result<bool, CoordinationError>>;
 
-    /// Gives the name up. What is not owned is no error.
+    /// Releases the name. A name that the session does not own is no error.
     fn release<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<(), CoordinationError>>;
 
-    /// Ends the session: everything it owned is free at once.
+    /// Ends the session. All its names are free at once.
     fn leave(&self) -> PortFuture<'_, ()>;
 }
 
-/// Members with node numbers, ownership with a growing epoch, watched.
+/// Members with node numbers, and ownership with increasing epochs.
 pub trait Coordination: Send + Sync {
-    /// Joins under a node number that no living member has; `wanted` where that is free.
+    /// Joins with a free node number: `wanted` if it is free.
     fn join(
         &self,
         member: Member,
         wanted: Option<u16>,
     ) -> PortFuture<'_, Result<Arc<dyn Membership>, CoordinationError>>;
 
-    /// The present picture, once its revision is above `seen`. Begin with zero, which is answered at once.
-    fn picture(&self, seen: u64) -> PortFuture<'_, Result<Picture, CoordinationError>>;
+    /// Returns the members and owners when their revision is above `seen`. Start with zero, which returns at once.
+    fn snapshot(&self, seen: u64) -> PortFuture<'_, Result<ClusterSnapshot, CoordinationError>>;
 }

@@ -1,11 +1,11 @@
-//! The `Devices` port: the registry of where notices for a user go.
+//! The `Devices` port: the registry of devices that receive notifications.
 
 use serde::{Deserialize, Serialize};
 
 use super::PortFuture;
 use crate::people::{Platform, Uid};
 
-/// Devices of one user; beyond, a new one is refused.
+/// The maximum number of devices of a user. Further devices are rejected.
 pub const DEVICES_PER_USER_MAX: usize = 32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -20,7 +20,7 @@ pub enum Provider {
 impl Provider {
     pub const ALL: [Self; 4] = [Self::Apns, Self::Fcm, Self::Webpush, Self::Http];
 
-    /// Its name in requests, settings and metrics.
+    /// The name in requests, settings and metrics.
     pub fn word(self) -> &'static str {
         match self {
             Self::Apns => "apns",
@@ -36,15 +36,15 @@ impl Provider {
             Self::Apns => "set horn.apns.key_file, key_id, team_id and topic",
             Self::Fcm => "set horn.fcm.service_account",
             Self::Webpush => "set horn.webpush.key_file and subject",
-            Self::Http => "let plain HTTP be called",
+            Self::Http => "enable plain HTTP in the settings of the horn",
         }
     }
 }
 
-/// Where notices for one device go. Fields are only ever added, with a default.
+/// The address of one device for notifications. New fields must have a default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// Its name: one of its user's.
+    /// The device's name, unique per user.
     pub device: String,
     pub platform: Platform,
     pub provider: Provider,
@@ -55,7 +55,7 @@ pub struct Device {
     pub p256dh: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auth: Option<String>,
-    /// APNs: the app's bundle id, where it is not the configured one.
+    /// APNs: the app's bundle id, if it differs from the configured one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topic: Option<String>,
 }
@@ -69,13 +69,15 @@ pub enum DevicesError {
     Unavailable(String),
 }
 
-/// *Atomicity*: each call is one step. *Durability*: what was put survives the death of the process, and with the embedded engine the
-/// machine's. *Cancellation*: a dropped call may have happened.
+/// The registry of devices.
+///
+/// *Atomicity*: each call is one step. *Order*: sequential calls for one user take effect in the order of the calls. *Durability*: a stored
+/// device survives a crash of the process, and with the embedded engine a power failure. *Cancellation*: a dropped call may have happened.
 pub trait Devices: Send + Sync {
-    /// Puts a device in the place of the one of the same name.
+    /// Adds a device, or replaces the device of the same name.
     fn put<'a>(&'a self, uid: &'a Uid, device: Device) -> PortFuture<'a, Result<(), DevicesError>>;
 
-    /// Removes a device; with a token, only where it still has that one. Answers whether one was removed.
+    /// Removes a device. With a token, removes it only if it still has that token. Returns whether it was removed.
     fn remove<'a>(
         &'a self,
         uid: &'a Uid,
@@ -83,7 +85,7 @@ pub trait Devices: Send + Sync {
         token: Option<&'a str>,
     ) -> PortFuture<'a, Result<bool, DevicesError>>;
 
-    /// The user's devices by name.
+    /// The user's devices, sorted by name.
     fn of<'a>(&'a self, uid: &'a Uid) -> PortFuture<'a, Result<Vec<Device>, DevicesError>>;
 
     fn close(&self) -> PortFuture<'_, ()> {

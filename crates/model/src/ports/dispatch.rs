@@ -1,18 +1,16 @@
-//! The `Dispatch` port: questions for the owners of subscriptions, wherever they run.
+//! The `Dispatch` port: requests to the owners of subscriptions, on this node or another one.
 //!
-//! What people decide about a subscription is written to the catalogue, not asked here; an owner is asked what it knows, and to hand out,
-//! take back and redrive messages.
+//! Settings of a subscription are in the catalogue. An owner reports its state, and hands out, takes back and redrives messages.
 
-use super::{AttemptNote, MinuteRow, PortFuture};
-use crate::subscription::Origin;
+use super::{AttemptRecord, MinuteRow, PortFuture};
+use crate::subscription::MessageOrigin;
 use crate::{PartitionId, Record, SubscriptionNumber, Timestamp, TopicNumber};
 
-/// What an owner is asked about one subscription of its shard.
+/// A request to the owner of a subscription.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DispatchAsk {
-    /// How it stands.
+pub enum DispatchRequest {
     Status,
-    /// Returns when the owner works by the catalogue's entry of that version or a later one.
+    /// Wait until the owner applies this version of the catalogue entry, or a later one.
     CaughtUp {
         version: u64,
     },
@@ -23,44 +21,43 @@ pub enum DispatchAsk {
     Ack {
         ack_ids: Vec<String>,
     },
-    /// Back, to be handed out again after so long; `None`: as the schedule says.
+    /// Return messages, to be handed out again after `delay_ms`; `None`: by the retry schedule.
     Nack {
         ack_ids: Vec<String>,
         delay_ms: Option<u64>,
     },
-    /// A lease of so long from now on.
+    /// Set the lease to end `lease_ms` from now.
     Extend {
         ack_ids: Vec<String>,
         lease_ms: u64,
     },
-    /// Where one message stands.
     Message {
         partition: PartitionId,
         offset: u64,
     },
-    /// Dead letters that were not redriven, from an offset of the dead topic's partition on.
+    /// List dead letters that were not redriven, from an offset of the dead topic's partition.
     DeadLetters {
         from: u64,
         limit: usize,
     },
-    /// By the ids of their messages; `None`: all of them.
+    /// Redrive dead letters by the ids of their messages; `None`: all.
     Redrive {
         ids: Option<Vec<String>>,
     },
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum DispatchTold {
+pub enum DispatchReply {
     Status(Box<SubscriptionStatus>),
     CaughtUp,
-    Pulled(Vec<Pulled>),
-    /// How many of the given were known, and which were not: their lease is over, or they were never given.
+    Pulled(Vec<LeasedMessage>),
+    /// How many of the ack ids were valid, and the ids that were not: their lease has ended, or they never existed.
     Settled {
         known: usize,
         unknown: Vec<String>,
     },
-    Message(MessageStanding),
-    /// `next` is where to look on; `None` at the end.
+    Message(MessageDelivery),
+    /// `next` is the offset of the next page; `None` at the end.
     DeadLetters {
         letters: Vec<DeadLetter>,
         next: Option<u64>,
@@ -71,9 +68,9 @@ pub enum DispatchTold {
     },
 }
 
-/// A message handed out to a puller.
+/// A message that was handed out to a pulling consumer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pulled {
+pub struct LeasedMessage {
     pub ack_id: String,
     pub lease_until: Timestamp,
     pub attempt: u32,
@@ -88,22 +85,22 @@ pub struct Pulled {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeadLetter {
     pub id: String,
-    /// Its place in the dead topic.
+    /// The offset in the dead topic.
     pub at: u64,
     pub key: Option<Vec<u8>>,
-    pub origin: Origin,
+    pub origin: MessageOrigin,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MessageStanding {
-    pub is: Standing,
-    pub attempts: Vec<AttemptNote>,
+pub struct MessageDelivery {
+    pub is: DeliveryState,
+    pub attempts: Vec<AttemptRecord>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
-    /// Before the subscription's beginning, or left out by its filter.
+pub enum DeliveryState {
+    /// Before the subscription's start, or excluded by its filter.
     NotForIt,
     Waiting,
     InFlight,
@@ -113,41 +110,38 @@ pub enum Standing {
     Dropped,
 }
 
-/// How a subscription stands, by its owner.
+/// The status of a subscription, reported by its owner.
 #[derive(Debug, Clone, PartialEq, Default, serde::Serialize, serde::Deserialize)]
 pub struct SubscriptionStatus {
-    /// Messages between its watermarks and the ends of its partitions that are not done, about: offsets are counted.
+    /// Unfinished messages between the watermarks and the ends of the partitions. An estimate: it counts offsets.
     pub lag: u64,
     pub in_flight: u64,
-    /// Keys, or partitions, that wait for a retry.
+    /// Keys or partitions that wait for a retry.
     pub parked_keys: u64,
-    /// Messages behind them.
+    /// Messages that wait behind a parked key.
     pub parked_messages: u64,
-    /// When the next callback is made of what waits: for its retry, for the breaker, or because the endpoint asked for it. `None` where
-    /// nothing does, and where only holds know.
+    /// The time of the next callback that waits for a retry, the circuit breaker or a `Retry-After`. `None`: none, or only retry holds
+    /// wait.
     #[serde(default)]
     pub next_try_ms: Option<i64>,
-    /// Retries that wait as holds.
     pub retry_holds: u64,
     pub dead_letters: u64,
-    /// Per second, over the last minute.
+    /// Per second, averaged over the last minute.
     pub delivered_rate: f64,
     pub failed_rate: f64,
-    /// Callbacks at one time that the endpoint seems to bear.
+    /// The present limit of concurrent callbacks, adapted to the endpoint.
     pub concurrency: u32,
     /// `closed`, `open`, `half_open`.
     pub breaker: String,
-    /// Why it does not read on, where it does not: `parked_full`, `retries_full`, `log_unavailable`, `store_unavailable`.
+    /// The reason why the subscription does not read its topics: `parked_full`, `retries_full`, `log_unavailable`, `store_unavailable`.
     pub stalled: Option<String>,
     pub last_error: Option<LastError>,
-    /// Bytes of bodies in memory.
     pub prefetched_bytes: u64,
-    /// Signed callbacks since its owner began whose body is not UTF-8: common libraries cannot verify those.
+    /// Signed callbacks with a body that is not UTF-8, since the owner started: common libraries cannot verify these.
     #[serde(default)]
     pub unverifiable: u64,
-    pub partitions: Vec<PartitionStanding>,
-    /// Runs of replays, with how far they are.
-    pub replays: Vec<ReplayStanding>,
+    pub partitions: Vec<PartitionDelivery>,
+    pub replays: Vec<ReplayProgress>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -158,20 +152,18 @@ pub struct LastError {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct PartitionStanding {
+pub struct PartitionDelivery {
     pub topic: String,
     pub partition: u32,
-    /// Everything before it is done.
     pub watermark: u64,
-    /// What was read.
     pub read_to: u64,
     pub end: u64,
-    /// Above the watermark and not done.
+    /// Unfinished messages above the watermark.
     pub unfinished: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct ReplayStanding {
+pub struct ReplayProgress {
     pub run: u32,
     pub done: u64,
     pub left: u64,
@@ -179,33 +171,35 @@ pub struct ReplayStanding {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DispatchError {
-    /// Nothing was done. Repeating is safe.
+    /// Nothing was done. A retry is safe.
     #[error("the subscription has no owner at the moment")]
     NoOwner,
-    /// The owner does not know it, or not any more.
+    /// The owner does not have the subscription, or not any more.
     #[error("the subscription is not known to its owner")]
     Unknown,
-    /// It is of the other mode.
+    /// The request is not valid in the subscription's mode.
     #[error("{0}")]
     WrongMode(String),
     #[error("the subscription's owner cannot do it now: {0}")]
     Unavailable(String),
-    /// It may have been done.
-    #[error("the outcome is not known: {0}")]
+    /// The request may have been executed.
+    #[error("the outcome is unknown: {0}")]
     OutcomeUnknown(String),
 }
 
 pub trait Dispatch: Send + Sync {
-    /// Asks the owner of that subscription, waiting a while for one where there is none.
+    /// Sends the request to the owner of the subscription. If it has no owner, waits for one for a limited time.
     ///
-    /// *Cancellation*: dropping the future does not undo, and a pull's messages are handed out again when their lease is over.
+    /// *Durability*: a reply to `Redrive` follows the append of the messages. Acks are saved in the background; if the owner crashes
+    /// before, the messages are delivered again. *Cancellation*: dropping the future does not undo the request. Messages of a dropped pull
+    /// are handed out again when their lease ends.
     fn ask(
         &self,
         subscription: SubscriptionNumber,
-        ask: DispatchAsk,
-    ) -> PortFuture<'_, Result<DispatchTold, DispatchError>>;
+        ask: DispatchRequest,
+    ) -> PortFuture<'_, Result<DispatchReply, DispatchError>>;
 
-    /// A topic's figures by the minute, of all nodes that answer, added up. The second value: nodes that did not answer.
+    /// The metrics of a topic by the minute, summed over all nodes that reply. The second value is the number of nodes that did not reply.
     fn minutes(
         &self,
         topic: TopicNumber,

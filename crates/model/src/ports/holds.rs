@@ -1,6 +1,6 @@
-//! The `Holds` port: questions and commands for the owners of holds, wherever they run.
+//! The `Holds` port: requests to the owners of holds, on this node or another one.
 //!
-//! Whoever accepts messages asks here; a shard's owner decides, commits, and only then answers. An answer is definite.
+//! The `receive` role sends requests here. The owner of the shard decides, commits, and then replies. A reply is final.
 
 use std::sync::Arc;
 
@@ -10,44 +10,44 @@ use super::PortFuture;
 use super::timers::{CountQuery, HoldQuery};
 use crate::{Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
 
-/// What an owner is asked, about one hold of its shard or about all of them.
+/// A request to the owner of a shard, about one hold or about all holds of the shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ask {
-    /// Hold a message under an id that its publisher brought.
+pub enum HoldRequest {
+    /// Accept a hold whose id the publisher chose.
     Accept(Arc<Hold>),
-    /// Another due time, in either direction; one in the past fires now.
+    /// Change the due time, in either direction. A hold whose new due time has passed fires at once.
     Extend {
         id: HoldId,
-        to: NewDue,
-        /// Only where the hold has this version.
+        to: NewDueTime,
+        /// The request fails unless the hold has this version.
         if_version: Option<u64>,
-        /// A repeat under the same key gets the first answer.
+        /// A repeat with the same idempotency key gets the first reply.
         key: Option<Box<str>>,
     },
     Withdraw {
         id: HoldId,
     },
-    /// Now, whatever its due time.
+    /// Fire now, before the due time.
     Fire {
         id: HoldId,
     },
     Look {
         id: HoldId,
     },
-    /// Pending ones in due order. Each is a view.
+    /// List pending holds in due order, without their bodies.
     List(HoldQuery),
-    /// Dead ones.
+    /// List dead holds.
     Dead(HoldQuery),
     Count(CountQuery),
-    /// Withdraw everything of this topic that is pending.
+    /// Withdraw all pending holds of this topic.
     WithdrawTopic {
         topic: TopicNumber,
     },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NewDue {
-    /// Milliseconds later than it was due, or earlier where negative.
+pub enum NewDueTime {
+    /// Milliseconds to add to the due time. Negative values make it earlier.
     By(i64),
     Until(Timestamp),
 }
@@ -65,7 +65,7 @@ pub struct HoldView {
 }
 
 impl HoldView {
-    /// The key is copied: sharing it would keep the message's body in memory.
+    /// Copies the key: sharing its buffer would keep the message's body in memory.
     pub fn of(hold: &Hold) -> Self {
         Self {
             id: hold.id.clone(),
@@ -79,36 +79,36 @@ impl HoldView {
     }
 }
 
-/// What an owner answers.
+/// The reply of an owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Told {
-    /// Accepted now, or before with the same topic and body.
+pub enum HoldReply {
+    /// Accepted, now or by an earlier request with the same topic and body.
     Held {
         due: Timestamp,
     },
-    /// The id is another message's.
+    /// Another message already has the id.
     Taken,
     Rescheduled {
         due: Timestamp,
         version: u64,
     },
     Withdrawn,
-    /// Its message is in that partition of its topic; the offset is left out where only the log knows it any more.
+    /// The message is in this partition of its topic. `offset` is `None` if only the log still contains it.
     Fired {
         at: Timestamp,
         partition: u32,
         offset: Option<u64>,
     },
     Pending(HoldView),
-    /// It is over: what was asked could not be done any more, or this is what a look found.
+    /// The hold is no longer pending, so the command failed; or this is the result of a lookup.
     Ended(HoldEnd),
     Unknown,
-    /// It has another version.
+    /// The hold has another version than the request demands.
     OtherVersion {
         version: u64,
         due: Timestamp,
     },
-    /// The new due time is further away than a hold may be.
+    /// The new due time is beyond the maximum delay of a hold.
     TooFar,
     Listed(Vec<HoldView>),
     ListedDead(Vec<(HoldId, HoldEnd)>),
@@ -118,26 +118,28 @@ pub enum Told {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HoldsError {
-    /// Nothing was done. Repeating is safe.
+    /// Nothing was done. A retry is safe.
     #[error("shard {0} of the holds has no owner at the moment")]
     NoOwner(u32),
-    /// It may have been done. Repeating is safe.
-    #[error("the outcome is not known: {0}")]
+    /// The command may have been executed. A retry is safe.
+    #[error("the outcome is unknown: {0}")]
     OutcomeUnknown(String),
-    /// Nothing was done: the owner's log or store does not answer, or the disk is full.
+    /// Nothing was done: the owner's log or store is not available, or the disk is full.
     #[error("the holds are not available: {0}")]
     Unavailable(String),
-    /// Nothing was done: too many commands wait already.
+    /// Nothing was done: the owner's queue of commands is full.
     #[error("too many commands wait for shard {0}")]
     Overloaded(u32),
 }
 
 pub trait Holds: Send + Sync {
-    /// How many shards there are: the partitions of `_holds`.
+    /// The number of shards: the partitions of `_holds`.
     fn shards(&self) -> u32;
 
-    /// Asks the owner of that shard, waiting a while for one where there is none.
+    /// Sends the request to the owner of the shard. If the shard has no owner, waits for one for a limited time.
     ///
-    /// *Cancellation*: dropping the future does not undo. The outcome is then unknown.
-    fn ask(&self, shard: u32, ask: Ask) -> PortFuture<'_, Result<Told, HoldsError>>;
+    /// *Atomicity*: a request takes effect whole or not at all. *Durability*: a reply follows the commit of its decision.
+    ///
+    /// *Cancellation*: dropping the future does not undo the request. The outcome is then unknown.
+    fn ask(&self, shard: u32, ask: HoldRequest) -> PortFuture<'_, Result<HoldReply, HoldsError>>;
 }

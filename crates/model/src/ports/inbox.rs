@@ -1,40 +1,40 @@
-//! The `Inbox` port: the store of what users have not acknowledged yet, a fold of `_push`.
+//! The `Inbox` port: the store of unacknowledged messages, a fold of `_push`.
 //!
-//! For each partition of `_push` it keeps *boxes*, one for each user, whose bytes only the partition's owner understands, and *rows*, the
-//! messages themselves, by number: a row of one user's own, or one that many users share and that goes with its last reference. What is in
-//! which box is decided by the owner; the engine keeps and finds. As with the store of holds, `applied` is written in the same step as what
-//! it covers, **every read says where the store was in the same step**, and a store can always be built again from the log.
+//! For each partition of `_push` it stores *boxes*, one per user, in a format that only the partition's owner reads, and *rows*, the
+//! messages, by number. A row belongs to one user, or is shared by many users and removed with its last reference. The owner decides the
+//! content of each box; the engine stores and finds. As in the store of holds, `applied` is written atomically with the changes that it
+//! covers, **every read returns the `applied` of the same atomic step**, and a store can always be rebuilt from the log.
 
 use bytes::Bytes;
 
 use super::PortFuture;
-use super::timers::{Applied, At};
+use super::timers::{ApplyOutcome, AtOffset};
 use crate::Timestamp;
 use crate::people::Uid;
 
-/// Which row: a user's own by number, or the shared one of that number.
+/// The key of a row: a user's own row by number, or the shared row of that number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum RowKey {
     Own { uid: Uid, seq: u64 },
     Shared { seq: u64 },
 }
 
-/// How exactly boxes are found by the time at which they may be reclaimed: never before it, and up to so much later.
+/// The granularity of reclaim times. A box is found at its reclaim time or up to this much later, never earlier.
 pub const RECLAIM_GRAIN_MS: i64 = 3_600_000;
 
-/// The whole hour that a box is found by: the first one that is not before its time.
+/// The hour (since the Unix epoch) under which the engine indexes a box: the first full hour at or after its reclaim time.
 pub fn reclaim_hour(at: Timestamp) -> u32 {
     let ms = at.as_millis();
     let hours = ms.div_euclid(RECLAIM_GRAIN_MS) + i64::from(ms.rem_euclid(RECLAIM_GRAIN_MS) > 0);
     u32::try_from(hours.max(0)).unwrap_or(u32::MAX)
 }
 
-/// One change. Within a write they take effect in order.
+/// One change. The changes of a write take effect in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InboxChange {
-    /// The user's box is this from now on; `None`: it is no more. Where it has a time at which nothing in it is of use any more,
-    /// [`Inbox::reclaimable`] finds it by that. `was` is the time that it had, where the store has the box; a second change of the same
-    /// box in one write goes by the first.
+    /// Replaces the user's box; `None` removes it. `reclaim_at` is the time after which the box has no useful content, and
+    /// [`Inbox::reclaimable`] finds the box by it. `was` is the `reclaim_at` of the box in the store. If a write changes a box twice, `was`
+    /// of both changes is the value before the write.
     PutBox {
         uid: Uid,
         state: Option<Bytes>,
@@ -47,7 +47,7 @@ pub enum InboxChange {
         seq: u64,
         row: Bytes,
     },
-    /// A row that so many users refer to. Where the row is there already it stays, and the references are added.
+    /// A row with `references` users. If the row exists, its content stays and the references are added.
     PutShared {
         seq: u64,
         row: Bytes,
@@ -57,7 +57,7 @@ pub enum InboxChange {
         uid: Uid,
         seq: u64,
     },
-    /// So many references fewer; with the last one the row goes. One that is not there is no error.
+    /// Removes `references` references, and the row with the last one. A missing row is no error.
     ReleaseShared {
         seq: u64,
         references: u32,
@@ -68,57 +68,56 @@ pub enum InboxChange {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InboxWrite {
     pub epoch: u64,
-    /// Where the writer left the store.
+    /// The `applied` of the writer's last write. The write is rejected if the store has another one.
     pub expected: u64,
     /// Empties the partition in the same write, before the changes.
     pub reset: bool,
     pub changes: Vec<InboxChange>,
-    /// Where the store is then. Acknowledgements alone leave it where it was.
+    /// The `applied` of the store after this write. Writes of acknowledgements alone do not change it.
     pub applied: u64,
-    /// As for the store of holds: whether this and all before must be on disk when it answers.
+    /// Whether this write and all earlier ones are synced to disk before the reply, as in the store of holds.
     pub synced: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InboxError {
-    /// Nothing was read. A write may or may not have happened; its `expected` tells the next time.
+    /// A read failed. A write may or may not have happened; the check of `expected` in the next write detects it.
     #[error("the store of inboxes is not available: {0}")]
     Unavailable(String),
-    /// Something that cannot be understood: the store must be built again from the log.
+    /// The store's contents cannot be decoded. The store must be rebuilt from the log.
     #[error("the store of inboxes is damaged: {0}")]
     Damaged(String),
 }
 
-/// What a read returns: what was found, and where the store was in the same step.
-pub type InboxRead<'a, T> = PortFuture<'a, Result<At<T>, InboxError>>;
+/// The future of a read: the result, with the store's `applied` of the same atomic step.
+pub type InboxRead<'a, T> = PortFuture<'a, Result<AtOffset<T>, InboxError>>;
 
-/// The store of inboxes. One owner at a time writes a partition; owners that were replaced are refused by their epoch.
+/// The store of inboxes. One owner at a time writes a partition. The epoch check rejects writes of earlier owners.
 ///
-/// # Atomicity
-/// A write is visible and durable whole or not at all, also through a crash of the store's process. It need not be synced before it
-/// answers, as long as what survives a crash is the state after some earlier write, whole. A store that fell back so while its writer lives
-/// refuses that writer's next write as [`Applied::Behind`], also where it lost only what left it at the same offset.
+/// # Atomicity and order
+/// A write is visible and durable as a whole or not at all, even if the store's process crashes. It need not be synced before it returns,
+/// if the state after a crash is the complete state after some earlier write. If a store falls back while its writer runs, it rejects the
+/// writer's next write with [`ApplyOutcome::Behind`], even if the lost writes did not change `applied`.
 ///
 /// # Cancellation
-/// A dropped read did nothing. A dropped write may have happened.
+/// A dropped read has no effect. A dropped write may or may not have happened.
 pub trait Inbox: Send + Sync {
-    /// Takes the partition for an epoch, so that writes of older ones are refused from now on, and answers with where the store is: zero
-    /// for a partition that it does not know. An older epoch than the store's is answered with `None`.
+    /// Takes over the partition for an epoch: writes of older epochs are rejected from now on. Returns the store's `applied`, zero if it
+    /// has no such partition, or `None` if the store has a newer epoch.
     fn open(&self, partition: u32, epoch: u64) -> PortFuture<'_, Result<Option<u64>, InboxError>>;
 
-    fn apply(&self, partition: u32, write: InboxWrite) -> PortFuture<'_, Result<Applied, InboxError>>;
+    fn apply(&self, partition: u32, write: InboxWrite) -> PortFuture<'_, Result<ApplyOutcome, InboxError>>;
 
-    /// The boxes of these users, in the order of the question.
+    /// The boxes of these users, in the order of `uids`.
     fn boxes(&self, partition: u32, uids: Vec<Uid>) -> InboxRead<'_, Vec<Option<Bytes>>>;
 
-    /// These rows, in the order of the question.
+    /// The rows, in the order of `keys`.
     fn rows(&self, partition: u32, keys: Vec<RowKey>) -> InboxRead<'_, Vec<Option<Bytes>>>;
 
-    /// Users whose box may be reclaimed before that time, the earliest hour first and by id within one: a box is found by its
-    /// [`reclaim_hour`] when that is before the time's own.
+    /// Users whose box may be reclaimed: its [`reclaim_hour`] is before the hour of `before`. Sorted by hour, then by user id.
     fn reclaimable(&self, partition: u32, before: Timestamp, limit: usize) -> InboxRead<'_, Vec<Uid>>;
 
-    /// Nobody will ask any more: what would make the next start slow is done now, within a bounded time. Nothing is lost without it.
+    /// Closes the store after the last call. It does work, within a bounded time, that makes the next start faster. No data depends on it.
     fn close(&self) -> PortFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }

@@ -1,54 +1,56 @@
-//! The `Log` port: partitioned, ordered, durable append; all-or-nothing fenced commit; read by offset or time.
+//! The `Log` port: partitioned, ordered, durable append; all-or-nothing fenced commit; reads by offset or time.
 
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::PortFuture;
-use crate::{FoundTopic, NamedBounds, PartitionId, Record, StoredRecord, Timestamp, TopicNumber, TopicSpec};
+use crate::{ExistingTopic, NamedBounds, PartitionId, Record, StoredRecord, Timestamp, TopicNumber, TopicSpec};
 
-/// A record on its way to its partition.
+/// A record to write, with its partition.
 #[derive(Debug, Clone)]
 pub struct Entry {
     pub partition: PartitionId,
     pub record: Record,
 }
 
-/// One answer per entry of an append, in the order of the call: the offset it has, or why it has none.
+/// One result for each entry of an append, in the order of the entries: the offset, or the error.
 pub type AppendOutcome = Vec<Result<u64, LogError>>;
 
 /// The log of messages.
 ///
-/// # Ordering
-/// Within a partition, records of one call keep the order of the call. Offsets grow, **not always by one**.
+/// # Order
+/// Within a partition, records of one call keep the order of the call. Offsets increase, **not always by one**.
 ///
 /// # Visibility
-/// What an append or a commit has acknowledged is found by a `read` that starts afterwards, except that on Kafka a
-/// record behind an open transaction is durable and not yet visible; `bounds().next` counts it all the same.
+/// A `read` that starts after an acknowledged append or commit returns its records. Exception: on Kafka, a record behind an open
+/// transaction is durable but not yet visible. `bounds().next` counts that record too.
 pub trait Log: Send + Sync {
-    /// For accepting. Records for any partitions; answered when durable, each with its offset or its error. It is not atomic:
-    /// a broker or a disk may give out midway.
+    /// Appends records to any partitions. Returns when they are durable, with an offset or an error for each entry. Not atomic: if a broker
+    /// or a disk fails midway, some entries are written and others are not. Used to accept messages.
     ///
-    /// *Cancellation*: dropping the future does not undo. The outcome is then unknown.
+    /// *Cancellation*: dropping the future does not undo the append. The outcome is then unknown.
     fn append(&self, entries: Vec<Entry>) -> PortFuture<'_, AppendOutcome>;
 
-    /// Opens the fence of that name and voids every earlier one of the same name, in this process or another. `epoch` is the
-    /// opener's ownership, for those who look; the opener checks that ownership once more after opening.
+    /// Opens the fence `name` and invalidates every earlier fence of that name, in this process and in others. `epoch` is the epoch of the
+    /// caller's ownership; it is recorded for diagnosis only. The caller must check its ownership again after this call.
     fn fence<'a>(&'a self, name: &'a str, epoch: u64) -> PortFuture<'a, Result<Fence, LogError>>;
 
-    /// For deciding. Records for any partitions, **all or nothing** after any crash: no reader ever sees a part that will not
-    /// be completed (in each partition it appears at once; partitions may be moments apart). Commits of one fence land in the
-    /// order of their calls. After [`CommitOutcome::Fenced`] or [`CommitOutcome::Unknown`]: open anew, check ownership, fold to
-    /// the end, decide afresh; never resubmit.
+    /// Writes records to any partitions, **all or nothing** even after a crash: no reader sees a part of a commit that will not be
+    /// completed. Within a partition the records become visible at once; different partitions may follow moments apart. Commits of one
+    /// fence are written in the order of the calls. Used for decisions of a shard's owner.
+    ///
+    /// After [`CommitOutcome::Fenced`] or [`CommitOutcome::Unknown`] the caller opens a new fence, checks its ownership, folds to the end
+    /// of the log and decides again. It must never resubmit the same entries.
     ///
     /// *Cancellation*: dropping the future is the outcome `Unknown`.
     fn commit<'a>(&'a self, fence: &'a Fence, entries: Vec<Entry>) -> PortFuture<'a, CommitOutcome>;
 
-    /// Reads on from `from`, waiting up to `limits.wait` where there is nothing yet. Go on from [`ReadBatch::next`], which also
-    /// passes offsets that have no record. At least one record is returned where one is there, whatever `max_bytes` says.
+    /// Reads records from offset `from`, and waits up to `limits.wait` if there are none yet. The next read starts at [`ReadBatch::next`],
+    /// which also skips offsets without a record. If a record exists, at least one is returned, even if it exceeds `max_bytes`.
     ///
-    /// An offset below the first kept one is [`LogError::Trimmed`], never a silent jump; one above the next is
-    /// [`LogError::BeyondEnd`]. A place that cannot be read is [`LogError::Damaged`], which says where reading can go on.
+    /// An offset below the first retained one is [`LogError::Trimmed`], never a silent jump. An offset above the next one is
+    /// [`LogError::BeyondEnd`]. Unreadable data is [`LogError::Damaged`], with the offset from which reading can resume.
     fn read(
         &self,
         partition: PartitionId,
@@ -56,75 +58,74 @@ pub trait Log: Send + Sync {
         limits: ReadLimits,
     ) -> PortFuture<'_, Result<ReadBatch, LogError>>;
 
-    /// The first kept offset and the next one, where next counts everything acknowledged, also what is not yet visible.
+    /// The first retained offset and the next offset. The next offset also counts acknowledged records that are not visible yet.
     fn bounds(&self, partition: PartitionId) -> PortFuture<'_, Result<Bounds, LogError>>;
 
-    /// The offset of the first record at or after a time; the next offset where there is none. The offset never lies behind a record of
-    /// that time which is appended during the search.
+    /// The offset of the first record at or after `time`, or the next offset if there is none. A record of that time that is appended
+    /// during the search never has a lower offset than the result.
     fn offset_at(&self, partition: PartitionId, time: Timestamp) -> PortFuture<'_, Result<u64, LogError>>;
 
-    /// The largest [`Record::size`] that the topic takes, where the engine knows: what is held now must fit when it fires.
+    /// The largest [`Record::size`] that the topic accepts, if the engine has a limit. It also applies to messages of holds.
     fn largest_record(&self, topic: TopicNumber) -> usize {
         let _ = topic;
         usize::MAX
     }
 
-    /// Why nothing would be accepted now, where the engine knows without asking anybody.
+    /// The error that an append would return now, if the engine can tell without I/O.
     fn refusal(&self) -> Option<LogError> {
         None
     }
 
-    /// Drops what is older than `before`, as far as whole pieces can be dropped. The first kept offset is then at most `before`.
+    /// Removes records below offset `before`, as far as whole segments can be removed. The first retained offset is then at most `before`.
     fn trim(&self, partition: PartitionId, before: u64) -> PortFuture<'_, Result<(), LogError>>;
 }
 
-/// The topics of a log. Numbers come from the catalogue; an engine that has only names keeps the mapping it is told.
+/// The topics of a log. The catalogue assigns the numbers. An engine that identifies topics by name stores the mapping from number to name.
 pub trait LogTopics: Send + Sync {
-    /// Makes the topic, or makes it known under its number where it is there already (which is how every start begins). A topic
-    /// that has more partitions than `spec` says keeps them; the answer says how many it has. Durable when it answers.
+    /// Creates the topic, or registers an existing one under its number (as at every start). An existing topic that has more partitions
+    /// than `spec` keeps them. Returns the number of partitions. Durable when it returns.
     fn create<'a>(&'a self, spec: &'a TopicSpec) -> PortFuture<'a, Result<u32, LogError>>;
 
-    /// Changes the bounds of the retention that are named and grows the number of partitions; it never shrinks. New partitions begin at
-    /// offset zero. Other applications may have changed the bounds that are not named: those must stay as the engine has them.
+    /// Changes the `named` bounds of the retention, and increases the number of partitions, never decreases it. New partitions begin at
+    /// offset zero. Bounds that are not named stay as the engine has them, because other applications may have changed them.
     fn alter<'a>(&'a self, spec: &'a TopicSpec, named: NamedBounds) -> PortFuture<'a, Result<(), LogError>>;
 
     /// The identity of a topic in the engine. A topic that is created later under the same name has another identity. `None`: the engine
-    /// does not have the topic. The engine need not know the topic's number. An engine that identifies topics by name returns the identity
-    /// of the topic that has the name at the time of the call; callers must check that it is the topic they mean.
+    /// does not have the topic. The topic need not be registered under its number. An engine that identifies topics by name returns the
+    /// identity of the topic that has the name at the time of the call; callers must check that it is the topic they mean.
     fn identity<'a>(&'a self, topic: TopicNumber, name: &'a str) -> PortFuture<'a, Result<Option<String>, LogError>>;
 
-    /// Drops exactly this topic and all its records. A later topic with the same name stays. The engine need not know the topic's number.
-    /// Deleting a topic that the engine does not have is no error.
+    /// Deletes exactly this topic and all its records. A later topic of the same name stays. The topic need not be registered under its
+    /// number. Deleting a topic that the engine does not have is no error.
     fn delete<'a>(&'a self, topic: ExactTopic<'a>) -> PortFuture<'a, Result<(), LogError>>;
 
-    /// The topic is being deleted, by this process or another one. An engine that reports topics which other applications deleted does
-    /// not report this one.
+    /// Announces that this process or another one deletes the topic. The engine then does not report it as deleted by another application.
     fn expect_deletion(&self, topic: TopicNumber) {
         let _ = topic;
     }
 
-    /// What the engine knows of the topic: leaders, copies, sizes.
+    /// The status of the topic in the engine: leaders, replicas, sizes.
     fn describe(&self, topic: TopicNumber) -> PortFuture<'_, Result<TopicStatus, LogError>>;
 
-    /// Whether the engine has a topic of this name now. It asks all parts of the engine that could have an old view. An engine that has
-    /// only topics which the catalogue made answers `false`.
+    /// Whether the engine has a topic of this name now. The engine asks every broker that may have a stale view. It returns `false` if it
+    /// only has topics of the catalogue.
     fn exists<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<bool, LogError>>;
 
-    /// Topics that exist in the engine under names, made by others or by an earlier start, with the retention that they have there.
-    /// Names that `is_skipped` are left out: the engine need not look up their retention. The embedded log has only topics that the
-    /// catalogue made, and answers with none.
+    /// The topics that exist in the engine, created by other applications or before this start, with their retention there. Names for which
+    /// `is_skipped` is true are left out, without a lookup of their retention. The embedded log only has topics of the catalogue: it
+    /// returns none.
     fn found<'a>(
         &'a self,
         is_skipped: &'a (dyn Fn(&str) -> bool + Sync),
-    ) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>>;
+    ) -> PortFuture<'a, Result<Vec<ExistingTopic>, LogError>>;
 }
 
-/// One topic of the engine. Other topics that had or will have the same name are different.
+/// One topic of the engine. Earlier and later topics of the same name are different topics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExactTopic<'a> {
     pub number: TopicNumber,
     pub name: &'a str,
-    /// The answer of [`LogTopics::identity`]. `None`: the engine does not have the topic; deleting it only drops its number.
+    /// The result of [`LogTopics::identity`]. `None`: the engine does not have the topic, and deleting it only removes its number.
     pub identity: Option<&'a str>,
 }
 
@@ -133,7 +134,7 @@ pub struct ExactTopic<'a> {
 pub struct Fence {
     pub name: Arc<str>,
     pub epoch: u64,
-    /// What the engine that opened it needs to know it again.
+    /// The engine's own state of the fence.
     pub handle: Arc<dyn Any + Send + Sync>,
 }
 
@@ -143,22 +144,22 @@ impl std::fmt::Debug for Fence {
     }
 }
 
-/// What became of a commit.
+/// The outcome of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitOutcome {
-    /// Durable: the offsets, in the order of the entries.
+    /// The records are durable. The offsets are in the order of the entries.
     Done(Vec<u64>),
-    /// A newer fence of that name is open. Nothing was written.
+    /// A newer fence of the same name is open. Nothing was written.
     Fenced,
-    /// The entry with that index can never be written (its topic is gone, or the entry is too large). Nothing was written. If the log
-    /// has no partition of its topic any more, the error is `UnknownPartition` with partition 0.
+    /// The entry at `index` can never be written: its topic is deleted, or the entry is too large. Nothing was written. If the topic has no
+    /// partition in the log any more, the error is `UnknownPartition` with partition 0.
     Refused { index: usize, error: LogError },
-    /// Nothing was written and the fence still stands: these partitions cannot be written now, others of the commit can. Try again
-    /// without them; try them again later.
+    /// Nothing was written, and the fence is still valid. These partitions cannot be written now; other partitions of the commit can. Retry
+    /// without them at once, and with them later.
     Blocked { partitions: Vec<PartitionId>, error: LogError },
-    /// Nothing was written and the fence still stands: there is no room, or too much is under way. Try again later.
+    /// Nothing was written, and the fence is still valid. The disk is full, or too many writes are in progress. Retry later.
     NotNow(LogError),
-    /// It may have been written.
+    /// The records may have been written.
     Unknown(String),
 }
 
@@ -172,7 +173,7 @@ pub struct ReadLimits {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadBatch {
     pub records: Vec<StoredRecord>,
-    /// Where to read on.
+    /// The offset of the next read.
     pub next: u64,
 }
 
@@ -193,11 +194,11 @@ pub struct PartitionStatus {
     pub leader: Option<i32>,
     pub replicas: Vec<i32>,
     pub in_sync: Vec<i32>,
-    /// Bytes on disk, where the engine knows.
+    /// Bytes on disk, if the engine reports them.
     pub bytes: Option<u64>,
 }
 
-/// What can go wrong with a log. Each says whether something may have been written.
+/// The errors of a log. For errors of writes, each variant states whether records may have been written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LogError {
     #[error("there is no partition {0}")]
@@ -208,24 +209,24 @@ pub enum LogError {
     Trimmed { asked: u64, first: u64 },
     #[error("offset {asked} is beyond the end: the next is {next}")]
     BeyondEnd { asked: u64, next: u64 },
-    #[error("{what} at {file}:{position}; reading can go on from offset {resume_at}")]
+    #[error("{what} at {file}:{position}; reading can resume at offset {resume_at}")]
     Damaged { what: String, file: String, position: u64, resume_at: u64 },
     /// Nothing was written.
     #[error("the disk is full: {0}")]
     DiskFull(String),
-    /// Nothing was written: too much is under way.
-    #[error("too much is under way: {0}")]
+    /// Nothing was written: too many writes are in progress.
+    #[error("too many writes are in progress: {0}")]
     Overloaded(String),
-    /// Nothing was written: the log takes nothing until a restart has recovered it.
+    /// Nothing was written: the log accepts no writes until a restart has recovered it.
     #[error("the log is closed for writing after a failure: {0}")]
     Poisoned(String),
     /// Nothing was written or read: the broker cannot be reached, or the log is shutting down.
     #[error("the log is not available: {0}")]
     Unavailable(String),
-    /// It may have been written.
-    #[error("the outcome is not known: {0}")]
+    /// The records may have been written.
+    #[error("the outcome is unknown: {0}")]
     Unknown(String),
-    /// The engine refuses what was asked, for good.
+    /// The engine does not support the request. A retry fails too.
     #[error("{0}")]
     Unsupported(String),
 }

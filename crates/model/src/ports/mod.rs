@@ -1,6 +1,7 @@
-//! The ports: what engines promise to roles. Each is a small trait that states atomicity, ordering, durability and what
-//! happens on cancellation; every engine of a port passes the same conformance suite.
+//! The ports: the contracts between roles and engines. Each port is a small trait whose comments state atomicity, order, durability and
+//! cancellation. Every engine of a port passes the same conformance suite.
 
+pub mod attempts;
 pub mod callbacks;
 pub mod carriers;
 pub mod catalogue;
@@ -10,44 +11,45 @@ pub mod dispatch;
 pub mod holds;
 pub mod inbox;
 pub mod log;
-pub mod notebook;
 pub mod presence;
 pub mod progress;
 pub mod receipts;
 pub mod sessions;
 pub mod timers;
 
-pub use callbacks::{Again, Call, CallFailure, CallOutcome, CallTarget, Callbacks, Called};
+pub use attempts::{
+    ANSWER_KEPT_BYTES, AfterFailure, AttemptOutcome, AttemptRecord, AttemptStore, DurationHistogram, MinuteRow,
+};
+pub use callbacks::{Call, CallFailure, CallOutcome, CallReport, CallTarget, Callbacks, RetryAdvice};
 pub use carriers::{
-    Admitted, Announced, Arrival, CarrierDesk, Carriers, Delivery, DeliveryPlace, FromCarrier, GatewayDesk, Gateways,
-    InboxMessage, InboxView, NoCarrier, OutMessage, PeopleAsk, PeopleError, PeopleTold, Resume, SeatView, Tenure,
-    ToCarrier, ToGateway,
+    Admitted, AnnouncedSession, Arrival, CarrierMessages, Carriers, Delivery, DeliveryPosition, Gateways, InboxMessage,
+    InboxView, LocalCarriers, LocalGateway, NoCarrier, OutMessage, OwnerLink, PeopleError, PeopleQuery, PeopleReply,
+    Resume, SeatView, ToCarrier, ToGateway,
 };
 pub use catalogue::{Catalogue, CatalogueError, Versioned};
-pub use coordination::{Coordination, CoordinationError, Member, Membership, Node, Owner, Picture};
+pub use coordination::{ClusterSnapshot, Coordination, CoordinationError, Member, Membership, Node, Owner};
 pub use devices::{DEVICES_PER_USER_MAX, Device, Devices, DevicesError, Provider};
 pub use dispatch::{
-    DeadLetter, Dispatch, DispatchAsk, DispatchError, DispatchTold, LastError, MessageStanding, PartitionStanding,
-    Pulled, ReplayStanding, Standing, SubscriptionStatus,
+    DeadLetter, DeliveryState, Dispatch, DispatchError, DispatchReply, DispatchRequest, LastError, LeasedMessage,
+    MessageDelivery, PartitionDelivery, ReplayProgress, SubscriptionStatus,
 };
-pub use holds::{Ask, HoldView, Holds, HoldsError, NewDue, Told};
+pub use holds::{HoldReply, HoldRequest, HoldView, Holds, HoldsError, NewDueTime};
 pub use inbox::{Inbox, InboxChange, InboxError, InboxRead, InboxWrite, RECLAIM_GRAIN_MS, RowKey, reclaim_hour};
 pub use log::{
     AppendOutcome, Bounds, CommitOutcome, Entry, ExactTopic, Fence, Log, LogError, LogTopics, PartitionStatus,
     ReadBatch, ReadLimits, TopicStatus,
 };
-pub use notebook::{ANSWER_KEPT_BYTES, AfterFailure, AttemptNote, AttemptOutcome, MinuteRow, Notebook, Spread};
 pub use presence::{Presence, PresenceAnswer, PresenceError, Reporter};
-pub use progress::{Progress, ProgressError, ProgressPlace, ProgressRow};
-pub use receipts::{Answer, Begun, Claim, ClaimKind, Receipts, ReceiptsError};
-pub use sessions::{Heard, SessionNews, Sessions, SessionsError, UserChange, UserSessions};
+pub use progress::{Progress, ProgressError, ProgressKey, ProgressRow};
+pub use receipts::{Claim, ClaimKind, ClaimState, PublishReceipt, Receipts, ReceiptsError};
+pub use sessions::{Confirmed, SessionUpdate, Sessions, SessionsError, UserChange, UserSessions};
 pub use timers::{
-    Applied, At, Change, CountQuery, DueCursor, HoldQuery, Known, Row, Timers, TimersError, TimersRead, Write,
-    bucket_start,
+    ApplyOutcome, AtOffset, CountQuery, DueCursor, DueKey, HoldQuery, StoredHold, TimerChange, Timers, TimersError,
+    TimersRead, TimersWrite, bucket_start,
 };
 
 use std::future::Future;
 use std::pin::Pin;
 
-/// What a port's call returns: ports are used as trait objects, so their futures are boxed.
+/// The future that a port's method returns. It is boxed because ports are used as trait objects.
 pub type PortFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

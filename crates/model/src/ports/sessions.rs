@@ -1,36 +1,34 @@
-//! The `Sessions` port: the picture of who is online where, as presence draws it. It answers who is online; it decides nothing.
+//! The `Sessions` port: presence's store of online sessions. It answers queries and decides nothing.
 //!
-//! Users are spread over shards by the hash of their id; each shard is written by one writer of the data centre. A session belongs to
-//! (gateway, incarnation): when that is void, all its sessions are, at once, whatever rows are still there.
+//! The hash of a user's id selects a shard. Each shard has one writer per data centre. A session belongs to a gateway incarnation: when the
+//! incarnation is void, all its sessions are void at once, even if their rows still exist.
 
 use super::PortFuture;
 use crate::Timestamp;
 use crate::people::{GatewayId, OnlineSession, Uid};
 
-/// News about one session of one user.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SessionNews {
+pub struct SessionUpdate {
     pub uid: Uid,
-    /// Grows with each piece of news about the same session: old news loses.
+    /// Increases with each update of the same session. The engine ignores older updates.
     pub version: u64,
     pub session: OnlineSession,
-    /// It came, or it went at this time.
+    /// `None`: the session began. Otherwise the time at which it ended.
     pub gone_at: Option<Timestamp>,
 }
 
-/// What is known of a user.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct UserSessions {
-    /// Of incarnations that are not void, in the order in which they came.
+    /// The sessions of live incarnations, in the order in which they began.
     pub sessions: Vec<OnlineSession>,
-    /// When the last session that ended did.
+    /// The end of the session that ended last.
     pub last_seen: Option<Timestamp>,
 }
 
-/// What was found, and as of when the shard's writer last vouched for what the store has.
+/// A result, with the age of the writer's last confirmation of the shard's data.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Heard<T> {
-    /// How long ago, by the store's own clock; `None`: never.
+pub struct Confirmed<T> {
+    /// Milliseconds since the confirmation, by the store's clock. `None`: never confirmed.
     pub ago_ms: Option<u64>,
     pub found: T,
 }
@@ -41,16 +39,17 @@ pub enum SessionsError {
     Unavailable(String),
 }
 
-/// *Atomicity*: each call is one step. *Durability*: none is asked for; a lost store is drawn anew from the gateways' whole pictures.
+/// The store of online sessions.
+///
+/// *Atomicity*: each call is one step. *Order*: versions order the updates, so late calls do no harm. *Durability*: none required; a lost
+/// store is rebuilt from the gateways' snapshots. *Cancellation*: a dropped call may or may not have happened, and can be repeated.
 pub trait Sessions: Send + Sync {
-    /// Takes the news in; older news about a session than what is known loses, and so does news that is older than the last picture of its
-    /// gateway. That a session is gone is known for two minutes at least. Returns, for each user of the news, whether the user was
-    /// online before and is after, in the order of first mention.
-    fn put(&self, shard: u32, news: Vec<SessionNews>) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>>;
+    /// Applies updates. An update is ignored if it is older than the stored one of its session, or than the last snapshot of its gateway.
+    /// The store remembers an ended session for at least 2 min. Returns the change of each user, in the order of first mention.
+    fn put(&self, shard: u32, news: Vec<SessionUpdate>) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>>;
 
-    /// All sessions of one gateway's incarnation in this shard are exactly these from now on, as of the picture's version: others that are
-    /// known with an older version are gone, now. An older picture than the last one loses, and changes nobody. Returns the users of the
-    /// picture and those whose sessions are gone by it.
+    /// Replaces all sessions of a gateway incarnation in this shard with a snapshot. Other sessions with an older version end now. A
+    /// snapshot older than the last one is ignored. Returns the changes of the users in the snapshot and of those whose sessions it ended.
     fn replace(
         &self,
         shard: u32,
@@ -59,35 +58,34 @@ pub trait Sessions: Send + Sync {
         sessions: Vec<(Uid, OnlineSession)>,
     ) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>>;
 
-    /// All sessions of that incarnation, and of earlier ones of the same node, are void from now on, in one step. News of them is
-    /// refused afterwards.
+    /// Voids all sessions of this incarnation and of earlier ones of the same node, in one step. Later updates of them are rejected.
     fn void(&self, shard: u32, gateway: GatewayId) -> PortFuture<'_, Result<(), SessionsError>>;
 
-    /// Removes up to `limit` sessions of void incarnations, and says whose.
+    /// Removes up to `limit` sessions of void incarnations, and returns the changes of their users.
     fn sweep(&self, shard: u32, limit: usize, now: Timestamp)
     -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>>;
 
-    /// The incarnations that the shard has sessions of and that are not void: a writer that starts voids those that died while it was
-    /// away. An engine whose sessions end with its process has none then.
+    /// The live incarnations with sessions in the shard. A writer that starts uses it to void incarnations that ended while no writer ran.
+    /// An engine in memory has none at that time.
     fn gateways(&self, shard: u32) -> PortFuture<'_, Result<Vec<GatewayId>, SessionsError>> {
         let _ = shard;
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    /// The writer of the shard lives, and what it has written is true as of `behind_ms` ago. Nothing else that is written says so.
+    /// Confirms the shard's data: the writer is running, and its writes are true as of `behind_ms` ago. No other call confirms data.
     fn keep_alive(&self, shard: u32, behind_ms: u64) -> PortFuture<'_, Result<(), SessionsError>>;
 
-    /// These users, in the order of the question, and how fresh that is.
-    fn of(&self, shard: u32, uids: Vec<Uid>) -> PortFuture<'_, Result<Heard<Vec<UserSessions>>, SessionsError>>;
+    /// The presence of these users, in the order of `uids`, with the age of the data.
+    fn of(&self, shard: u32, uids: Vec<Uid>) -> PortFuture<'_, Result<Confirmed<Vec<UserSessions>>, SessionsError>>;
 }
 
-/// How a user's presence changed by one step.
+/// The change of a user's presence by one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UserChange {
     pub uid: Uid,
-    /// As the step before told it: users of a void incarnation were online until they are swept, or touched.
+    /// The value after the previous call that touched the user. A user of a void incarnation counts as online until swept or updated.
     pub was_online: bool,
     pub is_online: bool,
-    /// Grows with each step that touched the user, also from one process to the next: it is never less than the store's time in ms.
+    /// Increases with each call that touches the user, also across restarts. It is never below the store's time in milliseconds.
     pub version: u64,
 }

@@ -1,53 +1,55 @@
-//! Appending what a carrier writes: until it is durable, with the messages of dead letters read from the log first.
+//! Appends the carrier's records to the log until they are durable. The message of a dead letter is read from the log first.
 
 use whimbrel_model::ports::{Entry, LogError, ReadLimits};
 use whimbrel_model::{Event, PartitionId, Record, Timestamp};
 
-use super::owner::Tools;
-use super::partition::Letter;
+use super::owner::CarrierContext;
+use super::partition::CarrierRecord;
 use super::settings::RETRY_AFTER;
 use whimbrel_cluster::line_limit::LineLimit;
 
-/// Appends until everything is durable: what was not is tried again. Ids are made from what it is about, so that a repeat folds away.
-pub(super) async fn append(tools: &Tools, number: u32, partition: PartitionId, letters: Vec<Letter>) {
-    let mut waiting = Vec::with_capacity(letters.len());
+/// Appends all records and retries those that failed. Ids derive from the content, so a repeated append has no effect.
+pub(super) async fn append(
+    context: &CarrierContext,
+    number: u32,
+    partition: PartitionId,
+    outbound: Vec<CarrierRecord>,
+) {
+    let mut waiting = Vec::with_capacity(outbound.len());
     let mut exhausted = 0;
-    for letter in letters {
-        let now = tools.clock.now();
-        let entry = match &letter {
-            Letter::Exhausted { offset, .. } => exhausted_entry(tools, number, partition, *offset, &letter, now).await,
-            _ => tools.topics.entry(number, &letter, now),
+    for item in outbound {
+        let now = context.clock.now();
+        let entry = match &item {
+            CarrierRecord::Exhausted { offset, .. } => {
+                exhausted_entry(context, number, partition, *offset, &item, now).await
+            }
+            _ => context.topics.entry(number, &item, now),
         };
         match entry {
             Some(entry) => {
-                exhausted += u64::from(matches!(letter, Letter::Exhausted { .. }));
-                waiting.push((letter, entry));
+                exhausted += u64::from(matches!(item, CarrierRecord::Exhausted { .. }));
+                waiting.push((item, entry));
             }
-            None => refused(tools, number, &letter, "the message has left the log"),
+            None => refused(context, number, &item, "the log no longer has the message"),
         }
     }
     while !waiting.is_empty() {
         let entries: Vec<Entry> = waiting.iter().map(|(_, entry)| entry.clone()).collect();
-        let mut outcomes = tools.log.append(entries).await.into_iter();
-        waiting.retain(|(letter, _)| match outcomes.next() {
+        let mut outcomes = context.log.append(entries).await.into_iter();
+        waiting.retain(|(item, _)| match outcomes.next() {
             Some(Ok(_)) => false,
-            // It can never be written: a letter that is too large for its topic.
+            // Permanent: the record is too large for its topic, or the partition does not exist.
             Some(Err(error @ (LogError::TooLarge { .. } | LogError::UnknownPartition(_)))) => {
-                refused(tools, number, letter, &error.to_string());
+                refused(context, number, item, &error.to_string());
                 false
             }
             Some(Err(_)) | None => true,
         });
         if !waiting.is_empty() {
-            let (partition, letters) = (number, waiting.len());
+            let (partition, records) = (number, waiting.len());
             static LINES: LineLimit = LineLimit::new();
             if let Some(left_out) = LINES.admit("") {
-                tracing::warn!(
-                    partition,
-                    letters,
-                    left_out,
-                    "letters of a carrier are not durable yet; they are tried again"
-                );
+                tracing::warn!(partition, records, left_out, "cannot append the carrier's records; retrying");
             }
             tokio::time::sleep(RETRY_AFTER).await;
         }
@@ -58,40 +60,40 @@ pub(super) async fn append(tools: &Tools, number: u32, partition: PartitionId, l
              `GET /v1/push/dead-letters` lists them"
         );
         let event = Event::warning("push_dead_letter", detail).with("partition", number);
-        (tools.events)(event.with("count", exhausted));
+        (context.events)(event.with("count", exhausted));
     }
 }
 
-fn refused(tools: &Tools, number: u32, letter: &Letter, why: &str) {
-    let detail = format!("a carrier's letter could not be written: {why}");
-    tracing::error!(?letter, why, "a carrier's letter could not be written");
-    (tools.events)(Event::failure("push_letter_refused", detail).with("partition", number));
+fn refused(context: &CarrierContext, number: u32, item: &CarrierRecord, why: &str) {
+    let detail = format!("cannot write a carrier record: {why}");
+    tracing::error!(record = ?item, why, "cannot write a carrier record");
+    (context.events)(Event::failure("push_letter_refused", detail).with("partition", number));
 }
 
-/// The dead letter of a message that is read from the log. `None` where it is not there any more.
+/// Makes the dead letter of a message from its record in the log. `None` if the log no longer has the record.
 async fn exhausted_entry(
-    tools: &Tools,
+    context: &CarrierContext,
     number: u32,
     partition: PartitionId,
     offset: u64,
-    letter: &Letter,
+    item: &CarrierRecord,
     now: Timestamp,
 ) -> Option<Entry> {
-    let record = record_at(tools, partition, offset).await?;
-    tools.topics.exhausted(number, letter, &record, now)
+    let record = record_at(context, partition, offset).await?;
+    context.topics.exhausted(number, item, &record, now)
 }
 
-/// The record at an offset. A log that does not answer is asked again.
-async fn record_at(tools: &Tools, partition: PartitionId, offset: u64) -> Option<Record> {
+/// Reads the record at an offset, with retries while the log does not answer.
+async fn record_at(context: &CarrierContext, partition: PartitionId, offset: u64) -> Option<Record> {
     let limits = ReadLimits { max_records: 1, max_bytes: 1, wait: std::time::Duration::ZERO };
     loop {
-        match tools.log.read(partition, offset, limits).await {
+        match context.log.read(partition, offset, limits).await {
             Ok(batch) => {
                 return batch.records.into_iter().find(|each| each.offset == offset).map(|stored| stored.record);
             }
             Err(LogError::Trimmed { .. } | LogError::BeyondEnd { .. } | LogError::Damaged { .. }) => return None,
             Err(error) => {
-                tracing::warn!(%partition, offset, %error, "the message of a dead letter cannot be read; it is tried again");
+                tracing::warn!(%partition, offset, %error, "cannot read the message of a dead letter; retrying");
                 tokio::time::sleep(RETRY_AFTER).await;
             }
         }

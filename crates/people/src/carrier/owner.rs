@@ -1,4 +1,4 @@
-//! The shell around a partition: does what it says, and tells it what became of that. One task per partition.
+//! The shell around a partition: executes its effects and returns the results as inputs. One task per partition.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -11,66 +11,64 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::{
-    Applied, FromCarrier, Gateways, Inbox, Log, LogError, Membership, PeopleAsk, PeopleError, PeopleTold, ReadLimits,
-    ToCarrier, ToGateway,
+    ApplyOutcome, CarrierMessages, Gateways, Inbox, Log, LogError, Membership, PeopleError, PeopleQuery, PeopleReply,
+    ReadLimits, ToCarrier, ToGateway,
 };
 use whimbrel_model::{Clock, Event, EventSink, PartitionId, Timestamp};
 
 use super::append::append;
-use super::figures::CarrierFigures;
-use super::letters::LetterTopics;
-use super::pace::Pace;
-use super::partition::{AskId, Effect, Input, Partition, Trouble};
+use super::metrics::CarrierMetrics;
+use super::page_rate::PageRateLimit;
+use super::partition::{CarrierEffect, CarrierIncident, CarrierInput, PushPartition, QueryId};
 use super::settings::{CarrierSettings, READ_BYTES, READ_RECORDS, RECLAIM_USERS, RETRY_AFTER, SYNC_EVERY};
+use super::topics::CarrierTopics;
 use super::user_box::PlatformRules;
 use whimbrel_cluster::line_limit::LineLimit;
 
-/// How long a read waits at the tail before it is begun anew.
+/// How long a read waits at the end of the log before it is repeated.
 const READ_WAIT: Duration = Duration::from_secs(10);
-/// How often a partition's figures are noted.
-const FIGURES_EVERY: Duration = Duration::from_millis(250);
-/// How long the last save may take when a partition is given up.
+/// How often a partition updates its metrics.
+const METRICS_INTERVAL: Duration = Duration::from_millis(250);
+/// Timeout of the last save when the owner releases a partition.
 const LAST_SAVE_WITHIN: Duration = Duration::from_secs(5);
-/// What gateways said, taken in at once.
+/// Messages of gateways that are handled in one turn, at most.
 const TAKEN_AT_ONCE: usize = 256;
 
-/// What the owners of all partitions work with.
-pub(super) struct Tools {
+/// Ports, settings and metrics that all owners of a carrier share.
+pub(super) struct CarrierContext {
     pub log: Arc<dyn Log>,
     pub inbox: Arc<dyn Inbox>,
     pub gateways: Arc<dyn Gateways>,
     pub rules: Arc<PlatformRules>,
-    pub topics: LetterTopics,
+    pub topics: CarrierTopics,
     pub clock: Arc<dyn Clock>,
     pub events: EventSink,
     pub settings: Arc<CarrierSettings>,
     pub inbox_epoch: Arc<str>,
-    pub pace: Pace,
-    pub figures: CarrierFigures,
+    pub page_rate: PageRateLimit,
+    pub metrics: CarrierMetrics,
 }
 
-/// What the task of a partition is told.
-pub(super) enum Said {
-    From(GatewayId, Vec<ToCarrier>),
-    /// The way from the gateway was made anew.
-    Afresh(GatewayId),
-    Ask(PeopleAsk, oneshot::Sender<Result<PeopleTold, PeopleError>>),
+/// A message to the task of a partition.
+pub(super) enum OwnerMessage {
+    FromGateway(GatewayId, Vec<ToCarrier>),
+    /// The stream from the gateway was reconnected.
+    GatewayReconnected(GatewayId),
+    Query(PeopleQuery, oneshot::Sender<Result<PeopleReply, PeopleError>>),
 }
 
-type Call = Pin<Box<dyn Future<Output = Done> + Send>>;
+type PartitionCall = Pin<Box<dyn Future<Output = CallResult> + Send>>;
 
-/// What became of a call.
-enum Done {
-    Input(Input),
-    /// The end of the log was found for a question.
-    Asked(PeopleAsk, oneshot::Sender<Result<PeopleTold, PeopleError>>, Result<u64, LogError>),
-    /// A write; whether it was synced, and up to where.
-    Applied(Input, Option<u64>),
+enum CallResult {
+    Input(CarrierInput),
+    /// The end of the log, looked up for a query.
+    LogEnd(PeopleQuery, oneshot::Sender<Result<PeopleReply, PeopleError>>, Result<u64, LogError>),
+    /// The result of a write, and the offset up to which it was synced, if it was.
+    Applied(CarrierInput, Option<u64>),
     Trimmed,
 }
 
-/// Which partition, and under what.
-pub(super) struct Post {
+pub(super) struct OwnedPartition {
     pub number: u32,
     pub partition: PartitionId,
     pub name: String,
@@ -78,64 +76,64 @@ pub(super) struct Post {
     pub membership: Arc<dyn Membership>,
 }
 
-struct Owner {
-    tools: Arc<Tools>,
-    post: Post,
-    core: Partition,
-    calls: FuturesUnordered<Call>,
-    replies: HashMap<AskId, oneshot::Sender<Result<PeopleTold, PeopleError>>>,
-    next_ask: AskId,
+struct PartitionOwner {
+    context: Arc<CarrierContext>,
+    owned: OwnedPartition,
+    core: PushPartition,
+    calls: FuturesUnordered<PartitionCall>,
+    replies: HashMap<QueryId, oneshot::Sender<Result<PeopleReply, PeopleError>>>,
+    next_ask: QueryId,
     trimmed_behind: u64,
     why_over: Option<String>,
 }
 
-/// Owns the partition until it is told to stop, or can go on no longer: then with the reason.
-pub(super) async fn own(
-    tools: Arc<Tools>,
-    post: Post,
-    mut said: mpsc::UnboundedReceiver<Said>,
+/// Owns the partition until `stop`, or until the owner must resign; then it returns the reason.
+pub(super) async fn run_owner(
+    context: Arc<CarrierContext>,
+    owned: OwnedPartition,
+    mut messages: mpsc::UnboundedReceiver<OwnerMessage>,
     serving: impl Fn(bool),
     stop: CancellationToken,
 ) -> Option<String> {
     let started = tokio::select! {
         () = stop.cancelled() => return None,
-        started = find_start(&tools, &post) => started,
+        started = open_partition(&context, &owned) => started,
     };
     let (applied, first, end) = match started {
         Ok(started) => started,
         Err(why) => return Some(why),
     };
-    let settings = Arc::clone(&tools.settings);
-    let core = Partition::new(
+    let settings = Arc::clone(&context.settings);
+    let core = PushPartition::new(
         settings,
-        Arc::clone(&tools.rules),
-        post.epoch,
-        Arc::clone(&tools.inbox_epoch),
-        tools.clock.now(),
+        Arc::clone(&context.rules),
+        owned.epoch,
+        Arc::clone(&context.inbox_epoch),
+        context.clock.now(),
     );
-    let mut owner = Owner {
+    let mut owner = PartitionOwner {
         core,
         calls: FuturesUnordered::new(),
         replies: HashMap::new(),
         next_ask: 0,
         trimmed_behind: 0,
         why_over: None,
-        tools,
-        post,
+        context,
+        owned,
     };
-    owner.step(Input::Started { applied, first, end });
+    owner.step(CarrierInput::Started { applied, first, end });
     serving(true);
-    owner.run(&mut said, &stop).await;
+    owner.run(&mut messages, &stop).await;
     serving(false);
     owner.end().await
 }
 
-impl Owner {
-    fn step(&mut self, input: Input) {
-        let now = self.tools.clock.now();
-        self.core.expire_by(self.tools.clock.expiry_now());
+impl PartitionOwner {
+    fn step(&mut self, input: CarrierInput) {
+        let now = self.context.clock.now();
+        self.core.expire_by(self.context.clock.expiry_now());
         let mut effects = self.core.step(now, input);
-        // What could not be told is news at once.
+        // A gateway that cannot be reached is an input of its own, handled at once.
         while !effects.is_empty() {
             let mut gone = Vec::new();
             for effect in effects {
@@ -143,47 +141,47 @@ impl Owner {
             }
             effects = Vec::new();
             for gateway in gone {
-                effects.extend(self.core.step(now, Input::GatewayGone(gateway)));
+                effects.extend(self.core.step(now, CarrierInput::GatewayGone(gateway)));
             }
         }
     }
 
-    async fn run(&mut self, said: &mut mpsc::UnboundedReceiver<Said>, stop: &CancellationToken) {
-        let mut living = self.tools.gateways.living();
-        let mut figures_at = Instant::now();
-        let mut upkeep_at = Instant::now() + self.tools.settings.upkeep_interval;
+    async fn run(&mut self, messages: &mut mpsc::UnboundedReceiver<OwnerMessage>, stop: &CancellationToken) {
+        let mut living = self.context.gateways.live_gateways();
+        let mut metrics_at = Instant::now();
+        let mut upkeep_at = Instant::now() + self.context.settings.upkeep_interval;
         let mut sync_at = Instant::now() + SYNC_EVERY;
         let first = living.borrow_and_update().clone();
-        self.step(Input::Living(first));
+        self.step(CarrierInput::LiveGateways(first));
         while self.why_over.is_none() {
             let now = Instant::now();
-            if now >= figures_at {
-                figures_at = now + FIGURES_EVERY;
-                self.note_figures();
+            if now >= metrics_at {
+                metrics_at = now + METRICS_INTERVAL;
+                self.update_metrics();
             }
             if now >= upkeep_at {
-                upkeep_at = now + self.tools.settings.upkeep_interval;
-                self.look_for_reclaimable();
+                upkeep_at = now + self.context.settings.upkeep_interval;
+                self.request_reclaimable();
             }
             if now >= sync_at {
                 sync_at = now + SYNC_EVERY;
                 if self.core.folded() > self.trimmed_behind {
-                    self.step(Input::SyncWanted);
+                    self.step(CarrierInput::SyncWanted);
                 }
             }
-            let wake = self.until_wake().min(figures_at.saturating_duration_since(now));
+            let wake = self.until_wake().min(metrics_at.saturating_duration_since(now));
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                Some(first) = said.recv() => {
+                Some(first) = messages.recv() => {
                     self.take(first);
                     for _ in 0..TAKEN_AT_ONCE {
-                        match said.try_recv() {
-                            Ok(said) => self.take(said),
+                        match messages.try_recv() {
+                            Ok(messages) => self.take(messages),
                             Err(_) => break,
                         }
                     }
-                    // Many who speak must not keep the calls waiting.
+                    // A steady flow of gateway messages must not delay the calls.
                     if let Some(Some(done)) = futures_util::FutureExt::now_or_never(self.calls.next()) {
                         self.done(done);
                     }
@@ -194,63 +192,63 @@ impl Owner {
                         return;
                     }
                     let living = living.borrow_and_update().clone();
-                    self.step(Input::Living(living));
+                    self.step(CarrierInput::LiveGateways(living));
                 }
-                () = tokio::time::sleep(wake) => self.step(Input::Tick),
+                () = tokio::time::sleep(wake) => self.step(CarrierInput::Tick),
             }
         }
     }
 
     fn until_wake(&self) -> Duration {
-        let Some(at) = self.core.wake_at() else { return FIGURES_EVERY };
-        let millis = at.as_millis().saturating_sub(self.tools.clock.now().as_millis());
+        let Some(at) = self.core.wake_at() else { return METRICS_INTERVAL };
+        let millis = at.as_millis().saturating_sub(self.context.clock.now().as_millis());
         Duration::from_millis(u64::try_from(millis).unwrap_or(0).max(1))
     }
 
-    fn take(&mut self, said: Said) {
-        match said {
-            Said::From(gateway, messages) => self.step(Input::From { gateway, messages }),
-            Said::Afresh(gateway) => self.step(Input::GatewayGone(gateway)),
-            Said::Ask(ask, reply) => {
-                // The answer shall show everything that was accepted before the question.
-                let (tools, partition) = (Arc::clone(&self.tools), self.post.partition);
+    fn take(&mut self, messages: OwnerMessage) {
+        match messages {
+            OwnerMessage::FromGateway(gateway, messages) => self.step(CarrierInput::From { gateway, messages }),
+            OwnerMessage::GatewayReconnected(gateway) => self.step(CarrierInput::GatewayGone(gateway)),
+            OwnerMessage::Query(ask, reply) => {
+                // The answer must include everything that was accepted before the query.
+                let (context, partition) = (Arc::clone(&self.context), self.owned.partition);
                 self.calls.push(Box::pin(async move {
-                    let end = tools.log.bounds(partition).await.map(|bounds| bounds.next);
-                    Done::Asked(ask, reply, end)
+                    let end = context.log.bounds(partition).await.map(|bounds| bounds.next);
+                    CallResult::LogEnd(ask, reply, end)
                 }));
             }
         }
     }
 
-    fn done(&mut self, done: Done) {
+    fn done(&mut self, done: CallResult) {
         match done {
-            Done::Input(input) => self.step(input),
-            Done::Asked(what, reply, Ok(end)) => {
+            CallResult::Input(input) => self.step(input),
+            CallResult::LogEnd(what, reply, Ok(end)) => {
                 self.next_ask += 1;
                 self.replies.insert(self.next_ask, reply);
-                self.step(Input::Asked { ask: self.next_ask, what, end });
+                self.step(CarrierInput::Query { ask: self.next_ask, what, end });
             }
-            Done::Asked(_, reply, Err(error)) => {
+            CallResult::LogEnd(_, reply, Err(error)) => {
                 let _ = reply.send(Err(PeopleError::Unavailable(error.to_string())));
             }
-            Done::Applied(input, synced) => {
-                let was_done = matches!(input, Input::Applied(Ok(Applied::Done)));
+            CallResult::Applied(input, synced) => {
+                let was_done = matches!(input, CarrierInput::Applied(Ok(ApplyOutcome::Done)));
                 self.step(input);
                 if let Some(upto) = synced.filter(|_| was_done) {
                     self.trim(upto);
                 }
             }
-            Done::Trimmed => {}
+            CallResult::Trimmed => {}
         }
     }
 
-    fn perform(&mut self, effect: Effect, now: Timestamp, gone: &mut Vec<GatewayId>) {
-        let tools = Arc::clone(&self.tools);
-        let (number, partition) = (self.post.number, self.post.partition);
-        let call: Call = match effect {
-            Effect::Read { from } => Box::pin(async move {
+    fn perform(&mut self, effect: CarrierEffect, now: Timestamp, gone: &mut Vec<GatewayId>) {
+        let context = Arc::clone(&self.context);
+        let (number, partition) = (self.owned.number, self.owned.partition);
+        let call: PartitionCall = match effect {
+            CarrierEffect::Read { from } => Box::pin(async move {
                 let limits = ReadLimits { max_records: READ_RECORDS, max_bytes: READ_BYTES, wait: READ_WAIT };
-                let read = tools.log.read(partition, from, limits).await;
+                let read = context.log.read(partition, from, limits).await;
                 if let Err(error) = &read
                     && !matches!(
                         error,
@@ -259,45 +257,50 @@ impl Owner {
                 {
                     static LINES: LineLimit = LineLimit::new();
                     if let Some(left_out) = LINES.admit(&error.to_string()) {
-                        tracing::warn!(%partition, %error, left_out, "the log of pushes cannot be read; it is tried again");
+                        tracing::warn!(%partition, %error, left_out, "cannot read the log of pushes; retrying");
                     }
                     tokio::time::sleep(RETRY_AFTER).await;
                 }
-                Done::Input(Input::Read(read))
+                CallResult::Input(CarrierInput::Read(read))
             }),
-            Effect::Load { uids } => {
-                Box::pin(async move { Done::Input(Input::Loaded(tools.inbox.boxes(number, uids).await)) })
+            CarrierEffect::Load { uids } => {
+                Box::pin(
+                    async move { CallResult::Input(CarrierInput::Loaded(context.inbox.boxes(number, uids).await)) },
+                )
             }
-            Effect::Rows { token, keys, is_page } => Box::pin(async move {
+            CarrierEffect::Rows { token, keys, is_page } => Box::pin(async move {
                 if is_page {
-                    tools.pace.turn().await;
+                    context.page_rate.turn().await;
                 }
-                Done::Input(Input::Rows { token, found: tools.inbox.rows(number, keys).await })
+                CallResult::Input(CarrierInput::Rows { token, found: context.inbox.rows(number, keys).await })
             }),
-            Effect::Append(letters) => Box::pin(async move {
-                append(&tools, number, partition, letters).await;
-                Done::Input(Input::Appended)
+            CarrierEffect::Append(outbound) => Box::pin(async move {
+                append(&context, number, partition, outbound).await;
+                CallResult::Input(CarrierInput::Appended)
             }),
-            Effect::Apply(write) => {
+            CarrierEffect::Apply(write) => {
                 let synced = write.synced.then_some(write.applied);
-                Box::pin(async move { Done::Applied(Input::Applied(tools.inbox.apply(number, write).await), synced) })
+                Box::pin(async move {
+                    CallResult::Applied(CarrierInput::Applied(context.inbox.apply(number, write).await), synced)
+                })
             }
-            Effect::Tell { gateway, news } => {
+            CarrierEffect::Tell { gateway, news } => {
                 self.note_latency(&news, now);
-                if !tools.gateways.tell(gateway, FromCarrier { partition: number, epoch: self.post.epoch, news }) {
+                if !context.gateways.tell(gateway, CarrierMessages { partition: number, epoch: self.owned.epoch, news })
+                {
                     gone.push(gateway);
                 }
                 return;
             }
-            Effect::Answer { ask, told } => {
+            CarrierEffect::Answer { ask, told } => {
                 if let Some(reply) = self.replies.remove(&ask) {
-                    // Who asked may have gone.
+                    // The client may have disconnected.
                     let _ = reply.send(told);
                 }
                 return;
             }
-            Effect::Report(trouble) => return self.report(&trouble),
-            Effect::Resign { why } => {
+            CarrierEffect::Report(incident) => return self.report(&incident),
+            CarrierEffect::Resign { why } => {
                 self.why_over = Some(why);
                 return;
             }
@@ -311,137 +314,139 @@ impl Owner {
                 && !delivery.again
             {
                 let millis = now.as_millis().saturating_sub(delivery.message.sent_at.as_millis()).max(0);
-                self.tools.figures.latency.record(millis as f64 / 1_000.0);
+                self.context.metrics.latency.record(millis as f64 / 1_000.0);
             }
         }
     }
 
-    fn report(&self, trouble: &Trouble) {
-        let number = self.post.number;
-        let event = match trouble {
-            Trouble::Gap { from, to } => {
+    fn report(&self, incident: &CarrierIncident) {
+        let number = self.owned.number;
+        let event = match incident {
+            CarrierIncident::Gap { from, to } => {
                 let detail =
-                    format!("pushes {from} to {to} of partition {number} were trimmed before they were handled");
+                    format!("pushes {from} to {to} of partition {number} were trimmed before the carrier read them");
                 Event::failure("push_gap", detail)
             }
-            Trouble::OtherLog { applied, end } => {
+            CarrierIncident::OtherLog { applied, end } => {
                 let detail = format!(
-                    "the store of inboxes knows pushes up to {applied} of partition {number}, and the log ends at {end}: it is of \
+                    "the inbox store of partition {number} is at offset {applied}, beyond the log's end {end}: it belongs to \
                      another log, and was emptied"
                 );
                 Event::failure("push_store_of_another_log", detail)
             }
-            Trouble::Damaged { resume_at, what } => {
-                let detail = format!("a place in the log of pushes cannot be read ({what}); it goes on at {resume_at}");
+            CarrierIncident::Damaged { resume_at, what } => {
+                let detail = format!("the log of pushes is damaged ({what}); reading resumes at offset {resume_at}");
                 Event::failure("push_log_damaged", detail)
             }
-            Trouble::NotUnderstood { offset, why } => {
+            CarrierIncident::NotUnderstood { offset, why } => {
                 let detail = format!("push {offset} of partition {number} is a dead letter: {why}");
                 Event::failure("push_not_understood", detail)
             }
-            Trouble::BadBox { uid, why } => {
-                let detail = format!("the inbox of user {uid} cannot be understood and begins anew: {why}");
+            CarrierIncident::BadBox { uid, why } => {
+                let detail = format!("the stored inbox of user {uid} is corrupted and was reset: {why}");
                 Event::failure("inbox_not_understood", detail)
             }
-            Trouble::RowMissing { uid, seq } => {
-                let detail = format!("message {seq} of user {uid} is not in the store of inboxes");
+            CarrierIncident::RowMissing { uid, seq } => {
+                let detail = format!("message {seq} of user {uid} is missing in the inbox store");
                 Event::failure("inbox_row_missing", detail)
             }
-            Trouble::NoAck { uid, platform } => {
-                // One of many devices: it is counted, and told itself.
-                return tracing::debug!(%uid, %platform, "a session was closed because it never acknowledged");
+            CarrierIncident::NoAck { uid, platform } => {
+                // Logged at debug level only: one of many devices, and the metrics count it.
+                return tracing::debug!(%uid, %platform, "closed a session: no acknowledgement after all retries");
             }
         };
-        (self.tools.events)(event.with("partition", number));
+        (self.context.events)(event.with("partition", number));
     }
 
-    fn note_figures(&mut self) {
-        self.tools.figures.counted(std::mem::take(&mut self.core.counts));
+    fn update_metrics(&mut self) {
+        self.context.metrics.counted(std::mem::take(&mut self.core.counts));
         let present = (self.core.sessions(), self.core.users_in_memory());
-        self.tools.figures.present(self.post.number, Some(present));
-        self.tools.topics.push().running.folding.folded(self.post.number, self.core.folded());
+        self.context.metrics.present(self.owned.number, Some(present));
+        self.context.topics.push().counters.fold_backlog.folded(self.owned.number, self.core.folded());
     }
 
-    fn look_for_reclaimable(&mut self) {
-        let (tools, number) = (Arc::clone(&self.tools), self.post.number);
-        let now = tools.clock.expiry_now();
+    fn request_reclaimable(&mut self) {
+        let (context, number) = (Arc::clone(&self.context), self.owned.number);
+        let now = context.clock.expiry_now();
         self.calls.push(Box::pin(async move {
-            let found = tools.inbox.reclaimable(number, now, RECLAIM_USERS).await;
-            Done::Input(Input::Reclaimable(found.map(|at| at.found).unwrap_or_default()))
+            let found = context.inbox.reclaimable(number, now, RECLAIM_USERS).await;
+            CallResult::Input(CarrierInput::Reclaimable(found.map(|at| at.found).unwrap_or_default()))
         }));
     }
 
-    /// What the store has on disk, and is old enough, the log needs no more.
+    /// Trims records that are synced in the store and older than `keep_log`.
     fn trim(&mut self, upto: u64) {
         self.trimmed_behind = upto;
-        let (tools, partition) = (Arc::clone(&self.tools), self.post.partition);
-        let kept_since = tools.clock.expiry_now().saturating_sub(tools.settings.keep_log);
+        let (context, partition) = (Arc::clone(&self.context), self.owned.partition);
+        let kept_since = context.clock.expiry_now().saturating_sub(context.settings.keep_log);
         self.calls.push(Box::pin(async move {
             let trimmed = async {
-                let cut = tools.log.offset_at(partition, kept_since).await?.min(upto);
-                tools.log.trim(partition, cut).await
+                let cut = context.log.offset_at(partition, kept_since).await?.min(upto);
+                context.log.trim(partition, cut).await
             };
             if let Err(error) = trimmed.await {
                 static LINES: LineLimit = LineLimit::new();
                 if let Some(left_out) = LINES.admit(&error.to_string()) {
-                    tracing::warn!(%partition, %error, left_out, "the log of pushes could not be trimmed");
+                    tracing::warn!(%partition, %error, left_out, "cannot trim the log of pushes");
                 }
             }
-            Done::Trimmed
+            CallResult::Trimmed
         }));
     }
 
-    /// The partition is given up: what is in memory and not in the store is saved, so that the successor's start is short.
+    /// Saves what is only in memory, so that the successor starts sooner.
     async fn end(mut self) -> Option<String> {
         if self.why_over.is_none() {
-            self.step(Input::Ending);
+            self.step(CarrierInput::Ending);
             let saving = async {
                 while !self.core.is_settled() && self.why_over.is_none() {
                     match self.calls.next().await {
-                        Some(Done::Input(Input::Read(_))) | None => tokio::time::sleep(RETRY_AFTER / 50).await,
+                        Some(CallResult::Input(CarrierInput::Read(_))) | None => {
+                            tokio::time::sleep(RETRY_AFTER / 50).await
+                        }
                         Some(done) => self.done(done),
                     }
-                    self.step(Input::Tick);
+                    self.step(CarrierInput::Tick);
                 }
             };
             if tokio::time::timeout(LAST_SAVE_WITHIN, saving).await.is_err() {
                 tracing::warn!(
-                    partition = self.post.number,
-                    "the inboxes could not be saved in time; the log has it all"
+                    partition = self.owned.number,
+                    "timeout while saving the inboxes; the next owner restores them from the log"
                 );
             }
         }
-        self.note_figures();
+        self.update_metrics();
         for (_, reply) in self.replies.drain() {
-            let _ = reply.send(Err(PeopleError::NoOwner(self.post.number)));
+            let _ = reply.send(Err(PeopleError::NoOwner(self.owned.number)));
         }
         self.why_over
     }
 }
 
-/// Takes the store and finds where it and the log are. What does not answer is tried again as long as the ownership stands.
-async fn find_start(tools: &Tools, post: &Post) -> Result<(u64, u64, u64), String> {
+/// Opens the store and looks up the offsets of store and log. Retries while the membership stands.
+async fn open_partition(context: &CarrierContext, owned: &OwnedPartition) -> Result<(u64, u64, u64), String> {
     loop {
-        if !post.membership.stands() {
-            return Err("the session is lost".to_owned());
+        if !owned.membership.is_valid() {
+            return Err("the session with the coordination service is lost".to_owned());
         }
         let started = async {
-            let opened = tools.inbox.open(post.number, post.epoch).await.map_err(|error| error.to_string())?;
-            let is_owner = post.membership.owns(&post.name, post.epoch).await.map_err(|error| error.to_string())?;
-            let bounds = tools.log.bounds(post.partition).await.map_err(|error| error.to_string())?;
+            let opened = context.inbox.open(owned.number, owned.epoch).await.map_err(|error| error.to_string())?;
+            let is_owner = owned.membership.owns(&owned.name, owned.epoch).await.map_err(|error| error.to_string())?;
+            let bounds = context.log.bounds(owned.partition).await.map_err(|error| error.to_string())?;
             Ok::<_, String>((opened.filter(|_| is_owner), bounds))
         };
         match started.await {
             Ok((Some(applied), bounds)) => return Ok((applied, bounds.first, bounds.next)),
-            Ok((None, _)) => return Err("another node has the partition".to_owned()),
+            Ok((None, _)) => return Err("another node owns the partition".to_owned()),
             Err(why) => {
                 static LINES: LineLimit = LineLimit::new();
                 if let Some(left_out) = LINES.admit(&why) {
                     tracing::warn!(
-                        partition = post.number,
+                        partition = owned.number,
                         why,
                         left_out,
-                        "the partition of pushes cannot be taken yet; it is tried again"
+                        "cannot take over the push partition yet; retrying"
                     );
                 }
                 tokio::time::sleep(RETRY_AFTER).await;

@@ -1,21 +1,20 @@
-//! One partition of `_push` as its owner sees it: who is there, what they were sent, what is stored for them. Pure: time and everything
-//! that happened come in, what to do goes out.
+//! The pure state machine of one `_push` partition: its sessions, what they were sent, and what is stored for them.
 //!
-//! Everything about a user passes through one queue in order: the records of the log, arrivals, questions. What is at its head waits until
-//! the boxes of its users are in memory; boxes of users with a session stay there. Acknowledgements and departures are about users that are
-//! in memory, and are taken at once.
+//! Everything about a user passes through one queue, in order: log records, arrivals, queries. The head of the queue waits until the
+//! boxes of its users are in memory; boxes of users with a session stay there. Acknowledgements and departures concern users in memory
+//! and are handled at once.
 
-mod acking;
-mod admitting;
-mod asking;
-mod coming;
-mod folding;
-mod kicking;
-mod loading;
-mod reading;
-mod saving;
+mod admission;
+mod box_loader;
+mod delivery;
+mod fold;
+mod inbox_query;
+mod kick;
+mod liveness;
+mod pending_arrivals;
 #[cfg(test)]
 mod tests;
+mod unsaved_changes;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -25,65 +24,63 @@ use bytes::Bytes;
 use foldhash::fast::RandomState;
 use whimbrel_model::people::{GatewayId, Platform, Uid};
 use whimbrel_model::ports::{
-    Announced, Applied, Arrival, At, InboxError, InboxWrite, LogError, OutMessage, PeopleAsk, PeopleError, PeopleTold,
-    ReadBatch, RowKey, ToCarrier, ToGateway,
+    AnnouncedSession, ApplyOutcome, Arrival, AtOffset, InboxError, InboxWrite, LogError, OutMessage, PeopleError,
+    PeopleQuery, PeopleReply, ReadBatch, RowKey, ToCarrier, ToGateway,
 };
 use whimbrel_model::push::{BadPush, Notice, PushTask, offset_of};
 use whimbrel_model::{Record, Timestamp};
 
 use super::settings::{CarrierSettings, WORK_RECORDS_MAX};
 use super::user_box::{Exhausted, Expired, PlatformRules, UserBox};
-use coming::Coming;
-use saving::{InFlight, Unsaved};
+use pending_arrivals::PendingArrivals;
+use unsaved_changes::{InFlightWrite, UnsavedChanges};
 
-pub type AskId = u64;
+pub type QueryId = u64;
 pub type RowsToken = u64;
 
-/// What happened.
 #[derive(Debug)]
-pub enum Input {
-    /// The store is at `applied`, the log begins at `first` and ends at `end`.
+pub enum CarrierInput {
+    /// The store is at `applied`. The log begins at `first` and ends at `end`.
     Started {
         applied: u64,
         first: u64,
         end: u64,
     },
     Read(Result<ReadBatch, LogError>),
-    /// The boxes that were asked for, in that order.
-    Loaded(Result<At<Vec<Option<Bytes>>>, InboxError>),
+    /// The requested boxes, in the order of the request.
+    Loaded(Result<AtOffset<Vec<Option<Bytes>>>, InboxError>),
     Rows {
         token: RowsToken,
-        found: Result<At<Vec<Option<Bytes>>>, InboxError>,
+        found: Result<AtOffset<Vec<Option<Bytes>>>, InboxError>,
     },
-    /// What was to be appended is durable.
+    /// The last append is durable.
     Appended,
-    Applied(Result<Applied, InboxError>),
+    Applied(Result<ApplyOutcome, InboxError>),
     From {
         gateway: GatewayId,
         messages: Vec<ToCarrier>,
     },
-    /// The gateways that live, and no others.
-    Living(Arc<Vec<GatewayId>>),
-    /// A gateway that could not be told something: that incarnation is not there any more.
+    /// The complete list of live gateways.
+    LiveGateways(Arc<Vec<GatewayId>>),
+    /// A gateway that could not be reached: that incarnation has ended.
     GatewayGone(GatewayId),
-    /// A question, and where the log ended when it came.
-    Asked {
-        ask: AskId,
-        what: PeopleAsk,
+    /// A query, and the end of the log when it arrived.
+    Query {
+        ask: QueryId,
+        what: PeopleQuery,
         end: u64,
     },
-    /// Users whose boxes may be of no use any more.
+    /// Users whose boxes may be reclaimed.
     Reclaimable(Vec<Uid>),
-    /// The store is to be on disk up to what is folded now.
+    /// The next save must sync the store to disk up to the folded offset.
     SyncWanted,
-    /// Nothing more is to be read: what is in memory is saved, and that is all.
+    /// Stop reading, and save what is in memory.
     Ending,
     Tick,
 }
 
-/// What to do.
 #[derive(Debug, PartialEq)]
-pub enum Effect {
+pub enum CarrierEffect {
     Read {
         from: u64,
     },
@@ -93,22 +90,22 @@ pub enum Effect {
     Rows {
         token: RowsToken,
         keys: Vec<RowKey>,
-        /// Pages of seats that read on wait for their turn; what a person asked for does not.
+        /// Page reads for seats are rate-limited; reads for a query are not.
         is_page: bool,
     },
-    /// Until it is durable: nothing that it came from counts as done before.
-    Append(Vec<Letter>),
+    /// Repeats until it is durable. The records that caused it count as done only then.
+    Append(Vec<CarrierRecord>),
     Apply(InboxWrite),
     Tell {
         gateway: GatewayId,
         news: Vec<ToGateway>,
     },
     Answer {
-        ask: AskId,
-        told: Result<PeopleTold, PeopleError>,
+        ask: QueryId,
+        told: Result<PeopleReply, PeopleError>,
     },
-    Report(Trouble),
-    /// It cannot go on: whoever takes the partition next begins from store and log.
+    Report(CarrierIncident),
+    /// The partition cannot continue. The next owner starts from store and log.
     Resign {
         why: String,
     },
@@ -116,8 +113,8 @@ pub enum Effect {
 
 /// A record that the partition writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Letter {
-    /// A task that comes back at that time.
+pub enum CarrierRecord {
+    /// A task to append to `_push` at that time.
     Hold {
         id: String,
         uid: Uid,
@@ -130,7 +127,7 @@ pub enum Letter {
         record: Record,
         reason: String,
     },
-    /// A message of one user that expired after its last retry. Its record is in the log, at that offset.
+    /// A message of one user that expired after its last retry. Its record is in the log at that offset.
     Exhausted {
         offset: u64,
         uid: Uid,
@@ -139,20 +136,19 @@ pub enum Letter {
     },
 }
 
-/// What an operator wants to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Trouble {
-    /// Records that were trimmed before they were folded.
+pub enum CarrierIncident {
+    /// Records that were trimmed from the log before they were folded.
     Gap {
         from: u64,
         to: u64,
     },
-    /// The store knew more than the log has: it is of another log, and was emptied.
+    /// The store was ahead of the log: it belongs to another log, and was emptied.
     OtherLog {
         applied: u64,
         end: u64,
     },
-    /// A place of the log that cannot be read.
+    /// A damaged range of the log.
     Damaged {
         resume_at: u64,
         what: String,
@@ -161,12 +157,12 @@ pub enum Trouble {
         offset: u64,
         why: String,
     },
-    /// A box that could not be understood: its user begins anew.
+    /// A corrupted box, which was reset.
     BadBox {
         uid: Uid,
         why: String,
     },
-    /// A stored message whose row was not there.
+    /// A stored message whose row is missing.
     RowMissing {
         uid: Uid,
         seq: u64,
@@ -177,9 +173,9 @@ pub enum Trouble {
     },
 }
 
-/// What was counted since the last look.
+/// Counters since the shell last took them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct PushCounts {
     pub taken: u64,
     pub stored: u64,
     pub delivered_stored: u64,
@@ -197,110 +193,108 @@ pub struct Counts {
 
 /// A user in memory.
 #[derive(Debug, Default)]
-struct User {
+struct LoadedUser {
     state: UserBox,
-    lives: Vec<Live>,
+    sessions: Vec<LiveSession>,
     is_stored: bool,
     is_dirty: bool,
 }
 
-/// A session: a seat with somebody on it.
+/// A session on its seat.
 #[derive(Debug)]
-struct Live {
+struct LiveSession {
     gateway: GatewayId,
     session: u64,
     platform: Platform,
-    /// The seat's device, not the session's.
+    /// The seat's device name, not the session's.
     device: Box<str>,
     arrived: Timestamp,
-    /// An earlier owner let it in.
+    /// An earlier owner admitted it.
     was_announced: bool,
-    /// The highest number that it was sent, or told that it lost.
+    /// The highest sequence number that was sent to it, or reported to it as lost.
     sent: u64,
     unacked: VecDeque<(u64, u32)>,
     unacked_bytes: usize,
-    /// When the oldest of those was sent, or sent again.
+    /// When the oldest of these was sent last.
     since: Timestamp,
     attempt: u32,
-    /// There is a deadline for it among the others.
+    /// The deadline queue has an entry for it.
     is_watched: bool,
-    /// A retry is under way as a hold.
+    /// A hold with its next retry is pending.
     is_held: bool,
-    /// The rows that are being read for it.
+    /// The token of the rows that are being read for it.
     reading: Option<RowsToken>,
-    /// There is more for it than it was sent.
+    /// It has not been sent all of its messages.
     is_behind: bool,
 }
 
-enum Work {
+enum QueuedWork {
     Record { offset: u64, record: Record, task: Result<Box<PushTask>, BadPush> },
     Arrive { gateway: GatewayId, arrival: Box<Arrival> },
-    Announce { gateway: GatewayId, announced: Box<Announced> },
-    Ask { ask: AskId, what: PeopleAsk, end: u64 },
+    Announce { gateway: GatewayId, announced: Box<AnnouncedSession> },
+    Ask { ask: QueryId, what: PeopleQuery, end: u64 },
     Reclaim(Uid),
 }
 
 type Deadline = Reverse<(Timestamp, Uid, GatewayId, u64)>;
 
-pub struct Partition {
+pub struct PushPartition {
     settings: Arc<CarrierSettings>,
     rules: Arc<PlatformRules>,
     epoch: u64,
     inbox_epoch: Arc<str>,
     began: Timestamp,
-    /// What the clock said last.
+    /// The time of the last step.
     clock: Timestamp,
-    /// Nothing later than this expires: a step of the wall clock is in doubt since then.
+    /// Nothing with a later expiry expires: since then the wall clock is in doubt after a step.
     expiry_max: Timestamp,
-    users: HashMap<Uid, Box<User>, RandomState>,
-    work: VecDeque<Work>,
+    users: HashMap<Uid, Box<LoadedUser>, RandomState>,
+    work: VecDeque<QueuedWork>,
     records_waiting: usize,
-    /// Sessions whose arrival or announcement is among the work.
-    coming: Coming,
+    /// Sessions whose arrival or announcement is queued.
+    pending_arrivals: PendingArrivals,
     /// Users whose boxes are being loaded.
     loading: Vec<Uid>,
-    /// Where the store was when they were asked for.
+    /// The offset of the store when the load was requested.
     loading_at: u64,
-    /// Everything below is folded.
+    /// All records below this offset are folded.
     folded: u64,
-    /// Where the log ended when this owner began: numbers up to there were given.
+    /// The end of the log when this owner started: numbers below it were assigned before.
     began_at: u64,
-    /// The store had nothing of what the log has: up to where this owner began everything is folded anew.
+    /// The store was empty or belonged to another log: everything below `began_at` is folded again.
     is_rebuilding: bool,
-    /// Where to read on.
+    /// The offset of the next read.
     read_next: u64,
     is_reading: bool,
-    unsaved: Unsaved,
-    in_flight: Option<InFlight>,
-    letters: Vec<Letter>,
+    unsaved: UnsavedChanges,
+    in_flight: Option<InFlightWrite>,
+    outbound: Vec<CarrierRecord>,
     is_appending: bool,
     deadlines: BinaryHeap<Deadline>,
-    /// Why rows were asked for, and where the store was then.
-    row_purposes: HashMap<RowsToken, (u64, Purpose)>,
+    /// The purpose of each row request, and the offset of the store at the time of the request.
+    row_purposes: HashMap<RowsToken, (u64, RowPurpose)>,
     next_token: RowsToken,
-    gateways: HashMap<GatewayId, Known>,
+    gateways: HashMap<GatewayId, KnownGateway>,
     news: HashMap<GatewayId, Vec<ToGateway>>,
-    effects: Vec<Effect>,
+    effects: Vec<CarrierEffect>,
     is_ending: bool,
     is_over: bool,
-    pub counts: Counts,
+    pub counts: PushCounts,
 }
 
-/// What is known of a gateway.
 #[derive(Clone, Copy)]
-struct Known {
+struct KnownGateway {
     heard_at: Timestamp,
-    /// A picture of who lives had it: when a later one has not, it is gone.
+    /// A list of live gateways contained it. If a later list does not, it is gone.
     was_seen: bool,
 }
 
-/// What rows were asked for.
-enum Purpose {
+enum RowPurpose {
     Page { uid: Uid, gateway: GatewayId, session: u64, seqs: Vec<u64>, again: bool },
-    Ask(Box<asking::Showing>),
+    Ask(Box<inbox_query::PendingView>),
 }
 
-impl Partition {
+impl PushPartition {
     pub fn new(
         settings: Arc<CarrierSettings>,
         rules: Arc<PlatformRules>,
@@ -319,7 +313,7 @@ impl Partition {
             users: HashMap::default(),
             work: VecDeque::new(),
             records_waiting: 0,
-            coming: Coming::default(),
+            pending_arrivals: PendingArrivals::default(),
             loading: Vec::new(),
             loading_at: 0,
             folded: 0,
@@ -327,9 +321,9 @@ impl Partition {
             is_rebuilding: false,
             read_next: 0,
             is_reading: false,
-            unsaved: Unsaved::new(now),
+            unsaved: UnsavedChanges::new(now),
             in_flight: None,
-            letters: Vec::new(),
+            outbound: Vec::new(),
             is_appending: false,
             deadlines: BinaryHeap::new(),
             row_purposes: HashMap::new(),
@@ -339,33 +333,33 @@ impl Partition {
             effects: Vec::new(),
             is_ending: false,
             is_over: false,
-            counts: Counts::default(),
+            counts: PushCounts::default(),
         }
     }
 
-    pub fn step(&mut self, now: Timestamp, input: Input) -> Vec<Effect> {
+    pub fn step(&mut self, now: Timestamp, input: CarrierInput) -> Vec<CarrierEffect> {
         if self.is_over {
             return Vec::new();
         }
-        self.look_at_the_clock(now);
+        self.handle_clock_step(now);
         match input {
-            Input::Started { applied, first, end } => self.started(applied, first, end, now),
-            Input::Read(read) => self.read(read),
-            Input::Loaded(loaded) => self.loaded(loaded, now),
-            Input::Rows { token, found } => self.rows_found(token, found, now),
-            Input::Appended => self.is_appending = false,
-            Input::Applied(outcome) => self.applied(outcome),
-            Input::From { gateway, messages } => self.told(gateway, messages, now),
-            Input::Living(living) => self.living(&living, now),
-            Input::GatewayGone(gateway) => self.gateways_died(&[gateway], now),
-            Input::Asked { ask, what, end } => self.work.push_back(Work::Ask { ask, what, end }),
-            Input::Reclaimable(uids) => self.work.extend(uids.into_iter().map(Work::Reclaim)),
-            Input::SyncWanted => self.unsaved.wants_sync = true,
-            Input::Ending => {
+            CarrierInput::Started { applied, first, end } => self.started(applied, first, end, now),
+            CarrierInput::Read(read) => self.read(read),
+            CarrierInput::Loaded(loaded) => self.loaded(loaded, now),
+            CarrierInput::Rows { token, found } => self.rows_found(token, found, now),
+            CarrierInput::Appended => self.is_appending = false,
+            CarrierInput::Applied(outcome) => self.applied(outcome),
+            CarrierInput::From { gateway, messages } => self.told(gateway, messages, now),
+            CarrierInput::LiveGateways(living) => self.living(&living, now),
+            CarrierInput::GatewayGone(gateway) => self.gateways_died(&[gateway], now),
+            CarrierInput::Query { ask, what, end } => self.work.push_back(QueuedWork::Ask { ask, what, end }),
+            CarrierInput::Reclaimable(uids) => self.work.extend(uids.into_iter().map(QueuedWork::Reclaim)),
+            CarrierInput::SyncWanted => self.unsaved.wants_sync = true,
+            CarrierInput::Ending => {
                 self.is_ending = true;
                 self.unsaved.wants_sync = true;
             }
-            Input::Tick => {}
+            CarrierInput::Tick => {}
         }
         self.pump(now);
         self.watch_deadlines(now);
@@ -373,27 +367,26 @@ impl Partition {
         self.take_effects()
     }
 
-    /// When there is something to do, if nothing happens before.
+    /// The time of the next step if no input arrives before.
     pub fn wake_at(&self) -> Option<Timestamp> {
         let deadline = self.deadlines.peek().map(|Reverse((at, ..))| *at);
         let saving = self.save_due();
         [deadline, saving].into_iter().flatten().min()
     }
 
-    /// Everything below this offset is folded into memory.
+    /// All records below this offset are folded into memory.
     pub fn folded(&self) -> u64 {
         self.folded
     }
 
-    /// The store has everything below this offset.
+    /// All records below this offset are in the store.
     pub fn saved(&self) -> u64 {
         self.unsaved.saved
     }
 
-    /// Whether nothing is left to be written.
     pub fn is_settled(&self) -> bool {
         self.is_over
-            || (self.in_flight.is_none() && !self.is_appending && self.letters.is_empty() && !self.is_unsaved())
+            || (self.in_flight.is_none() && !self.is_appending && self.outbound.is_empty() && !self.is_unsaved())
     }
 
     pub fn users_in_memory(&self) -> usize {
@@ -401,23 +394,23 @@ impl Partition {
     }
 
     pub fn sessions(&self) -> usize {
-        self.users.values().map(|user| user.lives.len()).sum()
+        self.users.values().map(|user| user.sessions.len()).sum()
     }
 
-    /// The most that any session has been sent and not acknowledged.
+    /// The largest number of unacknowledged messages of any session.
     pub fn most_unacknowledged(&self) -> usize {
-        self.users.values().flat_map(|user| &user.lives).map(|live| live.unacked.len()).max().unwrap_or(0)
+        self.users.values().flat_map(|user| &user.sessions).map(|live| live.unacked.len()).max().unwrap_or(0)
     }
 
     fn resign(&mut self, why: String) {
         self.is_over = true;
-        self.effects.push(Effect::Resign { why });
+        self.effects.push(CarrierEffect::Resign { why });
     }
 
-    /// What gateways are told comes first: what is asked for now is answered later.
-    fn take_effects(&mut self) -> Vec<Effect> {
-        let told = self.news.drain().map(|(gateway, news)| Effect::Tell { gateway, news });
-        let mut effects: Vec<Effect> = told.collect();
+    /// Messages to gateways come first: they precede the results of the other effects.
+    fn take_effects(&mut self) -> Vec<CarrierEffect> {
+        let told = self.news.drain().map(|(gateway, news)| CarrierEffect::Tell { gateway, news });
+        let mut effects: Vec<CarrierEffect> = told.collect();
         effects.append(&mut self.effects);
         effects
     }
@@ -428,13 +421,13 @@ impl Partition {
         self.is_rebuilding = applied == 0 || applied > end;
         let mut from = applied;
         if applied > end {
-            self.effects.push(Effect::Report(Trouble::OtherLog { applied, end }));
-            // At once, and before anything else: what it has is of no use to anybody.
+            self.effects.push(CarrierEffect::Report(CarrierIncident::OtherLog { applied, end }));
+            // Reset before anything else: the contents belong to another log.
             self.unsaved.wants_reset = true;
             from = first;
         } else if applied < first {
             if applied > 0 {
-                self.effects.push(Effect::Report(Trouble::Gap { from: applied, to: first }));
+                self.effects.push(CarrierEffect::Report(CarrierIncident::Gap { from: applied, to: first }));
             }
             from = first;
         }
@@ -449,23 +442,23 @@ impl Partition {
             Ok(batch) => {
                 for stored in batch.records {
                     let task = PushTask::of(&stored.record.headers).map(Box::new);
-                    self.work.push_back(Work::Record { offset: stored.offset, record: stored.record, task });
+                    self.work.push_back(QueuedWork::Record { offset: stored.offset, record: stored.record, task });
                     self.records_waiting += 1;
                 }
                 self.read_next = self.read_next.max(batch.next);
             }
             Err(LogError::Trimmed { asked, first }) => {
-                self.effects.push(Effect::Report(Trouble::Gap { from: asked, to: first }));
+                self.effects.push(CarrierEffect::Report(CarrierIncident::Gap { from: asked, to: first }));
                 self.read_next = self.read_next.max(first);
             }
             Err(LogError::Damaged { resume_at, what, .. }) => {
-                self.effects.push(Effect::Report(Trouble::Damaged { resume_at, what }));
+                self.effects.push(CarrierEffect::Report(CarrierIncident::Damaged { resume_at, what }));
                 self.read_next = self.read_next.max(resume_at);
             }
             Err(LogError::BeyondEnd { asked, next }) => {
                 self.resign(format!("the log ends at {next}, before {asked}"));
             }
-            // The shell has waited a while: it is read again.
+            // The shell waited before it returned the error; the read is repeated.
             Err(_) => {}
         }
         if self.records_waiting == 0 {
@@ -473,14 +466,14 @@ impl Partition {
         }
     }
 
-    /// Takes what is at the head of the queue for as long as its users are in memory.
+    /// Handles queued work while the users at its head are in memory.
     fn pump(&mut self, now: Timestamp) {
         while self.loading.is_empty() && !self.is_emptying() && !self.is_over {
             let Some(work) = self.work.front() else { return };
             if !self.is_ready(work) {
-                if matches!(work, Work::Ask { end, .. } if *end > self.folded) {
-                    // It was asked before what it must see was read: that comes behind it in the queue.
-                    if self.pass_on_the_ask() {
+                if matches!(work, QueuedWork::Ask { end, .. } if *end > self.folded) {
+                    // The query must include records that were not read yet. They will be queued behind it, so it moves back.
+                    if self.postpone_query() {
                         continue;
                     }
                     return;
@@ -493,64 +486,67 @@ impl Partition {
         }
     }
 
-    /// Puts a question that must see more of the log behind the records that are there; `false` where there are none.
-    fn pass_on_the_ask(&mut self) -> bool {
-        let Some(at) = self.work.iter().position(|work| !matches!(work, Work::Ask { .. })) else { return false };
+    /// Moves a query that must wait for more of the log behind the queued records. `false` if there are none.
+    fn postpone_query(&mut self) -> bool {
+        let Some(at) = self.work.iter().position(|work| !matches!(work, QueuedWork::Ask { .. })) else { return false };
         if let Some(ask) = self.work.pop_front() {
             self.work.insert(at, ask);
         }
         true
     }
 
-    fn is_ready(&self, work: &Work) -> bool {
-        if let Work::Ask { end, .. } = work
+    fn is_ready(&self, work: &QueuedWork) -> bool {
+        if let QueuedWork::Ask { end, .. } = work
             && *end > self.folded
         {
             return false;
         }
         let mut is_ready = true;
-        self.needed(work, &mut |uid| is_ready = is_ready && self.users.contains_key(uid));
+        self.each_needed_user(work, &mut |uid| is_ready = is_ready && self.users.contains_key(uid));
         is_ready
     }
 
-    fn take(&mut self, work: Work, now: Timestamp) {
+    fn take(&mut self, work: QueuedWork, now: Timestamp) {
         match work {
-            Work::Record { offset, record, task } => {
+            QueuedWork::Record { offset, record, task } => {
                 self.records_waiting -= 1;
                 match task {
                     Ok(task) => self.fold(offset, &record, *task, now),
                     Err(why) => {
                         let why = why.to_string();
-                        self.effects.push(Effect::Report(Trouble::NotUnderstood { offset, why: why.clone() }));
+                        self.effects
+                            .push(CarrierEffect::Report(CarrierIncident::NotUnderstood { offset, why: why.clone() }));
                         self.counts.dead += 1;
-                        self.letters.push(Letter::Dead { offset, record, reason: why });
+                        self.outbound.push(CarrierRecord::Dead { offset, record, reason: why });
                     }
                 }
-                // Up to the next record that waits, or to where reading goes on: offsets between have none.
+                // Up to the next queued record, or to the next read: offsets between have no records.
                 let next = self.work.iter().find_map(|work| match work {
-                    Work::Record { offset, .. } => Some(*offset),
+                    QueuedWork::Record { offset, .. } => Some(*offset),
                     _ => None,
                 });
                 self.folded = next.unwrap_or(self.read_next);
             }
-            Work::Arrive { gateway, arrival } => match self.coming.came(gateway, arrival.session) {
+            QueuedWork::Arrive { gateway, arrival } => match self.pending_arrivals.dequeued(gateway, arrival.session) {
                 Some(_) => self.arrive(gateway, *arrival, now),
                 None => self.release(arrival.uid.as_str()),
             },
-            Work::Announce { gateway, mut announced } => match self.coming.came(gateway, announced.arrival.session) {
-                Some(acked) => {
-                    announced.acked = announced.acked.max(acked);
-                    announced.sent = announced.sent.max(acked);
-                    self.announce(gateway, *announced, now);
+            QueuedWork::Announce { gateway, mut announced } => {
+                match self.pending_arrivals.dequeued(gateway, announced.arrival.session) {
+                    Some(acked) => {
+                        announced.acked = announced.acked.max(acked);
+                        announced.sent = announced.sent.max(acked);
+                        self.announce(gateway, *announced, now);
+                    }
+                    None => self.release(announced.arrival.uid.as_str()),
                 }
-                None => self.release(announced.arrival.uid.as_str()),
-            },
-            Work::Ask { ask, what, .. } => self.show(ask, what, now),
-            Work::Reclaim(uid) => self.reclaim(&uid, now),
+            }
+            QueuedWork::Ask { ask, what, .. } => self.show(ask, what, now),
+            QueuedWork::Reclaim(uid) => self.reclaim(&uid, now),
         }
     }
 
-    /// Reads on and saves, where it is time and there is room.
+    /// Requests the next read, append and save, as far as bounds and intervals allow.
     fn go_on(&mut self, now: Timestamp) {
         if self.is_over {
             return;
@@ -558,26 +554,25 @@ impl Partition {
         let has_room = self.records_waiting < WORK_RECORDS_MAX && self.unsaved.bytes < 2 * self.settings.unsaved_bytes;
         if !self.is_reading && !self.is_ending && has_room {
             self.is_reading = true;
-            self.effects.push(Effect::Read { from: self.read_next });
+            self.effects.push(CarrierEffect::Read { from: self.read_next });
         }
-        if !self.is_appending && !self.letters.is_empty() {
+        if !self.is_appending && !self.outbound.is_empty() {
             self.is_appending = true;
-            self.effects.push(Effect::Append(std::mem::take(&mut self.letters)));
+            self.effects.push(CarrierEffect::Append(std::mem::take(&mut self.outbound)));
         }
         self.save(now);
     }
 
-    /// The epoch of a user's inbox: of the topic, and of the user, so that a device that was somebody else's before cannot resume with what
-    /// it had then.
+    /// The epoch of a user's inbox: of topic and user, so that a device of another user before cannot resume that position.
     fn epoch_of(&self, uid: &Uid) -> Arc<str> {
         user_epoch(&self.inbox_epoch, uid).into()
     }
 
-    /// A user that nobody needs in memory leaves it.
+    /// Removes a user from memory if nothing needs it there.
     fn release(&mut self, uid: &str) {
-        // One that is being written stays: the store could still answer with what was before.
+        // A user in an in-flight write stays: the store may still return the earlier state.
         let is_written = self.in_flight.as_ref().is_some_and(|in_flight| in_flight.users.contains(uid));
-        if !is_written && self.users.get(uid).is_some_and(|user| user.lives.is_empty() && !user.is_dirty) {
+        if !is_written && self.users.get(uid).is_some_and(|user| user.sessions.is_empty() && !user.is_dirty) {
             self.users.remove(uid);
         }
     }
@@ -586,7 +581,7 @@ impl Partition {
         state.reclaim_at(i64::try_from(self.settings.keep_seats.as_millis()).unwrap_or(i64::MAX))
     }
 
-    /// Tells the time that expiry goes by, before a step.
+    /// Sets the time by which messages expire, before a step.
     pub fn expire_by(&mut self, time: Timestamp) {
         self.expiry_max = time;
     }
@@ -595,7 +590,7 @@ impl Partition {
         now.min(self.expiry_max)
     }
 
-    /// What is of no use to a user any more goes.
+    /// Removes expired messages of a user.
     fn expire_of(&mut self, uid: &Uid, now: Timestamp) {
         let expiry_now = self.expiry_now(now);
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
@@ -606,18 +601,18 @@ impl Partition {
             self.counts.expired += gone.len() as u64;
             self.unsaved.drop_rows(uid, gone);
         }
-        self.bury(uid, exhausted);
+        self.write_dead_letters(uid, exhausted);
     }
 
-    /// Messages that expired without an acknowledgement after their last retry become dead letters. The box is saved behind them.
-    fn bury(&mut self, uid: &Uid, exhausted: Vec<Exhausted>) {
+    /// Makes dead letters of messages that expired unacknowledged after their last retry. The box is saved after these are durable.
+    fn write_dead_letters(&mut self, uid: &Uid, exhausted: Vec<Exhausted>) {
         let attempts = self.settings.retry_after.len() + 1;
         for Exhausted { seq, platforms } in exhausted {
             self.counts.dead += 1;
             let names: Vec<&str> = platforms.iter().map(Platform::as_str).collect();
             let reason = format!("not acknowledged by {} after {attempts} attempts, and expired", names.join(", "));
             let offset = offset_of(seq);
-            self.letters.push(Letter::Exhausted { offset, uid: uid.clone(), platforms, reason });
+            self.outbound.push(CarrierRecord::Exhausted { offset, uid: uid.clone(), platforms, reason });
         }
     }
 
@@ -628,22 +623,26 @@ impl Partition {
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         let Expired { gone, exhausted } = user.state.expire(&*rules, expiry_now);
         self.counts.expired += gone.len() as u64;
-        user.see(now);
+        user.mark_seen(now);
         user.state.forget_seats(seen_since);
-        // Written in any case: the store shall not name it again for the same time.
+        // Always written: otherwise the store would list the user again under the same time.
         user.is_dirty = true;
         self.unsaved.dirty.insert(uid.clone());
         self.unsaved.drop_rows(uid, gone);
-        self.bury(uid, exhausted);
+        self.write_dead_letters(uid, exhausted);
     }
 }
 
-/// The epoch that a user's devices are told, where the topic's is that.
+/// The epoch that a user's devices receive, derived from the topic's epoch.
 pub fn user_epoch(inbox_epoch: &str, uid: &Uid) -> String {
-    format!("{inbox_epoch}-{:08x}", folding::hash_of(uid.as_str()) as u32)
+    format!("{inbox_epoch}-{:08x}", fold::hash_of(uid.as_str()) as u32)
 }
 
-/// Where somebody finds the message of a slot that the store may not have yet.
-fn unsaved_message(unsaved: &Unsaved, in_flight: Option<&InFlight>, key: &RowKey) -> Option<Arc<OutMessage>> {
+/// The message of a slot that the store may not have yet.
+fn unsaved_message(
+    unsaved: &UnsavedChanges,
+    in_flight: Option<&InFlightWrite>,
+    key: &RowKey,
+) -> Option<Arc<OutMessage>> {
     unsaved.message(key).or_else(|| in_flight?.rows.get(key).cloned())
 }

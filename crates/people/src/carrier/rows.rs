@@ -1,4 +1,4 @@
-//! A stored message as a row of the store: a version, what devices are told of it, its body.
+//! Row format of a stored message: version, metadata for devices, payload.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use bytes::{BufMut, Bytes};
 use whimbrel_model::Timestamp;
 use whimbrel_model::ports::OutMessage;
 
-use super::user_box::coding::{number, take_number, take_text, text};
+use super::user_box::codec::{number, take_number, take_text, text};
 
 const FORMAT: u8 = 1;
 
@@ -26,7 +26,7 @@ pub fn encode_row(message: &OutMessage) -> Bytes {
     out.into()
 }
 
-/// Reads what [`encode_row`] wrote; `None` for what cannot be understood.
+/// Decodes the output of [`encode_row`]. `None` for a malformed row.
 pub fn decode_row(row: &Bytes) -> Option<Arc<OutMessage>> {
     let (version, rest) = row.split_first()?;
     if *version != FORMAT {
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_reads_as_it_was_written_and_what_is_none_is_refused() {
+    fn a_row_decodes_to_what_was_encoded_and_malformed_rows_are_rejected() {
         for content_type in [None, Some("text/plain".into())] {
             let message = OutMessage {
                 id: "m1".into(),

@@ -6,53 +6,53 @@ use whimbrel_model::people::TTL_DEFAULT;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CarrierSettings {
-    /// Messages, and bytes, that a seat may have been sent and not acknowledged; beyond, it is sent no more until it acknowledges.
+    /// Messages, and bytes, sent to a seat and not acknowledged, at most. At the limit the carrier sends no more to it.
     pub window_messages: usize,
     pub window_bytes: usize,
-    /// Stored messages of one page of a seat that reads on.
+    /// Stored messages that one page read for a seat requests, at most.
     pub page_messages: usize,
-    /// Pages that this node reads in a second, for all seats together.
+    /// Pages per second that this node reads for all seats.
     pub pages_per_second: u32,
-    /// Bytes of stored messages that one look into an inbox shows; one message is shown whatever its size.
+    /// Bytes of stored messages in one inbox view, at most. One message is always shown, whatever its size.
     pub shown_bytes: usize,
-    /// How often the store is brought up to the log.
+    /// How often the carrier saves to the store.
     pub save_interval: Duration,
-    /// It is so earlier where so many bytes wait; beyond twice as many the log is not read on.
+    /// Unsaved bytes that trigger an earlier save. At twice this number the carrier stops reading the log.
     pub unsaved_bytes: usize,
     /// The longest time for which a message may be stored.
     pub ttl_max: Duration,
-    /// What is younger than this is never trimmed from the log, so that a lost store can be built again.
+    /// Records younger than this are never trimmed from the log, so that a lost store can be rebuilt.
     pub keep_log: Duration,
-    /// How often the log is looked through for what can be trimmed, and the store for what can be reclaimed.
+    /// How often the carrier trims the log and looks for reclaimable boxes in the store.
     pub upkeep_interval: Duration,
-    /// How long a seat counts after it was last seen.
+    /// How long a seat is kept after it was last seen.
     pub keep_seats: Duration,
-    /// Raised by an operator who put the log back from a backup: it gives numbers anew that devices have for other messages.
+    /// An operator raises it after restoring the log from a backup: the log then reuses numbers that devices know for other messages.
     pub generation: u64,
-    /// After which times a seat that did not acknowledge is tried again.
+    /// Delays before each retry to a seat that does not acknowledge.
     pub retry_after: Vec<Duration>,
-    /// How long a new owner waits for gateways to announce their sessions before it holds anybody for away.
+    /// How long a new owner waits for gateways to announce their sessions before it treats users as offline.
     pub announce_wait: Duration,
-    /// Threads that carriers run on; zero: one for two cores.
+    /// Threads of the carrier. Zero: one for every two cores.
     pub threads: usize,
 }
 
-/// Records, and their bytes, that are read at once.
+/// Records, and their bytes, in one read of the log, at most.
 pub const READ_RECORDS: usize = 1_000;
 pub const READ_BYTES: usize = 1 << 20;
-/// Records that are read and not folded yet; beyond, the log is not read on.
+/// Records read and not folded yet, at most. At the limit the carrier stops reading the log.
 pub const WORK_RECORDS_MAX: usize = 4_000;
-/// Users whose boxes are asked for at once.
+/// Boxes in one load request, at most.
 pub const LOAD_USERS: usize = 1_000;
-/// Users that are reclaimed at once.
+/// Users that one upkeep run reclaims, at most.
 pub const RECLAIM_USERS: usize = 256;
-/// Questions that may wait for one partition.
+/// Pending queries of one node's carrier, at most.
 pub const ASKS_MAX: usize = 1_000;
-/// How long a question waits for the log and the store.
+/// Timeout of a query, which waits for the log and the store.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// What does not answer is tried again after this.
+/// Delay before a failed call to the log or the store is retried.
 pub const RETRY_AFTER: Duration = Duration::from_millis(250);
-/// A write is synced to the disk so often: only behind a synced one is the log trimmed.
+/// How often a write is synced to disk. The log is trimmed only up to a synced write.
 pub const SYNC_EVERY: Duration = Duration::from_secs(60);
 
 impl Default for CarrierSettings {

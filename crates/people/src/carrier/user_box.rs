@@ -1,10 +1,10 @@
-//! A user's box: what is stored for the user, and how far each seat has come. Pure.
+//! A user's box: the messages stored for the user, and the position of each seat. Pure.
 //!
-//! A box has *slots*, one for each stored message that somebody still waits for, in the order of their numbers, and *seats*. The messages
-//! themselves are rows beside it. A slot goes when every seat that it is for has acknowledged it (a platform that the message names and that
-//! has no seat yet has not), or by age, bound or collapse key; what a seat loses so is noted, to be told. And it has the user's latest kicks.
+//! A box has *slots*, one for each stored message that a seat still waits for, in the order of their numbers, and *seats*. The messages
+//! themselves are rows beside the box. A slot is removed when every seat that it is for has acknowledged it, or by age, bound or collapse
+//! key; the seats that lose it so keep a note. A named platform without a seat counts as waiting. The box also stores the latest kicks.
 
-pub(super) mod coding;
+pub(super) mod codec;
 mod exhausted;
 mod kicks;
 #[cfg(test)]
@@ -17,81 +17,78 @@ use whimbrel_model::people::{Platform, PlatformSettings};
 use whimbrel_model::push::PushMessage;
 use whimbrel_model::{SessionsRule, Timestamp};
 
-pub use coding::BadBox;
+pub use codec::BadBox;
 pub use exhausted::{Exhausted, Expired};
-pub use kicks::{KICK_KEPT, KICKS_MAX, Kick};
+pub use kicks::{KICK_KEPT, KICKS_MAX, StoredKick};
 
-/// Seats of one user; beyond, the one that was not seen for the longest time is forgotten.
+/// Seats of one user, at most. Beyond, the seat that was not seen for the longest time is removed.
 pub const SEATS_MAX: usize = 32;
-/// Ids of their senders' own that a box remembers, so that a repeat is seen as one. A push that has an origin beside its id takes two: of
-/// the latest half as many pushes that brought an id each is known, which is what is promised.
+/// Hashes of publishers' ids in a box, at most, for the detection of repeats. A push with an origin beside its id takes two. So the latest
+/// 64 pushes with ids are always recognised.
 pub const IDS_REMEMBERED: usize = 128;
 
-/// The seat of a device that says no name, where there may be many: no device can have it as its name, and it is not the name of the one seat
-/// that a platform may have had before.
+/// The seat of a device without a name, on a platform with many sessions. No device can have this name, and it differs from the empty name
+/// of a platform's single seat.
 const NAMELESS: &str = "\0";
 
-/// Messages for a user of whom no device was ever seen: as for a platform that nobody configured.
+/// The bound for users without any seat. It is the default of unconfigured platforms.
 const UNSEEN_BOUND: usize = whimbrel_model::people::MAX_STORED_DEFAULT as usize;
 
-/// How platforms keep things.
 pub type PlatformRules = dyn Fn(&Platform) -> Arc<PlatformSettings> + Send + Sync;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct UserBox {
     pub seats: Vec<Seat>,
-    /// By number.
-    pub slots: VecDeque<Slot>,
-    /// Hashes of the latest brought ids, the oldest first.
+    pub slots: VecDeque<InboxSlot>,
+    /// Hashes of the latest ids of publishers, oldest first.
     pub ids: VecDeque<u64>,
-    /// The oldest first.
-    pub kicks: Vec<Kick>,
-    /// The time by which the store finds it among those of no use any more: what it was when it was written, whatever is set now.
+    /// Oldest first.
+    pub kicks: Vec<StoredKick>,
+    /// The time under which the store's index lists the box, as of the last write.
     pub found_under: Option<Timestamp>,
 }
 
-/// What a platform, or one of its devices, has of the box.
+/// The position of a platform, or of one of its devices, in the box.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seat {
     pub platform: Platform,
-    /// What [`seat_device`] says: empty where the platform has one seat.
+    /// The result of [`seat_device`]: empty on a platform with one seat.
     pub device: Box<str>,
-    /// It has acknowledged everything up to here.
+    /// All messages up to this number are acknowledged.
     pub cursor: u64,
-    /// Nothing up to here is for it any more: beyond its bound.
+    /// All messages up to this number are beyond the seat's bound or expired for it.
     pub floor: u64,
     pub seen_at: Timestamp,
-    /// It was sent everything up to here, did not acknowledge all of it, and has no retries left. Zero: there was no such message.
+    /// Messages up to this number were sent, have no retries left, and some are unacknowledged. Zero: no such message.
     pub exhausted: u64,
-    /// What it lost above its cursor, both ends included, in order. Between two ranges something waits for it: so there is at most one more
-    /// of them than what waits, which its platform's `max_stored` bounds.
+    /// Losses above the cursor: ascending ranges, both ends included. A waiting message separates two ranges, so there is at most one range
+    /// more than waiting messages, which the platform's `max_stored` bounds.
     pub lost: Vec<(u64, u64)>,
 }
 
 /// A stored message in a box.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Slot {
+pub struct InboxSlot {
     pub seq: u64,
     pub sent_at: Timestamp,
     pub expires_at: Timestamp,
-    /// Of which platforms; `None`: all.
-    pub filter: Option<Arc<Filter>>,
-    /// The hash of its collapse key; zero: none.
+    /// The platforms that the message is for. `None`: all.
+    pub filter: Option<Arc<PlatformFilter>>,
+    /// The hash of the collapse key. Zero: none.
     pub collapse: u64,
-    /// Bytes of its row.
+    /// Size of the row in bytes.
     pub bytes: u32,
-    /// Its row is shared with other users.
+    /// The row is shared with other users.
     pub shared: bool,
 }
 
-/// Which platforms a message is for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Filter {
+pub struct PlatformFilter {
     pub only: Option<Vec<Platform>>,
     pub except: Vec<Platform>,
 }
 
-impl Filter {
+impl PlatformFilter {
     pub fn of(message: &PushMessage) -> Option<Arc<Self>> {
         let is_for_all = message.platforms.is_none() && message.except_platforms.is_empty();
         (!is_for_all)
@@ -103,12 +100,12 @@ impl Filter {
     }
 }
 
-impl Slot {
+impl InboxSlot {
     pub fn is_for(&self, platform: &Platform) -> bool {
         self.filter.as_ref().is_none_or(|filter| filter.lets(platform))
     }
 
-    /// Whether it is of no use to a platform any more: the message's own time is over, or the platform's.
+    /// Whether the message's TTL, or the platform's, has expired.
     pub fn is_expired_for(&self, settings: &PlatformSettings, now: Timestamp) -> bool {
         let age = now.as_millis().saturating_sub(self.sent_at.as_millis());
         self.expires_at <= now || u64::try_from(age).is_ok_and(|age| age >= settings.ttl_ms)
@@ -120,18 +117,18 @@ impl Seat {
         Self { platform, device: device.into(), cursor: 0, floor: 0, seen_at: now, exhausted: 0, lost: Vec::new() }
     }
 
-    /// Its device's own name, where it has one.
+    /// The device's own name, or empty.
     pub fn device_name(&self) -> &str {
         device_name(&self.device)
     }
 
-    /// Whether the message of that slot still waits for this seat.
-    pub fn waits_for(&self, slot: &Slot) -> bool {
+    /// Whether the slot's message still waits for this seat.
+    pub fn waits_for(&self, slot: &InboxSlot) -> bool {
         slot.seq > self.cursor.max(self.floor) && slot.is_for(&self.platform)
     }
 }
 
-/// The device that a seat of a platform has: its own name only where there may be many.
+/// The seat's device name: the device's own name on a platform with many sessions, otherwise empty.
 pub fn seat_device(settings: &PlatformSettings, device: &str) -> Box<str> {
     match settings.sessions {
         SessionsRule::Many(_) => among_many(device).into(),
@@ -139,7 +136,7 @@ pub fn seat_device(settings: &PlatformSettings, device: &str) -> Box<str> {
     }
 }
 
-/// The device's own name, of what [`seat_device`] says; empty where there is none.
+/// The device's own name, from the result of [`seat_device`]. Empty if there is none.
 pub fn device_name(seat_device: &str) -> &str {
     if seat_device == NAMELESS { "" } else { seat_device }
 }
@@ -157,12 +154,12 @@ impl UserBox {
         self.seats.iter().position(|seat| seat.platform == *platform && *seat.device == *device)
     }
 
-    /// The seat of a device that comes, and what nobody waits for any more then.
+    /// Finds or creates the seat of an arriving device. Returns also the slots that no seat waits for any more.
     ///
-    /// Where the platform's rule has changed since, a seat is left that bears no name of the rule as it is now: the one seat of a platform
-    /// that may have many by now, or those of the devices of one that has one by now. Whoever comes and has no seat takes it over with all
-    /// that it waits for, rather its own. A platform that has one seat keeps no other. A new seat has acknowledged nothing: it starts with
-    /// what is still stored for it. `is_taken` says which seats must stay; of the others those not seen since `since` are forgotten.
+    /// After a change of the platform's rule, seats of the earlier rule are left: the single seat of a platform that may now have many,
+    /// or the device seats of a platform that now has one. An arriving device without a seat takes over such a seat with all its waiting
+    /// messages, preferably its own. A platform with one seat keeps no other. A new seat starts with everything still stored for it. Seats
+    /// for which `is_taken` holds stay; others are removed if they were not seen since `since`.
     pub fn seat_for(
         &mut self,
         platform: &Platform,
@@ -171,7 +168,7 @@ impl UserBox {
         since: Timestamp,
         rules: &PlatformRules,
         is_taken: impl Fn(&Seat) -> bool,
-    ) -> (usize, Vec<Slot>) {
+    ) -> (usize, Vec<InboxSlot>) {
         let settings = rules(platform);
         let name = seat_device(&settings, device);
         let has_one = !matches!(settings.sessions, SessionsRule::Many(_));
@@ -192,12 +189,12 @@ impl UserBox {
             .retain(|seat| is_own(seat) || is_taken(seat) || (seat.seen_at >= since && !(has_one && is_left(seat))));
         let seats_kept = self.seats.len();
         let at = self.seat_or_new(platform, &name, now, is_taken);
-        // A seat that went, here or for the new one, may have been the last that waited.
+        // A removed seat may have been the last one that waited for a slot.
         let has_gone = seats_kept < seats_before || self.seats.len() == seats_kept && seats_kept == SEATS_MAX;
         (at, if has_gone { self.settle(rules, u64::MAX) } else { Vec::new() })
     }
 
-    /// The seat of that name, made where it is not there.
+    /// Finds the seat of that name, or creates it.
     fn seat_or_new(
         &mut self,
         platform: &Platform,
@@ -209,20 +206,19 @@ impl UserBox {
             return at;
         }
         while self.seats.len() >= SEATS_MAX {
-            // Rather one that waits for nothing, rather one of the same platform, rather the one longest away.
+            // Order of removal: seats that wait for nothing, seats of the same platform, the longest unseen.
             let rank = |seat: &Seat| (self.waiting(seat) > 0, seat.platform != *platform, seat.seen_at);
             let away = self.seats.iter().enumerate().filter(|(_, seat)| !is_taken(seat));
             let Some(at) = away.min_by_key(|(_, seat)| rank(seat)).map(|(at, _)| at) else { break };
             self.seats.remove(at);
         }
-        // Most users have one, and there are many users.
+        // Exact capacity saves memory: most of the many users have one seat.
         self.seats.reserve_exact(1);
         self.seats.push(Seat::new(platform.clone(), device, now));
         self.seats.len() - 1
     }
 
-    /// Whether a message under one of these brought ids was taken lately. They are remembered in any case: what comes under another one
-    /// of them next is a repeat too.
+    /// Whether a message with one of these ids was taken recently. Remembers all of them: a repeat may come under any.
     pub fn is_repeat(&mut self, ids: impl Iterator<Item = u64> + Clone) -> bool {
         let is_repeat = ids.clone().any(|id| self.ids.contains(&id));
         for id in ids {
@@ -236,15 +232,14 @@ impl UserBox {
         is_repeat
     }
 
-    /// Stores a message whose number is above all others. What must go for it (an older one under its collapse key, what is beyond a
-    /// bound) is taken out and handed over: its rows go too.
-    pub fn store(&mut self, slot: Slot, rules: &PlatformRules) -> Vec<Slot> {
+    /// Stores a message with a number above all others. Returns the slots removed for it (collapse key, bounds); their rows must go too.
+    pub fn store(&mut self, slot: InboxSlot, rules: &PlatformRules) -> Vec<InboxSlot> {
         let mut gone = Vec::new();
         if self.slots.back().is_some_and(|last| last.seq >= slot.seq) {
             return gone;
         }
         if slot.collapse != 0
-            // One for other platforms is another matter: who waits for it would get nothing in its place.
+            // A message for other platforms is no replacement: their seats would get nothing for the removed one.
             && let Some(at) = self
                 .slots
                 .iter()
@@ -252,7 +247,7 @@ impl UserBox {
         {
             gone.extend(self.lose(at, rules));
         }
-        // A device that resumed may have it already: an earlier owner sent it.
+        // A resumed device may have it already, from an earlier owner.
         let keeps = |seat: &Seat| slot.is_for(&seat.platform) && rules(&seat.platform).store;
         let has_it = !self.is_awaited_by_a_seat(&slot, rules) && self.seats.iter().any(keeps);
         self.slots.push_back(slot);
@@ -263,8 +258,8 @@ impl UserBox {
         gone
     }
 
-    /// Notes that a message is not stored, or not any more, for whoever would have waited for it. Answers whether anybody would have.
-    pub fn miss(&mut self, slot: &Slot, rules: &PlatformRules) -> bool {
+    /// Notes the loss of a message for every seat that waits for it. Returns whether there is such a seat.
+    pub fn miss(&mut self, slot: &InboxSlot, rules: &PlatformRules) -> bool {
         let mut is_missed = false;
         for place in 0..self.seats.len() {
             if self.seats[place].waits_for(slot) && rules(&self.seats[place].platform).store {
@@ -275,8 +270,8 @@ impl UserBox {
         is_missed
     }
 
-    /// Takes a slot out although somebody may wait for it; who does has lost it.
-    fn lose(&mut self, at: usize, rules: &PlatformRules) -> Option<Slot> {
+    /// Removes a slot, and notes the loss for the seats that wait for it.
+    fn lose(&mut self, at: usize, rules: &PlatformRules) -> Option<InboxSlot> {
         let slot = self.slots.remove(at)?;
         self.miss(&slot, rules);
         Some(slot)
@@ -290,7 +285,7 @@ impl UserBox {
             return;
         }
         seat.lost.insert(at, (seq, seq));
-        // A range never spans what the seat still gets: its end would run ahead of that.
+        // A range never spans a message that the seat still gets: its end would overtake that message.
         let is_apart = |seat: &Seat, low: u64, high: u64| {
             let from = slots.partition_point(|slot| slot.seq <= low);
             slots.range(from..).take_while(|slot| slot.seq < high).any(|slot| seat.waits_for(slot))
@@ -303,9 +298,9 @@ impl UserBox {
         }
     }
 
-    /// Each seat waits for at most what its platform says, and the box has at most what its seats and the platforms without one may have.
-    /// A box that is within all bounds, as nearly all are, is not looked through.
-    fn keep_bounds(&mut self, rules: &PlatformRules, gone: &mut Vec<Slot>) {
+    /// Applies the bounds: of each seat, and of the box (the sum for its seats and for platforms without one). Skips the search if the box
+    /// is within all bounds, as nearly all boxes are.
+    fn keep_bounds(&mut self, rules: &PlatformRules, gone: &mut Vec<InboxSlot>) {
         let (mut most, mut has_given_up) = (0, false);
         for place in 0..self.seats.len() {
             let bound = rules(&self.seats[place].platform).max_stored as usize;
@@ -329,26 +324,26 @@ impl UserBox {
         }
         let most = (most + self.unseated_bound(rules)).max(1);
         while self.slots.len() > most {
-            // The seats are within their bounds: rather what none of them waits for.
+            // The seats are within their bounds: slots that no seat waits for are removed first.
             let at = self.slots.iter().position(|slot| !self.is_awaited_by_a_seat(slot, rules)).unwrap_or(0);
             gone.extend(self.lose(at, rules));
         }
     }
 
-    fn is_awaited_by_a_seat(&self, slot: &Slot, rules: &PlatformRules) -> bool {
+    fn is_awaited_by_a_seat(&self, slot: &InboxSlot, rules: &PlatformRules) -> bool {
         self.seats.iter().any(|seat| seat.waits_for(slot) && rules(&seat.platform).store)
     }
 
-    /// These, the oldest that the seat waits for, are not for it any more.
+    /// Drops these messages, the oldest that the seat waits for, from the seat.
     fn give_up(&mut self, seat: usize, seqs: &[u64]) {
         for seq in seqs {
-            // First below the floor, so that nothing before it counts as still to come.
+            // The floor moves first, so that earlier messages no longer count as waiting.
             self.seats[seat].floor = *seq;
             self.note_loss(seat, *seq);
         }
     }
 
-    /// How many slots may wait for platforms that have no seat.
+    /// The bound of slots for platforms without a seat.
     fn unseated_bound(&self, rules: &PlatformRules) -> usize {
         let named = self.slots.iter().filter_map(|slot| slot.filter.as_ref()?.only.as_ref()).flatten();
         let without_seat = named.filter(|platform| !self.seats.iter().any(|seat| seat.platform == **platform));
@@ -357,7 +352,7 @@ impl UserBox {
         (bound.unwrap_or(0) as usize).max(default)
     }
 
-    /// Removes what has expired; a seat that waited for it has lost it.
+    /// Removes expired messages, and notes the loss for the seats that wait for them.
     pub fn expire(&mut self, rules: &PlatformRules, now: Timestamp) -> Expired {
         self.forget_kicks(now);
         let exhausted = self.expiring_exhausted(rules, now);
@@ -369,7 +364,7 @@ impl UserBox {
         for place in 0..self.seats.len() {
             let seat = &self.seats[place];
             let settings = rules(&seat.platform);
-            // A platform's own time may be shorter. What it is too old for is its oldest, as long as clocks do not jump.
+            // A platform's TTL may be shorter. It expires the oldest messages first, unless clocks jump.
             let waits = self.slots.iter().filter(|slot| seat.waits_for(slot));
             let old: Vec<u64> =
                 waits.take_while(|slot| slot.is_expired_for(&settings, now)).map(|slot| slot.seq).collect();
@@ -382,8 +377,8 @@ impl UserBox {
         Expired { gone, exhausted }
     }
 
-    /// The seat has everything up to there. Only forwards.
-    pub fn acknowledge(&mut self, seat: usize, upto: u64, rules: &PlatformRules) -> Vec<Slot> {
+    /// Moves the cursor of a seat, only forwards. Returns the slots that no seat waits for any more.
+    pub fn acknowledge(&mut self, seat: usize, upto: u64, rules: &PlatformRules) -> Vec<InboxSlot> {
         let Some(seat) = self.seats.get_mut(seat) else { return Vec::new() };
         if upto <= seat.cursor {
             return Vec::new();
@@ -393,11 +388,11 @@ impl UserBox {
         self.settle(rules, upto)
     }
 
-    /// Takes out what nobody waits for any more, up to that number.
-    fn settle(&mut self, rules: &PlatformRules, upto: u64) -> Vec<Slot> {
+    /// Removes the slots up to that number that no seat waits for.
+    fn settle(&mut self, rules: &PlatformRules, upto: u64) -> Vec<InboxSlot> {
         let Self { seats, slots, .. } = self;
         let keeping: Vec<(&Seat, bool)> = seats.iter().map(|seat| (seat, rules(&seat.platform).store)).collect();
-        let is_awaited = |slot: &Slot| {
+        let is_awaited = |slot: &InboxSlot| {
             let mut is_for_any = false;
             for (seat, stores) in &keeping {
                 if *stores && slot.is_for(&seat.platform) {
@@ -409,7 +404,7 @@ impl UserBox {
             }
             let named = slot.filter.as_ref().and_then(|filter| filter.only.as_ref());
             match named {
-                // A platform that is named and has no seat yet has not acknowledged.
+                // A named platform without a seat has not acknowledged.
                 Some(named) => named.iter().any(|platform| {
                     slot.is_for(platform)
                         && rules(platform).store
@@ -419,7 +414,7 @@ impl UserBox {
             }
         };
         let mut gone = Vec::new();
-        // Nearly always it is the oldest that go.
+        // Nearly always only the oldest slots go.
         while slots.front().is_some_and(|slot| slot.seq <= upto && !is_awaited(slot)) {
             gone.extend(slots.pop_front());
         }
@@ -435,7 +430,7 @@ impl UserBox {
             gone.push(slot);
             None
         });
-        let mut kept: VecDeque<Slot> = kept.collect();
+        let mut kept: VecDeque<InboxSlot> = kept.collect();
         if kept.is_empty() {
             kept = later;
         } else {
@@ -445,13 +440,13 @@ impl UserBox {
         gone
     }
 
-    /// Everything that is stored goes, unread.
-    pub fn wipe(&mut self) -> Vec<Slot> {
+    /// Removes all slots without noting losses.
+    pub fn wipe(&mut self) -> Vec<InboxSlot> {
         self.seats.iter_mut().for_each(|seat| seat.lost.clear());
         std::mem::take(&mut self.slots).into()
     }
 
-    /// Seats that were not seen since then are forgotten.
+    /// Removes the seats that were not seen since then.
     pub fn forget_seats(&mut self, since: Timestamp) {
         self.seats.retain(|seat| seat.seen_at >= since);
         if self.seats.is_empty() && self.slots.is_empty() {
@@ -459,23 +454,23 @@ impl UserBox {
         }
     }
 
-    /// When nothing in it is of use any more, where a seat counts for so long after it was last seen. `None`: it has nothing but names.
+    /// The time at which the box has no more use, if seats are kept for `seat_kept_ms` after they were last seen. `None`: it has only ids.
     pub fn reclaim_at(&self, seat_kept_ms: i64) -> Option<Timestamp> {
         let slots = self.slots.iter().map(|slot| slot.expires_at);
         let seats =
             self.seats.iter().map(|seat| Timestamp::from_millis(seat.seen_at.as_millis().saturating_add(seat_kept_ms)));
         let last = slots.chain(seats).chain(self.kicks.iter().map(|kick| kick.until)).max();
-        // A message without retries becomes a dead letter when it expires, and not when its seat is forgotten.
+        // A message without retries must become a dead letter when it expires, not when its seat is removed.
         let exhausted = self.slots.iter().filter(|slot| self.seats.iter().any(|seat| seat.is_exhausted(slot)));
         exhausted.map(|slot| slot.expires_at).chain(last).min()
     }
 
-    /// How many messages wait for a seat.
+    /// The number of messages that wait for a seat.
     pub fn waiting(&self, seat: &Seat) -> usize {
         self.slots.iter().filter(|slot| seat.waits_for(slot)).count()
     }
 
-    /// The highest number stored for a seat, or what it has.
+    /// The highest number stored for a seat, or its cursor.
     pub fn head(&self, seat: &Seat) -> u64 {
         let last = self.slots.iter().rev().find(|slot| slot.is_for(&seat.platform)).map_or(0, |slot| slot.seq);
         last.max(seat.cursor)

@@ -1,7 +1,7 @@
 //! `GET /v1/connect`: a WebSocket.
 //!
-//! The handshake is an ordinary request. Once it is answered the socket is taken out of the HTTP server, whose buffers go, and a small task
-//! waits on it. Where the socket cannot be taken out, the same session runs over whatever is there, at the cost of a buffer.
+//! The handshake is an ordinary request. Afterwards the socket is taken out of the HTTP server, whose buffers are freed, and a small task
+//! waits on it. If the socket cannot be taken out, the session runs over the upgraded stream, at the cost of a buffer.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -25,28 +25,28 @@ use tokio::net::TcpStream;
 
 use super::Gateway;
 use super::frames::{Format, JSON_SUBPROTOCOL, PROTO_SUBPROTOCOL};
-use super::refusal::Refusal;
-use super::session::{Session, Way};
-use super::shared::Place;
-use super::websocket::handshake::judge;
-use crate::lingering::LingeringStream;
+use super::refusal::ConnectRefusal;
+use super::session::{DeviceSession, Transport};
+use super::shared::ConnectionSlot;
+use super::websocket::handshake::validate;
+use crate::linger::LingeringStream;
 
-/// Bytes that are read at once, into a buffer that all connections of a thread share.
+/// Size of the read buffer that all connections of a thread share.
 const READ_BYTES: usize = 64 << 10;
-/// Reads from one connection before others have their turn.
+/// Reads from one connection before it yields to others.
 const READS_AT_ONCE: usize = 8;
-/// Bytes that are read at once where the socket could not be taken out.
+/// Size of the read buffer of a connection whose socket could not be taken out.
 const READ_BYTES_GENERIC: usize = 4 << 10;
 
 pub(super) async fn connect(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     begin(&gateway, request).unwrap_or_else(IntoResponse::into_response)
 }
 
-fn begin(gateway: &Arc<Gateway>, mut request: Request) -> Result<Response, Refusal> {
+fn begin(gateway: &Arc<Gateway>, mut request: Request) -> Result<Response, ConnectRefusal> {
     let known = [JSON_SUBPROTOCOL, PROTO_SUBPROTOCOL];
-    let wanted = judge(request.method(), request.version(), request.headers(), &known)?;
+    let handshake = validate(request.method(), request.version(), request.headers(), &known)?;
     let place = gateway.shared.accept()?;
-    let format = match wanted.subprotocol {
+    let format = match handshake.subprotocol {
         Some(PROTO_SUBPROTOCOL) => Format::SocketProto,
         _ => Format::SocketJson,
     };
@@ -57,7 +57,7 @@ fn begin(gateway: &Arc<Gateway>, mut request: Request) -> Result<Response, Refus
     tokio::spawn(async move {
         match upgrade.await {
             Ok(upgraded) => open(&gateway, upgraded, format, place, is_local, is_forwarded),
-            Err(error) => tracing::debug!(%error, "a WebSocket ended before it began"),
+            Err(error) => tracing::debug!(%error, "a connection ended before the WebSocket was open"),
         }
     });
     let mut response = Response::new(Body::empty());
@@ -65,10 +65,11 @@ fn begin(gateway: &Arc<Gateway>, mut request: Request) -> Result<Response, Refus
     let headers = response.headers_mut();
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-    let accept = HeaderValue::from_str(&wanted.accept)
-        .map_err(|_| Refusal::new(StatusCode::BAD_REQUEST, "bad_handshake", "the key cannot be answered"))?;
+    let accept = HeaderValue::from_str(&handshake.accept).map_err(|_| {
+        ConnectRefusal::new(StatusCode::BAD_REQUEST, "bad_handshake", "`Sec-WebSocket-Accept` cannot be encoded")
+    })?;
     headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
-    if let Some(subprotocol) = wanted.subprotocol {
+    if let Some(subprotocol) = handshake.subprotocol {
         headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(subprotocol));
     }
     Ok(response)
@@ -84,8 +85,8 @@ fn is_loopback(peer: &SocketAddr) -> bool {
     peer.ip().to_canonical().is_loopback()
 }
 
-/// Whether somebody passed it on from elsewhere: a proxy, which says so or leaves the name that it was asked under; or the browser of a page
-/// whose name was made to lead to this machine (DNS rebinding), which says no origin where it only reads.
+/// Whether the request comes from elsewhere: through a proxy, with its headers or the public name; or from a web page whose name resolves
+/// to this machine (DNS rebinding). The browser sends no `Origin` with the page's plain reads.
 fn is_forwarded(headers: &HeaderMap, uri: &Uri) -> bool {
     let host = headers.get(HOST).and_then(|host| host.to_str().ok()?.parse().ok());
     let host: Option<Authority> = uri.authority().cloned().or(host);
@@ -95,7 +96,7 @@ fn is_forwarded(headers: &HeaderMap, uri: &Uri) -> bool {
         || headers.contains_key("x-real-ip")
 }
 
-/// A name that somebody elsewhere can have: those of one machine alone have no dot.
+/// Whether other machines can have that name. Names that are local to a machine have no dot.
 pub fn is_public_name(host: &str) -> bool {
     const OWN: &[u8] = b".localhost";
     let name = host.trim_end_matches('.');
@@ -104,26 +105,33 @@ pub fn is_public_name(host: &str) -> bool {
     !is_address && name.contains('.') && !is_own
 }
 
-fn open(gateway: &Arc<Gateway>, upgraded: Upgraded, format: Format, place: Place, is_local: bool, is_forwarded: bool) {
+fn open(
+    gateway: &Arc<Gateway>,
+    upgraded: Upgraded,
+    format: Format,
+    place: ConnectionSlot,
+    is_local: bool,
+    is_forwarded: bool,
+) {
     let Some(lane) = gateway.lane_here() else { return };
     match socket_of(upgraded) {
         Ok((stream, begun)) => {
             let is_local = is_local || !is_forwarded && stream.peer_addr().is_ok_and(|peer| is_loopback(&peer));
-            let session = Session::open(&lane, Way::Socket(stream), format, is_local, place);
+            let session = DeviceSession::open(&lane, Transport::Socket(stream), format, is_local, place);
             if !begun.is_empty() {
                 session.take_bytes(&mut begun.to_vec());
             }
             tokio::spawn(read(session));
         }
         Err(upgraded) => {
-            let way = Way::Polled(AtomicWaker::new());
-            let session = Session::open(&lane, way, format, is_local, place);
-            tokio::spawn(carry(session, upgraded));
+            let transport = Transport::Polled(AtomicWaker::new());
+            let session = DeviceSession::open(&lane, transport, format, is_local, place);
+            tokio::spawn(run_polled(session, upgraded));
         }
     }
 }
 
-/// The socket below, with what was read of it already, where it is one.
+/// The TCP socket and the bytes that were read from it already, if it can be taken out.
 fn socket_of(upgraded: Upgraded) -> Result<(TcpStream, Bytes), Upgraded> {
     match downcast::<TokioIo<LingeringStream>>(upgraded) {
         Ok(parts) => Ok((parts.io.into_inner().into_inner(), parts.read_buf)),
@@ -131,36 +139,34 @@ fn socket_of(upgraded: Upgraded) -> Result<(TcpStream, Bytes), Upgraded> {
     }
 }
 
-/// Ends the session when its stream does, however that comes about.
-pub(super) struct Ending(pub(super) Arc<Session>);
+/// Ends the session when dropped with its stream.
+pub(super) struct EndOnDrop(pub(super) Arc<DeviceSession>);
 
-impl Drop for Ending {
+impl Drop for EndOnDrop {
     fn drop(&mut self) {
         self.0.end();
     }
 }
 
-/// A connection's task: it waits for its socket to have something, and holds nothing meanwhile.
-async fn read(session: Arc<Session>) {
-    let session = Ending(session);
-    let Way::Socket(stream) = &session.0.way else { return };
-    // Polled by hand: waiting with `readable` would take a third more memory, and one task waits here.
+/// The task of a connection: waits for its socket and holds no buffer meanwhile.
+async fn read(session: Arc<DeviceSession>) {
+    let session = EndOnDrop(session);
+    let Transport::Socket(stream) = &session.0.transport else { return };
+    // Polled by hand: a `readable` future takes a third more memory, and only one task waits here.
     while poll_fn(|context| stream.poll_read_ready(context)).await.is_ok() {
         match read_some(&session.0, stream) {
-            Read::All => {}
-            Read::More => tokio::task::yield_now().await,
-            Read::End => return,
+            ReadTurn::All => {}
+            ReadTurn::More => tokio::task::yield_now().await,
+            ReadTurn::End => return,
         }
     }
 }
 
-/// What became of a connection's turn.
-enum Read {
-    /// Nothing more is there.
+enum ReadTurn {
+    /// No more bytes are available.
     All,
-    /// More may be there, and it is the others' turn.
+    /// More bytes may be available; other connections come first.
     More,
-    /// The stream has ended.
     End,
 }
 
@@ -168,23 +174,23 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES]);
 }
 
-fn read_some(session: &Arc<Session>, stream: &TcpStream) -> Read {
+fn read_some(session: &Arc<DeviceSession>, stream: &TcpStream) -> ReadTurn {
     BUFFER.with_borrow_mut(|buffer| {
         for _ in 0..READS_AT_ONCE {
             match stream.try_read(buffer) {
-                Ok(0) => return Read::End,
+                Ok(0) => return ReadTurn::End,
                 Ok(count) => session.take_bytes(&mut buffer[..count]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Read::All,
-                Err(_) => return Read::End,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return ReadTurn::All,
+                Err(_) => return ReadTurn::End,
             }
         }
-        Read::More
+        ReadTurn::More
     })
 }
 
-/// The same over a stream that has to be polled.
-async fn carry(session: Arc<Session>, upgraded: Upgraded) {
-    let session = Ending(session);
+/// Runs a session over a stream that must be polled.
+async fn run_polled(session: Arc<DeviceSession>, upgraded: Upgraded) {
+    let session = EndOnDrop(session);
     let (mut reader, mut writer) = tokio::io::split(TokioIo::new(upgraded));
     let reading = async {
         let mut buffer = vec![0; READ_BYTES_GENERIC];
@@ -211,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_somebody_elsewhere_can_have_is_not_this_machine_s() {
+    fn a_name_with_a_dot_is_public_unless_it_is_an_address_or_under_localhost() {
         for own in ["localhost", "LOCALHOST", "app.LocalHost", "app.localhost.", "mybox", "127.0.0.1", "[::1]", "x"] {
             assert!(!is_public_name(own), "{own}");
         }

@@ -17,17 +17,17 @@ use serde::Deserialize;
 use whimbrel_model::people::{CloseCode, SessionId};
 
 use super::Gateway;
-use super::connect::{Ending, is_local};
-use super::frames::{AskedResume, Connect, Format, Mark};
-use super::refusal::Refusal;
-use super::session::{Session, Way};
+use super::connect::{EndOnDrop, is_local};
+use super::frames::{Connect, EventId, Format, ResumeRequest};
+use super::refusal::ConnectRefusal;
+use super::session::{DeviceSession, Transport};
 
-/// The body of an acknowledgement has a session, a number and at most a token.
+/// Bytes of the body of an acknowledgement, at most: a session, a number and possibly a token.
 const ACK_MAX_BYTES: usize = 16 << 10;
 
-/// What a device says of itself, as the first frame of a WebSocket does.
+/// The identity of a device, as in the first frame of a WebSocket.
 #[derive(Debug, Deserialize)]
-pub(super) struct Asked {
+pub(super) struct StreamQuery {
     token: Option<String>,
     uid: Option<String>,
     platform: Option<String>,
@@ -39,32 +39,34 @@ pub(super) struct Asked {
 
 pub(super) async fn connect(
     State(gateway): State<Arc<Gateway>>,
-    query: Result<Query<Asked>, axum::extract::rejection::QueryRejection>,
+    query: Result<Query<StreamQuery>, axum::extract::rejection::QueryRejection>,
     request: Request,
 ) -> Response {
-    let asked =
-        query.map_err(|error| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_parameter", error.body_text()));
+    let asked = query
+        .map_err(|error| ConnectRefusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_parameter", error.body_text()));
     asked.and_then(|Query(asked)| begin(&gateway, asked, &request)).unwrap_or_else(IntoResponse::into_response)
 }
 
-fn begin(gateway: &Arc<Gateway>, asked: Asked, request: &Request) -> Result<Response, Refusal> {
+fn begin(gateway: &Arc<Gateway>, asked: StreamQuery, request: &Request) -> Result<Response, ConnectRefusal> {
     let headers = request.headers();
     let is_local = is_local(headers, request.uri(), request.extensions());
-    // A browser that comes back says what it saw last, and its address still says where it began.
+    // A reconnecting browser sends the last event id. Its URL still has the initial position.
     let last_seen = headers.get("last-event-id").filter(|id| !id.is_empty());
-    let last_seen = last_seen.map(|id| Mark::resume(id.to_str().unwrap_or_default()));
-    let began = asked.epoch.zip(asked.cursor).map(|(epoch, cursor)| AskedResume { epoch, cursor });
+    let last_seen = last_seen.map(|id| EventId::resume(id.to_str().unwrap_or_default()));
+    let began = asked.epoch.zip(asked.cursor).map(|(epoch, cursor)| ResumeRequest { epoch, cursor });
     let resume = last_seen.or(began);
     let (uid, platform, device) = (asked.uid, asked.platform, asked.device);
     let connect = Connect { token: bearer(headers).or(asked.token), uid, platform, device, resume };
-    let identified = gateway.shared.identify(connect, is_local).map_err(|(code, why)| Refusal::of_close(code, why))?;
+    let identified =
+        gateway.shared.identify(connect, is_local).map_err(|(code, why)| ConnectRefusal::of_close(code, why))?;
     let place = gateway.shared.accept()?;
     let lane = gateway.lane_here();
-    let lane = lane.ok_or_else(|| Refusal::of_close(CloseCode::Overloaded, "there are too many threads"))?;
-    let way = Way::Polled(AtomicWaker::new());
-    let session = Session::open(&lane, way, Format::EventStream, is_local, place);
+    let lane =
+        lane.ok_or_else(|| ConnectRefusal::of_close(CloseCode::Overloaded, "this process has had too many threads"))?;
+    let transport = Transport::Polled(AtomicWaker::new());
+    let session = DeviceSession::open(&lane, transport, Format::EventStream, is_local, place);
     session.arrive(identified);
-    let mut response = Response::new(Body::from_stream(Events(Ending(session))));
+    let mut response = Response::new(Body::from_stream(EventStreamBody(EndOnDrop(session))));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -78,10 +80,10 @@ fn bearer(headers: &HeaderMap) -> Option<String> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim().to_owned())
 }
 
-/// The body: whatever waits for the device.
-struct Events(Ending);
+/// The response body: the frames for the device.
+struct EventStreamBody(EndOnDrop);
 
-impl Stream for Events {
+impl Stream for EventStreamBody {
     type Item = Result<Bytes, std::convert::Infallible>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -90,11 +92,11 @@ impl Stream for Events {
 }
 
 #[derive(Debug, Deserialize)]
-struct Acknowledged {
+struct AckRequestBody {
     session: String,
     ack: u64,
     token: Option<String>,
-    /// Where there are no client keys, as in the stream's own address.
+    /// Used without client keys, as in the stream's URL.
     uid: Option<String>,
 }
 
@@ -105,39 +107,42 @@ pub(super) async fn ack(State(gateway): State<Arc<Gateway>>, request: Request) -
     }
 }
 
-async fn take_ack(gateway: &Arc<Gateway>, request: Request) -> Result<(), Refusal> {
+async fn take_ack(gateway: &Arc<Gateway>, request: Request) -> Result<(), ConnectRefusal> {
     let (parts, body) = request.into_parts();
     let is_local = is_local(&parts.headers, &parts.uri, &parts.extensions);
-    let bad = |why: String| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_json", why);
+    let bad = |why: String| ConnectRefusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_json", why);
     let body =
         tokio::time::timeout(gateway.shared.settings.handshake_wait, Limited::new(body, ACK_MAX_BYTES).collect());
+    let body = body.await.map_err(|_| {
+        ConnectRefusal::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "timeout while reading the body")
+    })?;
     let body =
-        body.await.map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body did not come"))?;
-    let body = body.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, "bad_body", error.to_string()))?.to_bytes();
-    let said: Acknowledged = serde_json::from_slice(&body).map_err(|error| bad(error.to_string()))?;
+        body.map_err(|error| ConnectRefusal::new(StatusCode::BAD_REQUEST, "bad_body", error.to_string()))?.to_bytes();
+    let said: AckRequestBody = serde_json::from_slice(&body).map_err(|error| bad(error.to_string()))?;
     let token = bearer(&parts.headers).or(said.token);
-    // Whoever could have connected as this session may acknowledge: a token for one platform only is good for sessions of that one.
+    // Any client that could have connected as this session may acknowledge. A token for one platform covers only that platform's sessions.
     let (uid, bound) = match token {
         Some(token) if gateway.shared.tokens.has_keys() => {
-            let token = gateway.shared.check_token(&token).map_err(|(code, why)| Refusal::of_close(code, why))?;
+            let token =
+                gateway.shared.check_token(&token).map_err(|(code, why)| ConnectRefusal::of_close(code, why))?;
             (token.uid, token.platform)
         }
         token => {
-            // Nothing says here which platform the session has, and without a token none is asked for.
+            // The request does not name the platform of the session, and without a token none is required.
             let platform = Some("any".to_owned());
             let connect = Connect { token, uid: said.uid, platform, ..Connect::default() };
             let identified = gateway.shared.identify(connect, is_local);
-            (identified.map_err(|(code, why)| Refusal::of_close(code, why))?.who.uid, None)
+            (identified.map_err(|(code, why)| ConnectRefusal::of_close(code, why))?.identity.uid, None)
         }
     };
     let unknown = || {
-        let why = "there is no such session of this user at this gateway";
-        Refusal::new(StatusCode::NOT_FOUND, "unknown_session", why)
+        let why = "this gateway has no such session of this user";
+        ConnectRefusal::new(StatusCode::NOT_FOUND, "unknown_session", why)
     };
     let session = SessionId::parse(&said.session).ok_or_else(unknown)?;
-    // The sessions of another process have the same numbers.
+    // Session numbers are unique only within a process.
     let session = Some(session).filter(|session| gateway.shared.was(session.gateway)).ok_or_else(unknown)?;
     let session = gateway.session(session.number).ok_or_else(unknown)?;
     let taken = session.ack(&uid, bound.as_ref(), said.ack).ok_or_else(unknown)?;
-    taken.map_err(|why| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_ack", why))
+    taken.map_err(|why| ConnectRefusal::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_ack", why))
 }

@@ -1,6 +1,6 @@
-//! The frames between a device and its gateway, in JSON and in protobuf, and how each way of connecting wraps them.
+//! The frames between a device and its gateway, in JSON and protobuf, and their framing for each transport.
 //!
-//! What is the same of a message for every device is encoded once and shared; a delivery adds its own few members in front of it.
+//! The part of a message that is the same for every device is encoded once and shared. A delivery adds its own few members in front.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use prost::Message as _;
 use serde::Deserialize;
 use serde_json::json;
 use whimbrel_model::people::SessionId;
-use whimbrel_model::ports::{DeliveryPlace, OutMessage};
+use whimbrel_model::ports::{DeliveryPosition, OutMessage};
 
 use super::websocket::{Opcode, encode, encode_close, encode_header};
 use whimbrel_api::protocol::{ClientFrame, ServerFrame, client_frame, server_frame};
@@ -19,25 +19,24 @@ use whimbrel_api::protocol::{ClientFrame, ServerFrame, client_frame, server_fram
 pub(super) const JSON_SUBPROTOCOL: &str = "whimbrel.v1.json";
 pub(super) const PROTO_SUBPROTOCOL: &str = "whimbrel.v1.proto";
 
-/// Bytes of an inbox's epoch that a device may bring; those that are given are shorter.
+/// Bytes of an epoch that a device sends, at most. Real epochs are shorter.
 pub(super) const EPOCH_MAX_BYTES: usize = 128;
 /// The tag of a message in a `ServerFrame`: field 2, with a length.
 const MESSAGE_TAG: u8 = 2 << 3 | 2;
 
-/// How frames are written, and what is around them.
+/// The encoding of frames and their transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     SocketJson,
     SocketProto,
     EventStream,
-    /// Each with its length, four bytes, in front.
+    /// Each frame has a length prefix of four bytes.
     Grpc,
 }
 
-/// What a device says.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Said {
+pub(super) enum InboundFrame {
     Connect(Connect),
     Ack(u64),
     Ping {},
@@ -52,34 +51,34 @@ pub(super) struct Connect {
     pub(super) platform: Option<String>,
     #[serde(default)]
     pub(super) device: String,
-    pub(super) resume: Option<AskedResume>,
+    pub(super) resume: Option<ResumeRequest>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(super) struct AskedResume {
+pub(super) struct ResumeRequest {
     pub(super) epoch: String,
     pub(super) cursor: u64,
 }
 
-/// A place in an inbox as the `id` of an event, `<epoch>:<number>`: a browser brings the last one back by itself, and nothing else.
+/// A position in an inbox as the `id` of an event, `<epoch>:<number>`. A reconnecting browser sends the last one by itself, and only that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Mark<'a> {
+pub(super) struct EventId<'a> {
     pub(super) epoch: &'a str,
     pub(super) seq: u64,
 }
 
-impl Mark<'_> {
-    /// What a browser that comes back with this id has. One that was never given is of no epoch at all, so that its device is told that it
-    /// did not resume; it is not refused, since a page cannot make its browser forget it.
-    pub(super) fn resume(id: &str) -> AskedResume {
+impl EventId<'_> {
+    /// The position in a browser's last event id. A malformed id becomes an empty epoch, so that the session starts without resuming. It is
+    /// not an error, because a page cannot make its browser drop the id.
+    pub(super) fn resume(id: &str) -> ResumeRequest {
         let place = id.rsplit_once(':').filter(|(epoch, _)| epoch.len() <= EPOCH_MAX_BYTES);
         let place = place.and_then(|(epoch, seq)| Some((epoch.to_owned(), seq.parse().ok()?)));
         let (epoch, cursor) = place.unwrap_or_default();
-        AskedResume { epoch, cursor }
+        ResumeRequest { epoch, cursor }
     }
 }
 
-impl Said {
+impl InboundFrame {
     pub(super) fn of_json(text: &str) -> Result<Self, String> {
         serde_json::from_str(text).map_err(|error| error.to_string())
     }
@@ -96,7 +95,7 @@ impl Said {
                 uid: connect.uid,
                 platform: connect.platform,
                 device: connect.device,
-                resume: connect.resume.map(|asked| AskedResume { epoch: asked.epoch, cursor: asked.cursor }),
+                resume: connect.resume.map(|asked| ResumeRequest { epoch: asked.epoch, cursor: asked.cursor }),
             }),
             Frame::Ack(upto) => Self::Ack(upto),
             Frame::Ping(_) => Self::Ping {},
@@ -106,9 +105,9 @@ impl Said {
     }
 }
 
-/// What a device is told beside messages.
+/// A frame to a device, except messages.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Says<'a> {
+pub(super) enum OutboundFrame<'a> {
     Connected { session: SessionId, epoch: &'a str, head: u64, resumed: bool, why: Option<&'a str>, ping_ms: u32 },
     Ping,
     Pong,
@@ -119,16 +118,16 @@ pub(super) enum Says<'a> {
     Close { code: u16, reason: &'a str },
 }
 
-impl Says<'_> {
-    /// `mark`: where a device that has had it reads on, where that is another place than before.
-    pub(super) fn encode(&self, out: &mut Vec<u8>, format: Format, mark: Option<Mark<'_>>) {
+impl OutboundFrame<'_> {
+    /// `mark`: the position from which a device resumes after this frame, if it changes.
+    pub(super) fn encode(&self, out: &mut Vec<u8>, format: Format, mark: Option<EventId<'_>>) {
         match (format, self) {
-            // The protocol has its own, which browsers answer by themselves.
-            (Format::SocketJson | Format::SocketProto, Says::Ping) => encode(out, Opcode::Ping, b"", None),
-            (Format::SocketJson | Format::SocketProto, Says::Close { code, reason }) => {
+            // The WebSocket ping, which browsers answer by themselves.
+            (Format::SocketJson | Format::SocketProto, OutboundFrame::Ping) => encode(out, Opcode::Ping, b"", None),
+            (Format::SocketJson | Format::SocketProto, OutboundFrame::Close { code, reason }) => {
                 encode_close(out, *code, reason, None);
             }
-            (Format::EventStream, Says::Ping) => out.extend_from_slice(b": ping\n\n"),
+            (Format::EventStream, OutboundFrame::Ping) => out.extend_from_slice(b": ping\n\n"),
             (Format::SocketJson | Format::EventStream, _) => wrap(out, format, mark, &[self.json().as_bytes()]),
             (Format::SocketProto | Format::Grpc, _) => wrap(out, format, mark, &[&self.proto().encode_to_vec()]),
         }
@@ -136,7 +135,7 @@ impl Says<'_> {
 
     fn json(&self) -> String {
         let value = match self {
-            Says::Connected { session, epoch, head, resumed, why, ping_ms } => {
+            OutboundFrame::Connected { session, epoch, head, resumed, why, ping_ms } => {
                 let session = session.to_string();
                 let mut said =
                     json!({"session": session, "epoch": epoch, "head": head, "resumed": resumed, "ping": ping_ms});
@@ -145,13 +144,13 @@ impl Says<'_> {
                 }
                 json!({ "connected": said })
             }
-            Says::Ping => json!({"ping": {}}),
-            Says::Pong => json!({"pong": {}}),
-            Says::Truncated { from, to } => json!({"truncated": {"from": from, "to": to}}),
-            Says::Lost { count } => json!({"lost": {"count": count}}),
-            Says::Kick { code, reason } => json!({"kick": {"code": code, "reason": reason}}),
-            Says::Goaway { after_ms } => json!({"goaway": {"after_ms": after_ms}}),
-            Says::Close { code, reason } => json!({"close": {"code": code, "reason": reason}}),
+            OutboundFrame::Ping => json!({"ping": {}}),
+            OutboundFrame::Pong => json!({"pong": {}}),
+            OutboundFrame::Truncated { from, to } => json!({"truncated": {"from": from, "to": to}}),
+            OutboundFrame::Lost { count } => json!({"lost": {"count": count}}),
+            OutboundFrame::Kick { code, reason } => json!({"kick": {"code": code, "reason": reason}}),
+            OutboundFrame::Goaway { after_ms } => json!({"goaway": {"after_ms": after_ms}}),
+            OutboundFrame::Close { code, reason } => json!({"close": {"code": code, "reason": reason}}),
         };
         value.to_string()
     }
@@ -159,7 +158,7 @@ impl Says<'_> {
     fn proto(&self) -> ServerFrame {
         use server_frame::{Close, Connected, Frame, Goaway, Kick, Lost, Ping, Pong, Truncated};
         let frame = match *self {
-            Says::Connected { session, epoch, head, resumed, why, ping_ms } => Frame::Connected(Connected {
+            OutboundFrame::Connected { session, epoch, head, resumed, why, ping_ms } => Frame::Connected(Connected {
                 session: session.to_string(),
                 epoch: epoch.to_owned(),
                 head,
@@ -167,19 +166,23 @@ impl Says<'_> {
                 why: why.map(str::to_owned),
                 ping: ping_ms,
             }),
-            Says::Ping => Frame::Ping(Ping {}),
-            Says::Pong => Frame::Pong(Pong {}),
-            Says::Truncated { from, to } => Frame::Truncated(Truncated { from, to }),
-            Says::Lost { count } => Frame::Lost(Lost { count }),
-            Says::Kick { code, reason } => Frame::Kick(Kick { code: code.to_owned(), reason: reason.to_owned() }),
-            Says::Goaway { after_ms } => Frame::Goaway(Goaway { after_ms }),
-            Says::Close { code, reason } => Frame::Close(Close { code: u32::from(code), reason: reason.to_owned() }),
+            OutboundFrame::Ping => Frame::Ping(Ping {}),
+            OutboundFrame::Pong => Frame::Pong(Pong {}),
+            OutboundFrame::Truncated { from, to } => Frame::Truncated(Truncated { from, to }),
+            OutboundFrame::Lost { count } => Frame::Lost(Lost { count }),
+            OutboundFrame::Kick { code, reason } => {
+                Frame::Kick(Kick { code: code.to_owned(), reason: reason.to_owned() })
+            }
+            OutboundFrame::Goaway { after_ms } => Frame::Goaway(Goaway { after_ms }),
+            OutboundFrame::Close { code, reason } => {
+                Frame::Close(Close { code: u32::from(code), reason: reason.to_owned() })
+            }
         };
         ServerFrame { frame: Some(frame) }
     }
 }
 
-/// What a message takes at least when it is written: its shared part.
+/// A lower bound of the message's encoded size: its shared part.
 pub(super) fn message_bytes(format: Format, message: &OutMessage) -> usize {
     match format {
         Format::SocketJson | Format::EventStream => json_tail(message).len(),
@@ -187,36 +190,36 @@ pub(super) fn message_bytes(format: Format, message: &OutMessage) -> usize {
     }
 }
 
-/// Writes a message to one device, whose inbox is of that epoch.
+/// Encodes a message for one device, whose inbox has that epoch.
 pub(super) fn encode_message(
     out: &mut Vec<u8>,
     format: Format,
     epoch: &str,
-    place: DeliveryPlace,
+    place: DeliveryPosition,
     message: &OutMessage,
 ) {
     let mark = match place {
-        DeliveryPlace::Stored { seq, .. } => Some(Mark { epoch, seq }),
-        DeliveryPlace::Ephemeral { .. } => None,
+        DeliveryPosition::Stored { seq, .. } => Some(EventId { epoch, seq }),
+        DeliveryPosition::Ephemeral { .. } => None,
     };
     match format {
         Format::SocketJson | Format::EventStream => {
-            // Two numbers of twenty digits at most: it does not grow.
+            // Room for two numbers of 20 digits, so that the text does not grow.
             let mut own = String::with_capacity(96);
             let _ = match place {
-                DeliveryPlace::Stored { seq, prev } => {
+                DeliveryPosition::Stored { seq, prev } => {
                     write!(own, r#"{{"message":{{"seq":{seq},"prev":{prev},"stored":true,"#)
                 }
-                DeliveryPlace::Ephemeral { .. } => write!(own, r#"{{"message":{{"stored":false,"#),
+                DeliveryPosition::Ephemeral { .. } => write!(own, r#"{{"message":{{"stored":false,"#),
             };
             wrap(out, format, mark, &[own.as_bytes(), json_tail(message)]);
         }
         Format::SocketProto | Format::Grpc => {
             let own = match place {
-                DeliveryPlace::Stored { seq, prev } => {
+                DeliveryPosition::Stored { seq, prev } => {
                     server_frame::Message { seq: Some(seq), prev: Some(prev), stored: true, ..Default::default() }
                 }
-                DeliveryPlace::Ephemeral { .. } => server_frame::Message::default(),
+                DeliveryPosition::Ephemeral { .. } => server_frame::Message::default(),
             };
             let own = own.encode_to_vec();
             let tail = proto_tail(message);
@@ -254,15 +257,14 @@ fn proto_tail(message: &OutMessage) -> &Bytes {
     })
 }
 
-/// Puts around a frame what its way of connecting needs.
-fn wrap(out: &mut Vec<u8>, format: Format, mark: Option<Mark<'_>>, parts: &[&[u8]]) {
+fn wrap(out: &mut Vec<u8>, format: Format, mark: Option<EventId<'_>>, parts: &[&[u8]]) {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     out.reserve(length + 32);
     match format {
         Format::SocketJson => encode_header(out, Opcode::Text, true, length, None),
         Format::SocketProto => encode_header(out, Opcode::Binary, true, length, None),
         Format::EventStream => {
-            if let Some(Mark { epoch, seq }) = mark {
+            if let Some(EventId { epoch, seq }) = mark {
                 out.extend_from_slice(format!("id: {epoch}:{seq}\n").as_bytes());
             }
             out.extend_from_slice(b"data: ");
@@ -291,58 +293,61 @@ mod tests {
         }
     }
 
-    fn event(place: DeliveryPlace, payload: &'static [u8]) -> String {
+    fn event(place: DeliveryPosition, payload: &'static [u8]) -> String {
         let mut out = Vec::new();
         encode_message(&mut out, Format::EventStream, "e-1", place, &message(payload));
         String::from_utf8(out).unwrap()
     }
 
     #[test]
-    fn a_device_says_what_the_contract_has() {
+    fn frames_of_a_device_are_parsed_as_documented() {
         let connect = r#"{"connect":{"token":"t","platform":"web","device":"d1","resume":{"epoch":"e","cursor":41}}}"#;
-        let resume = Some(AskedResume { epoch: "e".into(), cursor: 41 });
+        let resume = Some(ResumeRequest { epoch: "e".into(), cursor: 41 });
         let expected =
             Connect { token: Some("t".into()), platform: Some("web".into()), device: "d1".into(), resume, uid: None };
-        assert_eq!(Said::of_json(connect), Ok(Said::Connect(expected)));
-        assert_eq!(Said::of_json(r#"{"ack":42}"#), Ok(Said::Ack(42)));
-        assert_eq!(Said::of_json(r#"{"ping":{}}"#), Ok(Said::Ping {}));
-        assert_eq!(Said::of_json(r#"{"refresh":{"token":"t"}}"#), Ok(Said::Refresh { token: "t".into() }));
+        assert_eq!(InboundFrame::of_json(connect), Ok(InboundFrame::Connect(expected)));
+        assert_eq!(InboundFrame::of_json(r#"{"ack":42}"#), Ok(InboundFrame::Ack(42)));
+        assert_eq!(InboundFrame::of_json(r#"{"ping":{}}"#), Ok(InboundFrame::Ping {}));
+        assert_eq!(
+            InboundFrame::of_json(r#"{"refresh":{"token":"t"}}"#),
+            Ok(InboundFrame::Refresh { token: "t".into() })
+        );
         for bad in ["", "{}", r#"{"ack":-1}"#, r#"{"ack":1,"ping":{}}"#, r#"{"dance":{}}"#, "[]", r#"{"ack":1.5}"#] {
-            assert!(Said::of_json(bad).is_err(), "{bad}");
+            assert!(InboundFrame::of_json(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn a_stored_message_has_its_numbers_and_an_ephemeral_one_has_none() {
-        let stored = event(DeliveryPlace::Stored { seq: 42, prev: 40 }, b"hi \"you\"\n");
+        let stored = event(DeliveryPosition::Stored { seq: 42, prev: 40 }, b"hi \"you\"\n");
         let shared = r#""id":"m\"1","payload":"hi \"you\"\n","content_type":"text/plain","sent_at":"1970-01-01T00:00:00.000Z"}}"#;
         assert_eq!(
             stored,
             format!("id: e-1:42\ndata: {{\"message\":{{\"seq\":42,\"prev\":40,\"stored\":true,{shared}\n\n")
         );
-        let ephemeral = event(DeliveryPlace::Ephemeral { place: 7 }, b"hi \"you\"\n");
+        let ephemeral = event(DeliveryPosition::Ephemeral { place: 7 }, b"hi \"you\"\n");
         assert_eq!(ephemeral, format!("data: {{\"message\":{{\"stored\":false,{shared}\n\n"));
     }
 
     #[test]
-    fn the_id_of_an_event_says_where_to_go_on_and_one_that_was_never_given_is_of_no_epoch() {
-        let resume = |epoch: &str, cursor| AskedResume { epoch: epoch.to_owned(), cursor };
-        assert_eq!(Mark::resume("1-19a-ff:42"), resume("1-19a-ff", 42));
+    fn an_event_id_is_a_position_and_a_malformed_one_has_no_epoch() {
+        let resume = |epoch: &str, cursor| ResumeRequest { epoch: epoch.to_owned(), cursor };
+        assert_eq!(EventId::resume("1-19a-ff:42"), resume("1-19a-ff", 42));
         let long = format!("{}:42", "e".repeat(EPOCH_MAX_BYTES + 1));
         for strange in ["42", "", "e:", ":", "e:-1", "e:x", "e:99999999999999999999", "1-19a-ff", &long] {
-            assert_eq!(Mark::resume(strange), resume("", 0), "{strange}");
+            assert_eq!(EventId::resume(strange), resume("", 0), "{strange}");
         }
     }
 
     #[test]
-    fn a_payload_that_is_no_text_is_in_base64() {
-        assert!(event(DeliveryPlace::Ephemeral { place: 1 }, &[0xff, 0]).contains(r#""payload_base64":"/wA=""#));
+    fn a_payload_that_is_not_utf8_is_in_base64() {
+        assert!(event(DeliveryPosition::Ephemeral { place: 1 }, &[0xff, 0]).contains(r#""payload_base64":"/wA=""#));
     }
 
     #[test]
-    fn the_shared_part_and_the_own_part_are_one_message_of_protobuf() {
+    fn the_shared_and_the_own_part_form_one_protobuf_message() {
         let mut out = Vec::new();
-        let place = DeliveryPlace::Stored { seq: 300, prev: 1 };
+        let place = DeliveryPosition::Stored { seq: 300, prev: 1 };
         encode_message(&mut out, Format::Grpc, "e", place, &message(b"\xff"));
         let frame = ServerFrame::decode(&out[4..]).unwrap();
         let Some(server_frame::Frame::Message(read)) = frame.frame else { panic!("{frame:?}") };
@@ -352,9 +357,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_same_for_all_is_encoded_once() {
+    fn the_shared_part_is_encoded_once() {
         let message = message(b"x");
-        let place = DeliveryPlace::Ephemeral { place: 1 };
+        let place = DeliveryPosition::Ephemeral { place: 1 };
         encode_message(&mut Vec::new(), Format::SocketJson, "e", place, &message);
         let first = message.json.get().unwrap().as_ptr();
         encode_message(&mut Vec::new(), Format::EventStream, "e", place, &message);

@@ -17,81 +17,78 @@ use tonic::{Status, Streaming};
 use whimbrel_model::people::CloseCode;
 
 use super::Gateway;
-use super::connect::{Ending, is_local};
-use super::frames::{Format, Said};
-use super::session::{Session, Way};
+use super::connect::{EndOnDrop, is_local};
+use super::frames::{Format, InboundFrame};
+use super::session::{DeviceSession, Transport};
 use whimbrel_api::protocol::gateway_server::{Gateway as GatewayService, GatewayServer};
 use whimbrel_api::protocol::{ClientFrame, ServerFrame};
 
-/// Where the router finds the service.
 pub(super) const PATH: &str = "/whimbrel.v1.Gateway/{*method}";
-/// What every path that it finds there begins with.
 pub(super) const PATH_START: &str = "/whimbrel.v1.Gateway/";
-/// Bytes of the length in front of each frame.
+/// Bytes of the length prefix of a frame.
 const LENGTH_BYTES: usize = 4;
 
 pub(super) async fn serve(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     let is_local = is_local(request.headers(), request.uri(), request.extensions());
     let largest = gateway.shared.settings.frame_bytes_max;
-    let mut service = GatewayServer::new(Devices { gateway, is_local }).max_decoding_message_size(largest);
+    let mut service = GatewayServer::new(GrpcGateway { gateway, is_local }).max_decoding_message_size(largest);
     let Ok(response) = service.call(request).await;
     response.map(Body::new)
 }
 
-struct Devices {
+struct GrpcGateway {
     gateway: Arc<Gateway>,
     is_local: bool,
 }
 
 #[tonic::async_trait]
-impl GatewayService for Devices {
-    type ConnectStream = Frames;
+impl GatewayService for GrpcGateway {
+    type ConnectStream = FrameStream;
 
     async fn connect(
         &self,
         request: tonic::Request<Streaming<ClientFrame>>,
-    ) -> Result<tonic::Response<Frames>, Status> {
+    ) -> Result<tonic::Response<FrameStream>, Status> {
         let refused = |_| Status::unavailable(CloseCode::Overloaded.word());
         let place = self.gateway.shared.accept().map_err(refused)?;
         let lane = self.gateway.lane_here().ok_or_else(|| Status::unavailable(CloseCode::Overloaded.word()))?;
-        let way = Way::Polled(AtomicWaker::new());
-        let session = Session::open(&lane, way, Format::Grpc, self.is_local, place);
+        let transport = Transport::Polled(AtomicWaker::new());
+        let session = DeviceSession::open(&lane, transport, Format::Grpc, self.is_local, place);
         let reader = tokio::spawn(read(Arc::clone(&session), request.into_inner())).abort_handle();
-        Ok(tonic::Response::new(Frames { session: Ending(session), left: Bytes::new(), reader }))
+        Ok(tonic::Response::new(FrameStream { session: EndOnDrop(session), left: Bytes::new(), reader }))
     }
 }
 
-/// Takes what the device sends, until it has said everything.
-async fn read(session: Arc<Session>, mut frames: Streaming<ClientFrame>) {
+/// Reads the device's frames until its side ends.
+async fn read(session: Arc<DeviceSession>, mut frames: Streaming<ClientFrame>) {
     loop {
         match frames.message().await {
-            Ok(Some(frame)) => session.hear(Said::of_frame(frame)),
-            // A frame that is too large or no frame at all.
+            Ok(Some(frame)) => session.take_frame(InboundFrame::of_frame(frame)),
+            // The frame is too large or malformed.
             Err(status) if status.code() != tonic::Code::Cancelled => {
-                session.hear(Err(status.message().to_owned()));
+                session.take_frame(Err(status.message().to_owned()));
                 return;
             }
-            // The device has ended its side and still reads: the last frame is `close`.
+            // The device has ended its side and still reads. The last frame is `close`.
             Ok(None) => return session.close_normally(),
             Err(_) => return session.end(),
         }
     }
 }
 
-/// What the device is sent.
-pub(super) struct Frames {
-    session: Ending,
+pub(super) struct FrameStream {
+    session: EndOnDrop,
     left: Bytes,
     reader: AbortHandle,
 }
 
-impl Drop for Frames {
+impl Drop for FrameStream {
     fn drop(&mut self) {
         self.reader.abort();
     }
 }
 
-impl Stream for Frames {
+impl Stream for FrameStream {
     type Item = Result<ServerFrame, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -108,6 +105,6 @@ impl Stream for Frames {
             self.left.split_to(length)
         });
         let frame = frame.and_then(|bytes| ServerFrame::decode(bytes).ok());
-        Poll::Ready(Some(frame.ok_or_else(|| Status::internal("a frame was cut"))))
+        Poll::Ready(Some(frame.ok_or_else(|| Status::internal("truncated frame in the queue"))))
     }
 }

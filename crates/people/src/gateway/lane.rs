@@ -1,8 +1,8 @@
-//! The connections of one thread, and the one task that works for all of them.
+//! A lane: the connections of one thread, and the task that works for all of them.
 //!
-//! Whoever has something for a lane puts it into its inbox and wakes the task, once for however much is put. The task hands deliveries to
-//! their sessions and writes each session's once per batch; passes on what sessions say to carriers and presence, in order; and turns
-//! the wheel. A lane lives as long as its thread's runtime.
+//! Other threads put messages into a lane's queue and wake its task, once per batch. The task hands deliveries to their sessions and
+//! flushes each session once per batch. It passes messages of sessions on to carriers and presence, in order, and turns the wheel. A
+//! lane lives as long as its thread's runtime.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,70 +14,67 @@ use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{OnlineSession, SessionId, Uid};
-use whimbrel_model::ports::{DeliveryPlace, Tenure, ToCarrier, ToGateway};
+use whimbrel_model::ports::{DeliveryPosition, OwnerLink, ToCarrier, ToGateway};
 
-use super::session::Session;
-use super::shared::Shared;
-use super::wheel::{TICK, Tick, Wheel};
+use super::session::DeviceSession;
+use super::shared::GatewayContext;
+use super::wheel::{CheckWheel, TICK, Tick};
 
-/// Bits of a session's number that say which lane it is of.
+/// Bits of a session's number that identify the lane.
 const LANE_BITS: u32 = 16;
-/// Lanes that a gateway may have in its life.
+/// Lanes that a gateway may have in its lifetime.
 pub(super) const LANES_MAX: usize = 1 << LANE_BITS;
-/// News that wait for a lane; beyond, ephemeral messages are dropped. Stored ones are bounded by the carriers' windows.
-const NEWS_WAITING_MAX: usize = 1 << 18;
-/// Messages that a carrier is told at once.
-const TOLD_AT_ONCE_MAX: usize = 1024;
+/// Messages that wait for a lane, at most; beyond, ephemeral ones are dropped. Windows of the carriers bound the stored ones.
+const QUEUED_MESSAGES_MAX: usize = 1 << 18;
+/// Messages in one call to a carrier, at most.
+const MESSAGES_PER_CALL_MAX: usize = 1024;
 
-/// What sessions leave to their lane, in order.
-pub(super) enum Outgoing {
-    /// The session's owner is told of it, as it stands then.
+/// An item from a session to its lane, in order.
+pub(super) enum LaneItem {
+    /// Introduce the session to its owner, with the state at that time.
     Introduce(u64),
     Tell(u32, ToCarrier),
     Came(u64),
     Went(Uid, u64, Timestamp),
 }
 
-/// Whose sessions are introduced again.
-pub(super) enum Again {
+pub(super) enum Reannouncement {
     All,
-    /// Those of partitions whose tenure is another than the one that they were introduced in.
+    /// Those of partitions with another owner_link than at their last introduction.
     NewTenures,
 }
 
-pub(super) struct Lane {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct GatewayLane {
+    pub(super) shared: Arc<GatewayContext>,
     pub(super) runtime: Handle,
     index: u64,
     counter: AtomicU64,
-    sessions: Mutex<Sessions>,
-    inbox: Mutex<Inbox>,
+    sessions: Mutex<SessionMap>,
+    queue: Mutex<LaneQueue>,
     wake: Notify,
-    wheel: Mutex<Wheel>,
+    wheel: Mutex<CheckWheel>,
     is_alive: AtomicBool,
 }
 
-type Sessions = HashMap<u64, Arc<Session>, foldhash::fast::RandomState>;
+type SessionMap = HashMap<u64, Arc<DeviceSession>, foldhash::fast::RandomState>;
 
 #[derive(Default)]
-struct Inbox {
+struct LaneQueue {
     news: Vec<ToGateway>,
-    outgoing: Vec<Outgoing>,
-    again: Vec<Again>,
+    outgoing: Vec<LaneItem>,
+    again: Vec<Reannouncement>,
     is_going_away: bool,
 }
 
 thread_local! {
-    /// The lanes of this thread: one for each gateway, which is one but in tests.
-    static HERE: RefCell<Vec<Weak<Lane>>> = const { RefCell::new(Vec::new()) };
+    /// The lanes of this thread, one per gateway. Only tests have several gateways.
+    static HERE: RefCell<Vec<Weak<GatewayLane>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Which lane a session is of.
 pub(super) fn lane_of(session: u64) -> usize {
     (session & (LANES_MAX as u64 - 1)) as usize
 }
 
-/// Whom news is about.
 pub(super) fn session_of(news: &ToGateway) -> u64 {
     match news {
         ToGateway::Admitted(admitted) => admitted.session,
@@ -93,10 +90,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Lane {
-    /// The lane of this thread; `make` gives a new one its index, or refuses.
+impl GatewayLane {
+    /// The lane of this thread. `make` assigns a new lane its index, or returns `None`.
     pub(super) fn here(
-        shared: &Arc<Shared>,
+        shared: &Arc<GatewayContext>,
         make: impl FnOnce(&dyn Fn(usize) -> Arc<Self>) -> Option<Arc<Self>>,
     ) -> Option<Arc<Self>> {
         HERE.with_borrow_mut(|lanes| {
@@ -112,15 +109,15 @@ impl Lane {
         })
     }
 
-    fn new(shared: Arc<Shared>, index: usize) -> Arc<Self> {
-        let wheel = Wheel::new(shared.now());
+    fn new(shared: Arc<GatewayContext>, index: usize) -> Arc<Self> {
+        let wheel = CheckWheel::new(shared.now());
         Arc::new(Self {
             shared,
             runtime: Handle::current(),
             index: index as u64,
             counter: AtomicU64::new(1),
             sessions: Mutex::default(),
-            inbox: Mutex::default(),
+            queue: Mutex::default(),
             wake: Notify::new(),
             wheel: Mutex::new(wheel),
             is_alive: AtomicBool::new(true),
@@ -132,7 +129,7 @@ impl Lane {
         self.counter.fetch_add(1, Ordering::Relaxed) << LANE_BITS | self.index
     }
 
-    pub(super) fn add(&self, session: &Arc<Session>) {
+    pub(super) fn add(&self, session: &Arc<DeviceSession>) {
         locked(&self.sessions).insert(session.number, Arc::clone(session));
     }
 
@@ -140,16 +137,15 @@ impl Lane {
         locked(&self.sessions).remove(&number);
     }
 
-    pub(super) fn get(&self, number: u64) -> Option<Arc<Session>> {
+    pub(super) fn get(&self, number: u64) -> Option<Arc<DeviceSession>> {
         locked(&self.sessions).get(&number).cloned()
     }
 
-    fn all(&self) -> Vec<Arc<Session>> {
+    fn all(&self) -> Vec<Arc<DeviceSession>> {
         locked(&self.sessions).values().cloned().collect()
     }
 
-    /// Everybody who was let in.
-    pub(super) fn picture(&self) -> Vec<(Uid, OnlineSession)> {
+    pub(super) fn sessions(&self) -> Vec<(Uid, OnlineSession)> {
         self.all().iter().filter_map(|session| self.shown(session)).collect()
     }
 
@@ -157,22 +153,22 @@ impl Lane {
         locked(&self.wheel).put(number, at);
     }
 
-    pub(super) fn say(&self, outgoing: Outgoing) {
-        locked(&self.inbox).outgoing.push(outgoing);
+    pub(super) fn push_item(&self, outgoing: LaneItem) {
+        locked(&self.queue).outgoing.push(outgoing);
         self.wake.notify_one();
     }
 
-    /// Takes news of this lane's sessions, in order. Never blocks.
+    /// Queues messages for this lane's sessions, in order. Never blocks.
     pub(super) fn take(&self, news: impl IntoIterator<Item = ToGateway>) {
         let mut dropped = Vec::new();
         {
-            let mut inbox = locked(&self.inbox);
+            let mut queue = locked(&self.queue);
             for one in news {
-                let is_ephemeral = matches!(&one, ToGateway::Deliver(delivery) if matches!(delivery.place, DeliveryPlace::Ephemeral { .. }));
-                if is_ephemeral && inbox.news.len() >= NEWS_WAITING_MAX {
+                let is_ephemeral = matches!(&one, ToGateway::Deliver(delivery) if matches!(delivery.place, DeliveryPosition::Ephemeral { .. }));
+                if is_ephemeral && queue.news.len() >= QUEUED_MESSAGES_MAX {
                     dropped.push(session_of(&one));
                 } else {
-                    inbox.news.push(one);
+                    queue.news.push(one);
                 }
             }
         }
@@ -182,36 +178,36 @@ impl Lane {
         self.wake.notify_one();
     }
 
-    pub(super) fn introduce_again(&self, again: Again) {
-        locked(&self.inbox).again.push(again);
+    pub(super) fn introduce_again(&self, again: Reannouncement) {
+        locked(&self.queue).again.push(again);
         self.wake.notify_one();
     }
 
     pub(super) fn go_away(&self) {
-        locked(&self.inbox).is_going_away = true;
+        locked(&self.queue).is_going_away = true;
         self.wake.notify_one();
     }
 
-    fn shown(&self, session: &Session) -> Option<(Uid, OnlineSession)> {
+    fn shown(&self, session: &DeviceSession) -> Option<(Uid, OnlineSession)> {
         let gateway = self.shared.id()?;
         let state = session.lock();
-        let who = state.who.as_ref().filter(|who| who.epoch.is_some())?;
+        let identity = state.identity.as_ref().filter(|identity| identity.epoch.is_some())?;
         let shown = OnlineSession {
             session: SessionId { gateway, number: session.number },
-            platform: who.platform.clone(),
-            device: who.device.clone(),
-            since: who.at,
+            platform: identity.platform.clone(),
+            device: identity.device.clone(),
+            since: identity.at,
         };
-        Some((who.uid.clone(), shown))
+        Some((identity.uid.clone(), shown))
     }
 
-    /// Hands news to their sessions, and writes to each session once.
+    /// Hands messages to their sessions and flushes each session once.
     fn spread(&self, news: Vec<ToGateway>) {
         let now = self.shared.now();
         let mut dirty = Vec::new();
         for one in news {
             let Some(session) = self.get(session_of(&one)) else { continue };
-            session.take_news(one, now);
+            session.take_message(one, now);
             let is_first = !std::mem::replace(&mut session.lock().is_dirty, true);
             if is_first {
                 dirty.push(session);
@@ -224,53 +220,52 @@ impl Lane {
         }
     }
 
-    /// Those that have to be introduced again.
-    fn again(&self, again: &Again) -> Vec<Outgoing> {
-        let tenures = self.shared.tenures.borrow().clone();
-        let is_meant = |session: &Arc<Session>| {
+    fn to_introduce(&self, again: &Reannouncement) -> Vec<LaneItem> {
+        let owner_links = self.shared.owner_links.borrow().clone();
+        let is_meant = |session: &Arc<DeviceSession>| {
             let mut state = session.lock();
-            let Some(who) = &mut state.who else { return false };
-            if matches!(again, Again::All) {
-                // Whom they were introduced to knew another incarnation.
-                who.told = None;
+            let Some(identity) = &mut state.identity else { return false };
+            if matches!(again, Reannouncement::All) {
+                // The owners know these sessions under another incarnation.
+                identity.announced_in = None;
                 return true;
             }
-            let tenure = number_of(&tenures, who.partition);
-            tenure.is_some() && who.told != tenure
+            let owner_link = number_of(&owner_links, identity.partition);
+            owner_link.is_some() && identity.announced_in != owner_link
         };
-        self.all().into_iter().filter(is_meant).map(|session| Outgoing::Introduce(session.number)).collect()
+        self.all().into_iter().filter(is_meant).map(|session| LaneItem::Introduce(session.number)).collect()
     }
 
-    /// Passes on what sessions said. Returns those whose owner could not be told of them.
-    fn pass_on(&self, outgoing: Vec<Outgoing>) -> Vec<u64> {
-        let tenures = self.shared.tenures.borrow().clone();
-        let mut told: HashMap<u32, Told, foldhash::fast::RandomState> = HashMap::default();
+    /// Passes items of sessions on. Returns the sessions whose owner could not be reached.
+    fn pass_on(&self, outgoing: Vec<LaneItem>) -> Vec<u64> {
+        let owner_links = self.shared.owner_links.borrow().clone();
+        let mut told: HashMap<u32, CarrierBatch, foldhash::fast::RandomState> = HashMap::default();
         for one in outgoing {
             match one {
-                Outgoing::Introduce(number) => {
+                LaneItem::Introduce(number) => {
                     let Some(session) = self.get(number) else { continue };
                     let state = &mut *session.lock();
-                    let Some(who) = &state.who else { continue };
-                    let partition = who.partition;
-                    let tenure = number_of(&tenures, partition);
-                    if tenure.is_some() && who.told == tenure {
+                    let Some(identity) = &state.identity else { continue };
+                    let partition = identity.partition;
+                    let owner_link = number_of(&owner_links, partition);
+                    if owner_link.is_some() && identity.announced_in == owner_link {
                         continue;
                     }
-                    if let Some((_, message)) = state.introduction(number, tenure) {
+                    if let Some((_, message)) = state.introduction(number, owner_link) {
                         let told = told.entry(partition).or_default();
                         told.introduced.push(number);
                         told.messages.push(message);
                     }
                 }
-                Outgoing::Tell(partition, message) => told.entry(partition).or_default().messages.push(message),
-                Outgoing::Came(number) => {
+                LaneItem::Tell(partition, message) => told.entry(partition).or_default().messages.push(message),
+                LaneItem::Came(number) => {
                     if let Some((uid, shown)) = self.get(number).and_then(|session| self.shown(&session)) {
-                        self.shared.reporter.came(&uid, shown);
+                        self.shared.reporter.session_started(&uid, shown);
                     }
                 }
-                Outgoing::Went(uid, number, at) => {
+                LaneItem::Went(uid, number, at) => {
                     if let Some(gateway) = self.shared.id() {
-                        self.shared.reporter.went(&uid, SessionId { gateway, number }, at);
+                        self.shared.reporter.session_ended(&uid, SessionId { gateway, number }, at);
                     }
                 }
             }
@@ -279,7 +274,7 @@ impl Lane {
         for (partition, told) in told {
             if !self.tell(partition, told.messages) {
                 for session in told.introduced.iter().filter_map(|number| self.get(*number)) {
-                    session.lock().who.iter_mut().for_each(|who| who.told = None);
+                    session.lock().identity.iter_mut().for_each(|identity| identity.announced_in = None);
                 }
                 untold.extend(told.introduced);
             }
@@ -287,12 +282,12 @@ impl Lane {
         untold
     }
 
-    /// `false` where not everything was taken. Acks and goodbyes that are lost are made good by the next owner's introductions.
+    /// `false` if not everything was sent. Introductions to the next owner make up for lost acknowledgements and departures.
     fn tell(&self, partition: u32, messages: Vec<ToCarrier>) -> bool {
         let Some(id) = self.shared.id() else { return false };
         let mut messages = messages.into_iter().peekable();
         while messages.peek().is_some() {
-            let some: Vec<_> = messages.by_ref().take(TOLD_AT_ONCE_MAX).collect();
+            let some: Vec<_> = messages.by_ref().take(MESSAGES_PER_CALL_MAX).collect();
             if self.shared.carriers.tell(partition, id, some).is_err() {
                 return false;
             }
@@ -309,28 +304,28 @@ impl Lane {
     }
 }
 
-/// The number of a partition's tenure, where somebody has it.
-fn number_of(tenures: &[Option<Tenure>], partition: u32) -> Option<u64> {
-    tenures.get(partition as usize).copied().flatten().map(|tenure| tenure.number)
+/// The number of a partition's owner_link, if the partition has an owner.
+fn number_of(owner_links: &[Option<OwnerLink>], partition: u32) -> Option<u64> {
+    owner_links.get(partition as usize).copied().flatten().map(|owner_link| owner_link.number)
 }
 
 #[derive(Default)]
-struct Told {
+struct CarrierBatch {
     introduced: Vec<u64>,
     messages: Vec<ToCarrier>,
 }
 
-/// Notes that the runtime is gone, so that nobody is given to a lane that does nothing.
-struct Alive(Arc<Lane>);
+/// Marks the lane as dead when its runtime ends, so that no session is assigned to it.
+struct AliveGuard(Arc<GatewayLane>);
 
-impl Drop for Alive {
+impl Drop for AliveGuard {
     fn drop(&mut self) {
         self.0.is_alive.store(false, Ordering::Relaxed);
     }
 }
 
-async fn run(lane: Arc<Lane>) {
-    let alive = Alive(lane);
+async fn run(lane: Arc<GatewayLane>) {
+    let alive = AliveGuard(lane);
     let lane = &alive.0;
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -340,15 +335,15 @@ async fn run(lane: Arc<Lane>) {
             () = lane.wake.notified() => {}
             _ = ticks.tick() => {
                 lane.turn_wheel();
-                let again = std::mem::take(&mut untold).into_iter().map(Outgoing::Introduce);
-                locked(&lane.inbox).outgoing.extend(again);
+                let again = std::mem::take(&mut untold).into_iter().map(LaneItem::Introduce);
+                locked(&lane.queue).outgoing.extend(again);
             }
         }
-        let Inbox { news, again, is_going_away, .. } = {
-            let mut inbox = locked(&lane.inbox);
-            let outgoing = std::mem::take(&mut inbox.outgoing);
-            let taken = std::mem::take(&mut *inbox);
-            inbox.outgoing = outgoing;
+        let LaneQueue { news, again, is_going_away, .. } = {
+            let mut queue = locked(&lane.queue);
+            let outgoing = std::mem::take(&mut queue.outgoing);
+            let taken = std::mem::take(&mut *queue);
+            queue.outgoing = outgoing;
             taken
         };
         lane.spread(news);
@@ -356,8 +351,8 @@ async fn run(lane: Arc<Lane>) {
             let now = lane.shared.now();
             lane.all().iter().for_each(|session| session.go_away(now));
         }
-        let again: Vec<_> = again.iter().flat_map(|again| lane.again(again)).collect();
-        let mut outgoing = std::mem::take(&mut locked(&lane.inbox).outgoing);
+        let again: Vec<_> = again.iter().flat_map(|again| lane.to_introduce(again)).collect();
+        let mut outgoing = std::mem::take(&mut locked(&lane.queue).outgoing);
         outgoing.extend(again);
         untold.extend(lane.pass_on(outgoing));
     }

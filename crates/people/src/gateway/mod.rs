@@ -1,17 +1,16 @@
-//! The role `gateway`: holds the connections of devices, and passes on what the carriers of their users say.
+//! The role `gateway`: holds the connections of devices and passes on what the carriers of their users send.
 //!
-//! A connection comes over WebSocket, as an event stream or over gRPC; all three are a [`session::Session`] afterwards. It costs a small task that
-//! waits for its socket, and no buffers while nothing is under way. A gateway decides nothing about messages: which device may be there,
-//! what it is sent and in what order is the carriers' business. It never blocks whoever brings news, and never loses a stored message
-//! silently: what has no room in a device's queue is asked for again when the device has read, and one that does not read is closed, and
-//! resumes.
+//! A connection comes over WebSocket, as an event stream or over gRPC; each becomes a [`session::DeviceSession`]. An idle connection costs
+//! a small task that waits for its socket, and no buffers. A gateway decides nothing about messages: carriers admit devices and determine
+//! content and order. A gateway never blocks a carrier, and never loses a stored message silently. Messages without room in a device's
+//! queue are requested again when the device has read. A device that does not read is closed, and resumes.
 
 mod connect;
 mod event_stream;
-mod figures;
 mod frames;
 mod grpc;
 mod lane;
+mod metrics;
 mod refusal;
 mod session;
 mod settings;
@@ -33,25 +32,25 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_model::Clock;
 use whimbrel_model::people::{GatewayId, OnlineSession, Uid};
 use whimbrel_model::ports::presence::Reporter;
-use whimbrel_model::ports::{Carriers, FromCarrier, GatewayDesk, Tenure};
+use whimbrel_model::ports::{CarrierMessages, Carriers, LocalGateway, OwnerLink};
 
-use lane::{Again, LANES_MAX, Lane, lane_of, session_of};
-use session::Session;
-use shared::Shared;
-use tokens::Tokens;
+use lane::{GatewayLane, LANES_MAX, Reannouncement, lane_of, session_of};
+use session::DeviceSession;
+use shared::GatewayContext;
+use tokens::TokenVerifier;
 
-use whimbrel_cluster::reachability::Entrance;
+use whimbrel_cluster::reachability::GatewayStatus;
 
+pub(crate) use self::metrics::DROPPED;
+pub use self::metrics::NAMES as METRIC_NAMES;
 pub use connect::is_public_name;
-pub(crate) use figures::DROPPED;
-pub use figures::NAMES as METRIC_NAMES;
 pub use frames::Format;
 pub use settings::GatewaySettings;
-pub use state::{Delivered, Phase, State, Who};
+pub use state::{DeliveryOutcome, DeviceIdentity, SessionPhase, SessionState};
 pub use wheel::Tick;
 
-/// How often the end looks whether everybody has gone.
-const ENDING_LOOK: Duration = Duration::from_millis(20);
+/// How often shutdown checks whether all connections have closed.
+const SHUTDOWN_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Every path that the gateway serves over HTTP, with its methods in lower case.
 pub const PATHS: [(&str, &[&str]); 3] =
@@ -64,38 +63,37 @@ pub fn is_served(path: &str) -> bool {
 
 /// The gateway of this process.
 pub struct Gateway {
-    shared: Arc<Shared>,
-    lanes: Mutex<Arc<Vec<Arc<Lane>>>>,
-    /// By partition, the highest epoch of an owner that was seen or heard from, and one.
+    shared: Arc<GatewayContext>,
+    lanes: Mutex<Arc<Vec<Arc<GatewayLane>>>>,
+    /// For each partition, one more than the highest epoch of an owner in the cluster view or in a message.
     epochs: Vec<AtomicU64>,
 }
 
 impl Gateway {
-    /// A gateway that nobody knows yet: devices wait until it has an incarnation ([`Gateway::reincarnate`]). A recorder of metrics must be
-    /// installed before.
+    /// A gateway without an incarnation: devices wait until [`Gateway::reincarnate`]. Requires an installed metrics recorder.
     pub fn new(
         settings: GatewaySettings,
-        tokens: Tokens,
+        tokens: TokenVerifier,
         carriers: Arc<dyn Carriers>,
         reporter: Arc<dyn Reporter>,
         clock: Arc<dyn Clock>,
     ) -> Arc<Self> {
         let epochs = (0..carriers.partitions()).map(|_| AtomicU64::new(0)).collect();
-        let shared = Arc::new(Shared::new(settings, tokens, carriers, reporter, clock));
+        let shared = Arc::new(GatewayContext::new(settings, tokens, carriers, reporter, clock));
         Arc::new(Self { shared, lanes: Mutex::default(), epochs })
     }
 
-    /// Introduces the sessions of each partition to its new owner, whenever it has one. Runs until `shutdown`.
+    /// Announces the sessions of each partition to every new owner. Runs until `shutdown`.
     pub async fn run(self: Arc<Self>, shutdown: CancellationToken) {
-        let mut tenures = self.shared.tenures.clone();
+        let mut owner_links = self.shared.owner_links.clone();
         loop {
-            let seen = tenures.borrow_and_update().clone();
-            // Before anybody is introduced: whoever was replaced is not told any more what devices say, and judges by what it was told.
-            self.believe_no_older(&seen);
-            self.lanes().iter().for_each(|lane| lane.introduce_again(Again::NewTenures));
+            let seen = owner_links.borrow_and_update().clone();
+            // Before the announcements: a replaced owner no longer gets acknowledgements, so its decisions are outdated.
+            self.reject_replaced_owners(&seen);
+            self.lanes().iter().for_each(|lane| lane.introduce_again(Reannouncement::NewTenures));
             let changed = tokio::select! {
                 () = shutdown.cancelled() => return,
-                changed = tenures.changed() => changed,
+                changed = owner_links.changed() => changed,
             };
             if changed.is_err() {
                 return;
@@ -103,49 +101,48 @@ impl Gateway {
         }
     }
 
-    /// Owners that were replaced by those that are seen are not believed any more. What is seen may be older than what was heard, and who is
-    /// seen may be gone before it has said a word: the next one has a higher epoch in any case.
-    fn believe_no_older(&self, seen: &[Option<Tenure>]) {
-        for (highest, tenure) in self.epochs.iter().zip(seen) {
-            if let Some(tenure) = tenure {
-                highest.fetch_max(tenure.epoch.saturating_add(1), Ordering::AcqRel);
+    /// Rejects messages of owners that the cluster view shows as replaced. The view may be older than the messages, and an owner in the
+    /// view may end without sending. The next one has a higher epoch in any case.
+    fn reject_replaced_owners(&self, seen: &[Option<OwnerLink>]) {
+        for (highest, owner_link) in self.epochs.iter().zip(seen) {
+            if let Some(owner_link) = owner_link {
+                highest.fetch_max(owner_link.epoch.saturating_add(1), Ordering::AcqRel);
             }
         }
     }
 
-    /// It has joined under that id: for the first time, or again after its lease was lost. All its sessions are announced under it.
+    /// The gateway has joined under that id, for the first time or after a lost lease. Announces all its sessions under it.
     pub fn reincarnate(&self, id: GatewayId) {
         self.shared.set_id(id);
-        self.lanes().iter().for_each(|lane| lane.introduce_again(Again::All));
+        self.lanes().iter().for_each(|lane| lane.introduce_again(Reannouncement::All));
     }
 
-    /// Everybody who is connected and was let in.
-    pub fn picture(&self) -> Vec<(Uid, OnlineSession)> {
-        self.lanes().iter().flat_map(|lane| lane.picture()).collect()
+    pub fn sessions(&self) -> Vec<(Uid, OnlineSession)> {
+        self.lanes().iter().flat_map(|lane| lane.sessions()).collect()
     }
 
-    /// Connections that are open, those that have not said who they are included.
+    /// The number of open connections, including unidentified ones.
     pub fn connections(&self) -> usize {
         self.shared.connections()
     }
 
-    /// Lets nobody in any more, tells everybody to come back after a delay of their own, and waits until they have gone, up to `wait`.
-    /// The threads that serve connections have to live until this returns.
+    /// Rejects new connections, closes all others with a reconnect delay each, and waits up to `wait` until they have closed. The threads
+    /// that serve connections must live until this returns.
     pub async fn go_away(&self, wait: Duration) {
         self.shared.end();
         self.lanes().iter().for_each(|lane| lane.go_away());
         let all_gone = async {
             while self.shared.connections() > 0 {
-                tokio::time::sleep(ENDING_LOOK).await;
+                tokio::time::sleep(SHUTDOWN_POLL_INTERVAL).await;
             }
         };
         if tokio::time::timeout(wait, all_gone).await.is_err() {
-            tracing::debug!(connections = self.shared.connections(), "some devices did not take their leave in time");
+            tracing::debug!(connections = self.shared.connections(), "timeout while closing connections");
         }
     }
 
-    /// What is served: the three ways to connect. The server adds each connection's peer as `ConnectInfo<SocketAddr>`; without it nobody counts
-    /// as on this machine but over a plain WebSocket.
+    /// The three endpoints of connections. The server must add each peer as `ConnectInfo<SocketAddr>`; without it only a plain WebSocket
+    /// can count as local.
     pub fn router(self: &Arc<Self>) -> Router {
         Router::new()
             .route("/v1/connect", get(connect::connect))
@@ -155,13 +152,13 @@ impl Gateway {
             .with_state(Arc::clone(self))
     }
 
-    fn lanes(&self) -> Arc<Vec<Arc<Lane>>> {
+    fn lanes(&self) -> Arc<Vec<Arc<GatewayLane>>> {
         Arc::clone(&self.lanes.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The lane of this thread. `None` where a process has had more threads than there can be lanes.
-    fn lane_here(&self) -> Option<Arc<Lane>> {
-        Lane::here(&self.shared, |make| {
+    /// The lane of this thread. `None` if the process has had more threads than there can be lanes.
+    fn lane_here(&self) -> Option<Arc<GatewayLane>> {
+        GatewayLane::here(&self.shared, |make| {
             let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
             let index = Some(lanes.len()).filter(|index| *index < LANES_MAX)?;
             let lane = make(index);
@@ -170,12 +167,12 @@ impl Gateway {
         })
     }
 
-    fn session(&self, number: u64) -> Option<Arc<Session>> {
+    fn session(&self, number: u64) -> Option<Arc<DeviceSession>> {
         self.lanes().get(lane_of(number))?.get(number)
     }
 }
 
-impl Entrance for Gateway {
+impl GatewayStatus for Gateway {
     fn has_joined(&self) -> bool {
         self.shared.id().is_some()
     }
@@ -185,15 +182,15 @@ impl Entrance for Gateway {
     }
 }
 
-impl GatewayDesk for Gateway {
-    fn take(&self, gateway: GatewayId, news: FromCarrier) -> bool {
+impl LocalGateway for Gateway {
+    fn take(&self, gateway: GatewayId, news: CarrierMessages) -> bool {
         if self.shared.id() != Some(gateway) {
             return false;
         }
         let Some(highest) = self.epochs.get(news.partition as usize) else { return true };
         let epoch = news.epoch.saturating_add(1);
         if highest.fetch_max(epoch, Ordering::AcqRel) > epoch {
-            // An owner that does not know yet that it is none any more.
+            // A replaced owner that has not noticed its replacement.
             return true;
         }
         let lanes = self.lanes();

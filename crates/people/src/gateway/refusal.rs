@@ -1,4 +1,4 @@
-//! Refusals before a connection is open, as RFC 9457 writes them.
+//! Rejections before a connection is open, as problem documents (RFC 9457).
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -9,21 +9,19 @@ use whimbrel_model::people::CloseCode;
 
 use super::websocket::handshake::{HandshakeError, VERSION};
 
-/// One refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct ConnectRefusal {
     status: StatusCode,
-    /// A stable word.
     code: &'static str,
     detail: String,
 }
 
-impl Refusal {
+impl ConnectRefusal {
     pub(super) fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
         Self { status, code, detail: detail.into() }
     }
 
-    /// What a connection would be closed with, before there is one.
+    /// The rejection for a close code, if there is no connection yet.
     pub(super) fn of_close(code: CloseCode, detail: impl Into<String>) -> Self {
         let status = match code {
             CloseCode::BadToken | CloseCode::TokenExpired => StatusCode::UNAUTHORIZED,
@@ -34,7 +32,7 @@ impl Refusal {
     }
 }
 
-impl From<HandshakeError> for Refusal {
+impl From<HandshakeError> for ConnectRefusal {
     fn from(error: HandshakeError) -> Self {
         let (status, code) = match &error {
             HandshakeError::NoUpgrade(_) => (StatusCode::UPGRADE_REQUIRED, "upgrade_required"),
@@ -45,7 +43,7 @@ impl From<HandshakeError> for Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for ConnectRefusal {
     fn into_response(self) -> Response {
         let title = self.status.canonical_reason().unwrap_or_default();
         let body = json!({

@@ -1,28 +1,28 @@
-//! What a gateway is set to: every bound of a connection, in one place.
+//! The settings of a gateway: every bound of a connection.
 
 use std::time::Duration;
 
 #[derive(Debug, Clone)]
 pub struct GatewaySettings {
-    /// Connections at the same time; more are refused with 503.
+    /// Open connections, at most. More are rejected with 503.
     pub connections_max: usize,
-    /// Connections that are accepted in one second; 0: as many as come.
+    /// Connections accepted per second, at most. 0: no limit.
     pub accepts_per_second: u32,
-    /// How long a connection may take until its first frame.
+    /// Timeout for the first frame of a connection.
     pub handshake_wait: Duration,
-    /// Bytes of one frame, and of one message, of a client.
+    /// Bytes of one frame, and of one message, of a client, at most.
     pub frame_bytes_max: usize,
-    /// Bytes that wait for a device to read them. A single larger message is sent where nothing else waits.
+    /// Bytes that wait for a device, at most. A single larger message is sent if nothing else waits.
     pub queue_bytes_max: usize,
-    /// How long a device may read nothing while something waits for it.
+    /// Timeout for a device that reads nothing while bytes wait for it.
     pub stuck_wait: Duration,
-    /// After how much silence a device is asked whether it is there.
+    /// Silence after which the gateway sends a ping.
     pub ping_interval: Duration,
-    /// How long it may take to answer.
+    /// Timeout for the answer to a ping.
     pub pong_wait: Duration,
-    /// Over which time devices come back after this gateway went down.
+    /// Period over which devices reconnect after this gateway shuts down.
     pub goaway_spread: Duration,
-    /// How long a device waits for its user's partition to have an owner.
+    /// How long a device waits for an owner of its user's partition.
     pub owner_wait: Duration,
 }
 

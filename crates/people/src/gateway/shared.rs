@@ -1,4 +1,4 @@
-//! What all threads of a gateway share: its settings, whom it speaks to, how many are let in.
+//! The state that all threads of a gateway share: settings, ports, limits of connections.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -8,87 +8,86 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use whimbrel_model::people::{CloseCode, GatewayId, Platform, Uid, check_device};
 use whimbrel_model::ports::presence::Reporter;
-use whimbrel_model::ports::{Carriers, Resume, Tenure};
+use whimbrel_model::ports::{Carriers, OwnerLink, Resume};
 use whimbrel_model::{Clock, Timestamp};
 
-use super::figures::GatewayFigures;
 use super::frames::{Connect, EPOCH_MAX_BYTES};
-use super::refusal::Refusal;
+use super::metrics::GatewayMetrics;
+use super::refusal::ConnectRefusal;
 use super::settings::GatewaySettings;
-use super::state::Who;
-use super::tokens::{TokenError, Tokens};
+use super::state::DeviceIdentity;
+use super::tokens::{TokenError, TokenVerifier};
 use super::wheel::{TICK, Tick};
 
-/// Texts that many sessions have alike and that are kept once: names of platforms, epochs of inboxes.
+/// Interned texts, at most: names of platforms, epochs of inboxes.
 const ALIKE_MAX: usize = 4096;
-/// Ids that a gateway knows to have had. Sessions that are still there after it has joined anew so often are not acknowledged by name.
+/// Earlier ids of this gateway that are remembered, at most. Sessions from before are no longer found by their id.
 const IDS_MAX: usize = 256;
 
-pub(super) struct Shared {
+pub(super) struct GatewayContext {
     pub(super) settings: GatewaySettings,
     pub(super) carriers: Arc<dyn Carriers>,
-    pub(super) tenures: watch::Receiver<Arc<Vec<Option<Tenure>>>>,
+    pub(super) owner_links: watch::Receiver<Arc<Vec<Option<OwnerLink>>>>,
     pub(super) reporter: Arc<dyn Reporter>,
     pub(super) clock: Arc<dyn Clock>,
-    pub(super) tokens: Tokens,
-    pub(super) figures: GatewayFigures,
-    /// Every id that it has joined under, the last one now.
+    pub(super) tokens: TokenVerifier,
+    pub(super) metrics: GatewayMetrics,
+    /// Every id that it has joined under, the current one last.
     ids: Mutex<Vec<GatewayId>>,
     began: Instant,
     connections: AtomicUsize,
     is_ending: AtomicBool,
-    rate: Mutex<Rate>,
-    /// For delays that are spread. Nothing depends on them being hard to guess.
+    rate: Mutex<AcceptRate>,
+    /// For spreading delays. It need not be unpredictable.
     random: AtomicU64,
     platforms: Mutex<HashSet<Platform>>,
     epochs: Mutex<HashSet<Arc<str>>>,
 }
 
-/// Connections that may be accepted now, and as of when.
-struct Rate {
+/// The token bucket of accepted connections, and its last update.
+struct AcceptRate {
     left: f64,
     at: Instant,
 }
 
-/// A connection's place among `connections_max`.
-pub(super) struct Place(Arc<Shared>);
+/// A connection's slot among `connections_max`.
+pub(super) struct ConnectionSlot(Arc<GatewayContext>);
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::Relaxed);
-        self.0.figures.connections.decrement(1.0);
+        self.0.metrics.connections.decrement(1.0);
     }
 }
 
-/// Who may come in, and until when.
+/// An identified device, and the end of its token.
 #[derive(Debug)]
-pub(super) struct Identified {
-    pub(super) who: Who,
+pub(super) struct IdentifiedDevice {
+    pub(super) identity: DeviceIdentity,
     pub(super) ends_at: Option<Timestamp>,
 }
 
-/// Why a device is not let in.
-pub(super) type Turned = (CloseCode, String);
+pub(super) type Rejection = (CloseCode, String);
 
-impl Shared {
+impl GatewayContext {
     pub(super) fn new(
         settings: GatewaySettings,
-        tokens: Tokens,
+        tokens: TokenVerifier,
         carriers: Arc<dyn Carriers>,
         reporter: Arc<dyn Reporter>,
         clock: Arc<dyn Clock>,
     ) -> Self {
         let now = Instant::now();
-        let rate = Rate { left: f64::from(settings.accepts_per_second), at: now };
+        let rate = AcceptRate { left: f64::from(settings.accepts_per_second), at: now };
         Self {
             random: AtomicU64::new(clock.now().as_millis() as u64 | 1),
-            tenures: carriers.tenures(),
+            owner_links: carriers.owner_links(),
             settings,
             carriers,
             reporter,
             clock,
             tokens,
-            figures: GatewayFigures::new(),
+            metrics: GatewayMetrics::new(),
             ids: Mutex::default(),
             began: now,
             connections: AtomicUsize::new(0),
@@ -112,7 +111,7 @@ impl Shared {
         ids.push(id);
     }
 
-    /// Whether that is this process, now or before it had to join again: sessions keep the name that they were given.
+    /// Whether the id is, or was, one of this process. Sessions keep their first id.
     pub(super) fn was(&self, id: GatewayId) -> bool {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
     }
@@ -121,7 +120,7 @@ impl Shared {
         Tick(u32::try_from(self.began.elapsed().as_millis() / TICK.as_millis()).unwrap_or(u32::MAX))
     }
 
-    /// The tick at which a time of the wall clock will have come.
+    /// The tick of a time of the wall clock.
     pub(super) fn tick_of(&self, at: Timestamp) -> Tick {
         let left_ms = at.as_millis().saturating_sub(self.clock.now().as_millis()).max(0) as u64;
         self.now().after(std::time::Duration::from_millis(left_ms))
@@ -131,28 +130,27 @@ impl Shared {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// From here on nobody is let in.
+    /// Rejects new connections from now on.
     pub(super) fn end(&self) {
         self.is_ending.store(true, Ordering::Relaxed);
     }
 
-    /// Takes a place for a new connection.
-    pub(super) fn accept(self: &Arc<Self>) -> Result<Place, Refusal> {
+    pub(super) fn accept(self: &Arc<Self>) -> Result<ConnectionSlot, ConnectRefusal> {
         if self.is_ending.load(Ordering::Relaxed) {
-            return Err(Refusal::of_close(CloseCode::GoingAway, "this gateway is going down"));
+            return Err(ConnectRefusal::of_close(CloseCode::GoingAway, "this gateway is shutting down"));
         }
         if !self.is_within_rate(Instant::now()) {
-            self.figures.refused_rate.increment(1);
-            return Err(Refusal::of_close(CloseCode::Overloaded, "too many devices connect at the same time"));
+            self.metrics.refused_rate.increment(1);
+            return Err(ConnectRefusal::of_close(CloseCode::Overloaded, "too many new connections per second"));
         }
         let most = self.settings.connections_max;
         let add = |count| (count < most).then_some(count + 1);
         if self.connections.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_err() {
-            self.figures.refused_many.increment(1);
-            return Err(Refusal::of_close(CloseCode::Overloaded, format!("all {most} places are taken")));
+            self.metrics.refused_many.increment(1);
+            return Err(ConnectRefusal::of_close(CloseCode::Overloaded, format!("all {most} connections are in use")));
         }
-        self.figures.connections.increment(1.0);
-        Ok(Place(Arc::clone(self)))
+        self.metrics.connections.increment(1.0);
+        Ok(ConnectionSlot(Arc::clone(self)))
     }
 
     fn is_within_rate(&self, now: Instant) -> bool {
@@ -168,7 +166,7 @@ impl Shared {
         is_within
     }
 
-    /// A number below `bound`, another each time.
+    /// A pseudo-random number below `bound`.
     pub(super) fn spread(&self, bound: u64) -> u64 {
         let mut z = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -176,16 +174,15 @@ impl Shared {
         (z ^ (z >> 31)) % bound.max(1)
     }
 
-    /// Whether the device is who it says.
-    pub(super) fn identify(&self, connect: Connect, is_local: bool) -> Result<Identified, Turned> {
+    pub(super) fn identify(&self, connect: Connect, is_local: bool) -> Result<IdentifiedDevice, Rejection> {
         let (uid, bound, ends_at) = match (connect.token, connect.uid) {
             (Some(_), _) if !self.tokens.has_keys() => {
-                return Err((CloseCode::BadToken, "this server has no client keys to check a token with".to_owned()));
+                return Err((CloseCode::BadToken, "this server has no client keys to verify a token".to_owned()));
             }
             (Some(token), said) => {
                 let token = self.check_token(&token)?;
                 if said.is_some_and(|said| said != token.uid.as_str()) {
-                    return Err((CloseCode::BadToken, "`uid` is another than the token's `sub`".to_owned()));
+                    return Err((CloseCode::BadToken, "`uid` differs from the token's `sub`".to_owned()));
                 }
                 (token.uid, token.platform, Some(token.ends_at))
             }
@@ -209,23 +206,23 @@ impl Shared {
         };
         check_device(&connect.device).map_err(|error| bad_frame(error.to_string()))?;
         if connect.resume.as_ref().is_some_and(|asked| asked.epoch.len() > EPOCH_MAX_BYTES) {
-            return Err((CloseCode::BadFrame, "the epoch of `resume` is none that was ever given".to_owned()));
+            return Err((CloseCode::BadFrame, "the epoch of `resume` is too long".to_owned()));
         }
         let resume = connect.resume.map(|asked| Resume { epoch: asked.epoch.into(), cursor: asked.cursor });
-        let who = Who {
+        let identity = DeviceIdentity {
             partition: uid.partition(self.carriers.partitions()),
             uid,
             platform: self.alike_platform(platform),
             device: connect.device.into(),
             at: self.clock.now(),
-            told: None,
+            announced_in: None,
             resume: resume.map(Box::new),
             epoch: None,
         };
-        Ok(Identified { who, ends_at })
+        Ok(IdentifiedDevice { identity, ends_at })
     }
 
-    pub(super) fn check_token(&self, token: &str) -> Result<super::tokens::Token, Turned> {
+    pub(super) fn check_token(&self, token: &str) -> Result<super::tokens::VerifiedToken, Rejection> {
         self.tokens.check(token, self.clock.now()).map_err(|error| {
             let code = match error {
                 TokenError::Expired(_) => CloseCode::TokenExpired,
@@ -258,6 +255,6 @@ impl Shared {
     }
 }
 
-fn bad_frame(why: String) -> Turned {
+fn bad_frame(why: String) -> Rejection {
     (CloseCode::BadFrame, why)
 }

@@ -1,126 +1,120 @@
-//! What a gateway knows of one connection, and the decisions about it: pure, with the time passed in.
+//! The state of one connection and the decisions about it: pure, with the time passed in.
 //!
-//! It is small, because there are many: what only a device that has said who it is needs is in a box of its own ([`Who`]), and the queue
-//! is empty, without memory, while nothing waits.
+//! It is small, because there are many: fields of identified devices are boxed ([`DeviceIdentity`]), and an empty queue has no memory.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{CloseCode, Platform, Uid};
-use whimbrel_model::ports::{Announced, Arrival, Delivery, DeliveryPlace, Resume, ToCarrier};
+use whimbrel_model::ports::{AnnouncedSession, Arrival, Delivery, DeliveryPosition, Resume, ToCarrier};
 
-use super::frames::{Format, Mark, Says, encode_message, message_bytes};
+use super::frames::{EventId, Format, OutboundFrame, encode_message, message_bytes};
 use super::settings::GatewaySettings;
 use super::websocket::{Decoder, Role};
 use super::wheel::Tick;
 
-/// How long a device has to take the close frame and to answer it.
+/// How long a device has to read the close frame and to answer it.
 const CLOSING_WAIT: Duration = Duration::from_secs(3);
-/// How long a session that has a gap waits for what it asked for. The answer may be lost as well: then the next gap asks again.
+/// How long a session with a gap waits for the missing messages. If the answer is lost too, the next gap requests them again.
 pub(super) const ANSWER_WAIT: Duration = Duration::from_secs(1);
-/// What a frame has beside the message's shared part, at most.
+/// Bytes of a frame beside the message's shared part, at most.
 const FRAMING_BYTES: usize = 192;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    /// It has not said who it is.
+pub enum SessionPhase {
+    /// The device has not identified itself yet.
     Opening,
-    /// The owner of its user's partition has not let it in yet.
+    /// The owner of the user's partition has not admitted the session yet.
     Arriving,
     Admitted,
-    /// It was told that it is closed.
+    /// The close frame was queued.
     Closing,
     Over,
 }
 
-/// Who is connected.
 #[derive(Debug)]
-pub struct Who {
+pub struct DeviceIdentity {
     pub uid: Uid,
     pub platform: Platform,
     pub device: Box<str>,
     pub at: Timestamp,
     pub partition: u32,
-    /// The tenure that its owner was told of it in.
-    pub told: Option<u64>,
-    /// Until it is admitted.
+    /// The number of the tenure in which the session was announced.
+    pub announced_in: Option<u64>,
+    /// Cleared at the admission.
     pub resume: Option<Box<Resume>>,
-    /// From when it is admitted.
+    /// Set at the admission.
     pub epoch: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
-pub struct State {
+pub struct SessionState {
     pub(super) decoder: Decoder,
     pub(super) format: Format,
-    pub phase: Phase,
+    pub phase: SessionPhase,
     /// The peer is on this machine.
     pub(super) is_local: bool,
-    /// It was asked whether it is there, and has until `deadline`.
+    /// A ping is unanswered; the device has until `deadline`.
     is_pinged: bool,
-    /// Somebody waits until the device has read something.
+    /// A task waits until the socket accepts bytes.
     pub(super) is_flushing: bool,
-    /// It is among those that are written to at the end of the batch.
+    /// It will be flushed at the end of the batch.
     pub(super) is_dirty: bool,
-    /// Its owner was asked to send on from what it has, and has until then to do so.
+    /// The owner was asked to continue from the session's position, and has until then.
     asked_until: Tick,
-    /// Something was missing before then; it may have been the answer.
+    /// Another gap came before that time; it may concern the answer.
     asks_late: bool,
-    /// Something stored had no room: its owner is asked for it when the device has read what waits.
+    /// A stored message had no room. It is requested when the device has read what waits.
     wants_room: bool,
     heard_at: Tick,
-    /// When it is looked at next.
     pub(super) check_at: Tick,
     deadline: Tick,
-    /// When its token does.
     expires: Tick,
-    /// When the device last read something, or something began to wait for it.
+    /// When the device last read, or when its queue stopped being empty.
     moved_at: Tick,
-    /// Ephemeral messages that it has not been told to have lost.
+    /// Lost ephemeral messages that were not reported to the device yet.
     lost: u32,
-    /// The highest number that it was sent, and that it acknowledged; the highest ephemeral place.
+    /// The highest numbers that were sent and acknowledged, and the highest place of an ephemeral message.
     sent: u64,
     acked: u64,
     place: u64,
     queue: Vec<u8>,
     queue_start: usize,
-    pub who: Option<Box<Who>>,
+    pub identity: Option<Box<DeviceIdentity>>,
 }
 
-/// What is to be done about a connection at its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum DueAction {
     /// Nothing before then.
     Wait(Tick),
-    /// It was silent for long.
+    /// The device was silent for too long.
     Ping,
     Close(CloseCode, &'static str),
-    /// It has had its time to take the close frame.
+    /// The device had its time to read the close frame.
     Cut,
     Nothing,
 }
 
-/// What became of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Delivered {
+pub enum DeliveryOutcome {
     Queued,
-    /// It has it already, or is not there for it.
+    /// A duplicate, or the session is not admitted.
     LeftOut,
-    /// Stored, and something before it was lost on the way here.
+    /// Stored, and an earlier message was lost between carrier and gateway.
     Gap,
-    /// Ephemeral, and there was no room.
+    /// Ephemeral, without room in the queue.
     Dropped,
-    /// Stored, and there was no room: it is asked for when there is ([`State::made_room`]).
+    /// Stored, without room in the queue. Requested later ([`SessionState::made_room`]).
     Full,
 }
 
-impl State {
+impl SessionState {
     pub fn new(format: Format, is_local: bool, now: Tick, settings: &GatewaySettings) -> Self {
         Self {
             decoder: Decoder::new(Role::Server),
             format,
-            phase: Phase::Opening,
+            phase: SessionPhase::Opening,
             is_local,
             is_pinged: false,
             is_flushing: false,
@@ -139,24 +133,22 @@ impl State {
             place: 0,
             queue: Vec::new(),
             queue_start: 0,
-            who: None,
+            identity: None,
         }
     }
 
     pub fn is_here(&self) -> bool {
-        matches!(self.phase, Phase::Arriving | Phase::Admitted)
+        matches!(self.phase, SessionPhase::Arriving | SessionPhase::Admitted)
     }
 
-    /// Something came from the device.
     pub(super) fn heard(&mut self, now: Tick) {
         (self.heard_at, self.is_pinged) = (now, false);
     }
 
-    /// It said who it is, and that is true.
-    pub fn arrive(&mut self, who: Who, expires: Tick, now: Tick, settings: &GatewaySettings) {
-        self.who = Some(Box::new(who));
+    pub fn arrive(&mut self, identity: DeviceIdentity, expires: Tick, now: Tick, settings: &GatewaySettings) {
+        self.identity = Some(Box::new(identity));
         self.expires = expires;
-        self.phase = Phase::Arriving;
+        self.phase = SessionPhase::Arriving;
         self.deadline = now.after(settings.owner_wait);
     }
 
@@ -164,38 +156,40 @@ impl State {
         self.expires = expires;
     }
 
-    /// The owner lets it in, reading on from `cursor`. `false` where it is not waiting for that.
+    /// The owner admits the session, from `cursor`. `false` if the session does not wait for that.
     pub fn admit(&mut self, epoch: Arc<str>, cursor: u64) -> bool {
-        let Some(who) = self.who.as_mut().filter(|_| self.phase == Phase::Arriving) else { return false };
-        (who.resume, who.epoch) = (None, Some(epoch));
-        (self.phase, self.sent, self.acked) = (Phase::Admitted, cursor, cursor);
+        let Some(identity) = self.identity.as_mut().filter(|_| self.phase == SessionPhase::Arriving) else {
+            return false;
+        };
+        (identity.resume, identity.epoch) = (None, Some(epoch));
+        (self.phase, self.sent, self.acked) = (SessionPhase::Admitted, cursor, cursor);
         true
     }
 
-    /// What its owner is told of it, as it stands now.
+    /// The message that introduces the session to its owner, with the current state.
     pub fn introduction(&mut self, session: u64, tenure: Option<u64>) -> Option<(u32, ToCarrier)> {
-        let who = self.who.as_mut()?;
-        who.told = tenure;
+        let identity = self.identity.as_mut()?;
+        identity.announced_in = tenure;
         let arrival = Arrival {
             session,
-            uid: who.uid.clone(),
-            platform: who.platform.clone(),
-            device: who.device.clone(),
-            resume: who.resume.as_deref().cloned(),
-            at: who.at,
+            uid: identity.uid.clone(),
+            platform: identity.platform.clone(),
+            device: identity.device.clone(),
+            resume: identity.resume.as_deref().cloned(),
+            at: identity.at,
         };
-        let told = match (self.phase, &who.epoch) {
-            (Phase::Arriving, _) => ToCarrier::Arrive(Box::new(arrival)),
-            (Phase::Admitted, Some(epoch)) => {
+        let told = match (self.phase, &identity.epoch) {
+            (SessionPhase::Arriving, _) => ToCarrier::Arrive(Box::new(arrival)),
+            (SessionPhase::Admitted, Some(epoch)) => {
                 let (epoch, sent, acked) = (Arc::clone(epoch), self.sent, self.acked);
-                ToCarrier::Announce(Box::new(Announced { arrival, epoch, sent, acked }))
+                ToCarrier::Announce(Box::new(AnnouncedSession { arrival, epoch, sent, acked }))
             }
             _ => return None,
         };
-        Some((who.partition, told))
+        Some((identity.partition, told))
     }
 
-    /// An acknowledgement; `Ok(true)` where it is news. `Err`: the highest number that could be.
+    /// Takes an acknowledgement. `Ok(true)` if the cursor moved. `Err`: the highest number that can be acknowledged.
     pub fn ack(&mut self, upto: u64) -> Result<bool, u64> {
         if upto > self.sent {
             return Err(self.sent);
@@ -205,50 +199,50 @@ impl State {
         Ok(is_news)
     }
 
-    /// Everything up to there was sent or is gone.
+    /// Everything up to there was sent or is lost.
     pub fn skip_to(&mut self, seq: u64) {
         self.sent = self.sent.max(seq);
     }
 
-    pub fn deliver(&mut self, delivery: &Delivery, room: usize, now: Tick) -> Delivered {
-        if self.phase != Phase::Admitted {
-            return Delivered::LeftOut;
+    pub fn deliver(&mut self, delivery: &Delivery, room: usize, now: Tick) -> DeliveryOutcome {
+        if self.phase != SessionPhase::Admitted {
+            return DeliveryOutcome::LeftOut;
         }
         let is_known = match delivery.place {
-            DeliveryPlace::Stored { seq, .. } => seq <= self.acked || (seq <= self.sent && !delivery.again),
-            DeliveryPlace::Ephemeral { place } => place <= self.place,
+            DeliveryPosition::Stored { seq, .. } => seq <= self.acked || (seq <= self.sent && !delivery.again),
+            DeliveryPosition::Ephemeral { place } => place <= self.place,
         };
         if is_known {
-            return Delivered::LeftOut;
+            return DeliveryOutcome::LeftOut;
         }
-        if let DeliveryPlace::Stored { seq, prev } = delivery.place
-            // What is tried again and never came was lost on the way, maybe with what its owner would have told in between.
+        if let DeliveryPosition::Stored { seq, prev } = delivery.place
+            // A retried message that never arrived was lost, possibly together with reports of losses before it.
             && (self.is_gap(prev) || seq > self.sent && delivery.again)
         {
-            return Delivered::Gap;
+            return DeliveryOutcome::Gap;
         }
         let has_room = self.has_room(message_bytes(self.format, &delivery.message), room);
         match delivery.place {
-            DeliveryPlace::Stored { seq, .. } if !has_room => {
-                // What was sent before, and is so again, its owner tries once more by itself.
+            DeliveryPosition::Stored { seq, .. } if !has_room => {
+                // A message that was sent before is retried by its owner anyway.
                 self.wants_room |= seq > self.sent;
-                return Delivered::Full;
+                return DeliveryOutcome::Full;
             }
-            DeliveryPlace::Stored { seq, .. } => self.sent = self.sent.max(seq),
-            DeliveryPlace::Ephemeral { place } => self.place = place,
+            DeliveryPosition::Stored { seq, .. } => self.sent = self.sent.max(seq),
+            DeliveryPosition::Ephemeral { place } => self.place = place,
         }
         if !has_room {
             self.count_lost(1);
-            return Delivered::Dropped;
+            return DeliveryOutcome::Dropped;
         }
-        self.tell_lost(now);
+        self.queue_losses(now);
         self.begin_waiting(now);
-        let epoch = epoch_of(self.who.as_deref());
+        let epoch = epoch_of(self.identity.as_deref());
         encode_message(&mut self.queue, self.format, epoch, delivery.place, &delivery.message);
-        Delivered::Queued
+        DeliveryOutcome::Queued
     }
 
-    /// Whether the owner is to be asked, now, to send on from what the device has. While something waits for room that has to wait too.
+    /// Whether to ask the owner now to continue from the session's position. Not while messages wait for room.
     pub fn asks(&mut self, now: Tick) -> bool {
         let is_early = now < self.asked_until;
         let asks = !self.wants_room && !is_early;
@@ -259,63 +253,63 @@ impl State {
         asks
     }
 
-    /// When it is to be asked once more, unless it has answered by then: something was missing when it had just been asked.
+    /// When to ask once more, unless the owner answers before: a gap came soon after the last request.
     pub fn asks_at(&self) -> Option<Tick> {
-        (self.asks_late && self.phase == Phase::Admitted).then_some(self.asked_until)
+        (self.asks_late && self.phase == SessionPhase::Admitted).then_some(self.asked_until)
     }
 
-    /// The owner has sent on.
+    /// The owner has continued.
     pub fn was_answered(&mut self) {
         (self.asked_until, self.asks_late) = (Tick(0), false);
     }
 
-    /// Whether nothing waits any more, and the owner is to be asked for what had no room.
+    /// Whether the queue is empty and the owner must be asked for messages that had no room.
     pub(super) fn made_room(&mut self) -> bool {
         let made_room = self.waiting().is_empty() && std::mem::take(&mut self.wants_room);
-        // What had no room may have been the answer to an earlier question.
+        // The message without room may have been the answer to the last request.
         if made_room {
             self.was_answered();
         }
         made_room
     }
 
-    /// Whether something was lost on the way here before what comes after that number.
+    /// Whether a message was lost between carrier and gateway, if the next one follows `prev`.
     pub fn is_gap(&self, prev: u64) -> bool {
         prev > self.sent
     }
 
-    /// Says how many were lost, where any were and there may be room.
-    pub(super) fn tell_lost(&mut self, now: Tick) {
-        if self.lost > 0 && self.phase == Phase::Admitted {
+    /// Reports the number of lost messages to the device, if any.
+    pub(super) fn queue_losses(&mut self, now: Tick) {
+        if self.lost > 0 && self.phase == SessionPhase::Admitted {
             let count = u64::from(std::mem::take(&mut self.lost));
-            self.say(&Says::Lost { count }, now);
+            self.queue_frame(&OutboundFrame::Lost { count }, now);
         }
     }
 
-    /// So many were dropped before they got here.
+    /// Counts messages that were dropped before they reached this session.
     pub fn count_lost(&mut self, count: u64) {
         self.lost = self.lost.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
     }
 
-    pub(super) fn say(&mut self, says: &Says<'_>, now: Tick) {
+    pub(super) fn queue_frame(&mut self, says: &OutboundFrame<'_>, now: Tick) {
         self.begin_waiting(now);
         says.encode(&mut self.queue, self.format, None);
     }
 
-    /// The same, where a device that has had it reads on behind that number.
-    pub(super) fn say_at(&mut self, says: &Says<'_>, seq: u64, now: Tick) {
+    /// The same, with an event id: a device that received it resumes behind that number.
+    pub(super) fn queue_frame_at(&mut self, says: &OutboundFrame<'_>, seq: u64, now: Tick) {
         self.begin_waiting(now);
-        let mark = Mark { epoch: epoch_of(self.who.as_deref()), seq };
+        let mark = EventId { epoch: epoch_of(self.identity.as_deref()), seq };
         says.encode(&mut self.queue, self.format, Some(mark));
     }
 
-    /// Bytes that are already what the way of connecting needs.
-    pub(super) fn say_raw(&mut self, now: Tick, write: impl FnOnce(&mut Vec<u8>)) {
+    /// Queues bytes that are already in the transport's format.
+    pub(super) fn queue_raw(&mut self, now: Tick, write: impl FnOnce(&mut Vec<u8>)) {
         self.begin_waiting(now);
         write(&mut self.queue);
     }
 
-    /// Whether so many more bytes may wait. A single one may be of any size.
+    /// Whether so many more bytes may wait. A single message may have any size.
     pub(super) fn has_room(&self, bytes: usize, room: usize) -> bool {
         let waiting = self.waiting().len();
         waiting == 0 || waiting + bytes + FRAMING_BYTES <= room
@@ -327,12 +321,12 @@ impl State {
         }
     }
 
-    /// What waits to be written.
+    /// The bytes that wait to be written.
     pub(super) fn waiting(&self) -> &[u8] {
         &self.queue[self.queue_start..]
     }
 
-    /// So much of it was. Nothing is kept of an empty queue.
+    /// Removes written bytes. An empty queue frees its memory.
     pub(super) fn written(&mut self, count: usize, now: Tick) {
         self.queue_start += count;
         self.moved_at = now;
@@ -344,7 +338,6 @@ impl State {
         }
     }
 
-    /// All that waits, for whoever writes it.
     pub fn take_waiting(&mut self, now: Tick) -> Vec<u8> {
         self.moved_at = now;
         let start = std::mem::take(&mut self.queue_start);
@@ -353,56 +346,57 @@ impl State {
         all
     }
 
-    /// Tells it that it is closed. `false` where it was told before.
+    /// Queues the close frame. `false` if it was queued before.
     pub fn close(&mut self, code: u16, reason: &str, now: Tick) -> bool {
-        if matches!(self.phase, Phase::Closing | Phase::Over) {
+        if matches!(self.phase, SessionPhase::Closing | SessionPhase::Over) {
             return false;
         }
-        self.say(&Says::Close { code, reason }, now);
-        self.phase = Phase::Closing;
+        self.queue_frame(&OutboundFrame::Close { code, reason }, now);
+        self.phase = SessionPhase::Closing;
         self.deadline = now.after(CLOSING_WAIT);
         true
     }
 
-    /// What is to be done about it now.
-    pub(super) fn look(&mut self, now: Tick, settings: &GatewaySettings) -> Look {
+    pub(super) fn due_action(&mut self, now: Tick, settings: &GatewaySettings) -> DueAction {
         let is_due = now >= self.deadline;
         match self.phase {
-            Phase::Over => return Look::Nothing,
-            Phase::Closing => return if is_due { Look::Cut } else { Look::Wait(self.deadline) },
-            Phase::Opening if is_due => return Look::Close(CloseCode::BadFrame, "no `connect` came in time"),
-            Phase::Arriving if is_due => return Look::Close(CloseCode::NoOwner, ""),
-            Phase::Opening => return Look::Wait(self.deadline),
-            Phase::Arriving => return Look::Wait(self.deadline.min(self.expires)),
-            Phase::Admitted => {}
+            SessionPhase::Over => return DueAction::Nothing,
+            SessionPhase::Closing => return if is_due { DueAction::Cut } else { DueAction::Wait(self.deadline) },
+            SessionPhase::Opening if is_due => {
+                return DueAction::Close(CloseCode::BadFrame, "timeout while waiting for `connect`");
+            }
+            SessionPhase::Arriving if is_due => return DueAction::Close(CloseCode::NoOwner, ""),
+            SessionPhase::Opening => return DueAction::Wait(self.deadline),
+            SessionPhase::Arriving => return DueAction::Wait(self.deadline.min(self.expires)),
+            SessionPhase::Admitted => {}
         }
         if now >= self.expires {
-            return Look::Close(CloseCode::TokenExpired, "the token expired");
+            return DueAction::Close(CloseCode::TokenExpired, "the token expired");
         }
         let stuck_at = if self.waiting().is_empty() { Tick::NEVER } else { self.moved_at.after(settings.stuck_wait) };
         if now >= stuck_at {
-            return Look::Close(CloseCode::Slow, "nothing was read for too long");
+            return DueAction::Close(CloseCode::Slow, "the device read nothing for too long");
         }
         let other = self.expires.min(stuck_at);
         if self.is_pinged {
-            let silent = Look::Close(CloseCode::Silent, "a ping was not answered");
-            return if is_due { silent } else { Look::Wait(self.deadline.min(other)) };
+            let silent = DueAction::Close(CloseCode::Silent, "no answer to a ping");
+            return if is_due { silent } else { DueAction::Wait(self.deadline.min(other)) };
         }
         let ping_at = self.heard_at.after(settings.ping_interval);
         if now < ping_at {
-            return Look::Wait(ping_at.min(other));
+            return DueAction::Wait(ping_at.min(other));
         }
         if self.format == Format::EventStream {
-            // It has no way to answer.
+            // The device cannot answer on an event stream.
             self.heard_at = now;
         } else {
             (self.is_pinged, self.deadline) = (true, now.after(settings.pong_wait));
         }
-        Look::Ping
+        DueAction::Ping
     }
 }
 
-/// The epoch of the inbox that a device reads, from when it is admitted.
-fn epoch_of(who: Option<&Who>) -> &str {
-    who.and_then(|who| who.epoch.as_deref()).unwrap_or_default()
+/// The epoch of a device's inbox. Empty before the admission.
+fn epoch_of(identity: Option<&DeviceIdentity>) -> &str {
+    identity.and_then(|identity| identity.epoch.as_deref()).unwrap_or_default()
 }

@@ -1,7 +1,7 @@
-//! Tokens of devices: JWTs, checked against the keys that the operator gave.
+//! Tokens of devices: JWTs, verified with the operator's keys.
 //!
-//! A key is of one algorithm, known from the key itself and never from the token: a token whose header names another algorithm finds no
-//! key. The time is passed in. A token says who the user is (`sub`), until when (`exp`), and may say for which platform (`plat`).
+//! A key has one algorithm, determined by the key and never by the token: a token whose header names another algorithm finds no key. The
+//! time is passed in. A token names the user (`sub`) and the expiry (`exp`), and may name a platform (`plat`).
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use serde::Deserialize;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{Platform, Uid};
 
-/// Bytes of a secret: fewer can be guessed, and RFC 7518 asks for as many as the hash has.
+/// Bytes of a secret, at least. Shorter ones can be guessed; RFC 7518 requires the length of the hash.
 pub const SECRET_MIN_BYTES: usize = 32;
-/// How far clocks may be apart.
+/// Tolerated difference between clocks.
 pub const LEEWAY_DEFAULT: Duration = Duration::from_secs(30);
 
-/// A key that tokens are checked with.
+/// A key that verifies tokens.
 #[derive(Clone, PartialEq, Eq)]
 pub enum ClientKey {
     /// For HS256.
@@ -27,16 +27,16 @@ pub enum ClientKey {
     Pem(String),
 }
 
-/// What is needed to check tokens.
+/// Keys and rules for verifying tokens.
 #[derive(Clone)]
 pub struct TokenSettings {
-    /// Keys, each with its name (`kid`) where it has one.
+    /// Keys, each with its name (`kid`), if any.
     pub keys: Vec<(Option<String>, ClientKey)>,
     /// The contents of JWKS files.
     pub jwks: Vec<String>,
-    /// What `aud` has to be one of, where there is any.
+    /// Accepted values of `aud`. Empty: any.
     pub audiences: Vec<String>,
-    /// What `iss` has to be one of, where there is any.
+    /// Accepted values of `iss`. Empty: any.
     pub issuers: Vec<String>,
     pub leeway: Duration,
 }
@@ -48,14 +48,13 @@ impl Default for TokenSettings {
     }
 }
 
-/// A key that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClientKeyError {
-    #[error("a secret for tokens has at least {SECRET_MIN_BYTES} bytes")]
+    #[error("a secret for tokens needs at least {SECRET_MIN_BYTES} bytes")]
     ShortSecret,
-    #[error("it is no public key in PEM of RSA, P-256 or Ed25519")]
+    #[error("not a public key in PEM of RSA, P-256 or Ed25519")]
     BadPem,
-    #[error("it is no JWKS: {0}")]
+    #[error("not a JWKS: {0}")]
     BadJwks(String),
     #[error("key {0} of the JWKS is not for RS256, ES256, EdDSA or HS256")]
     UnusableJwk(usize),
@@ -63,43 +62,40 @@ pub enum ClientKeyError {
     ShortJwk(usize),
 }
 
-/// Why a token does not let in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     #[error("the token expired at {0}")]
     Expired(Timestamp),
     #[error("the token is not a JWT")]
     Malformed,
-    #[error("no key of this server is for the token's algorithm and `kid`")]
+    #[error("this server has no key for the token's algorithm and `kid`")]
     NoKey,
     #[error("the token's signature is wrong")]
     BadSignature,
     #[error("the token is for another audience")]
     BadAudience,
-    #[error("the token is of another issuer")]
+    #[error("the token is from another issuer")]
     BadIssuer,
     #[error("the token has no `exp`")]
     NoExpiry,
     #[error("the token is not valid yet")]
     NotYet,
-    #[error("the token's `sub` is no user's id")]
+    #[error("the token's `sub` is not a valid user id")]
     BadSubject,
-    #[error("the token's `plat` is no platform's name")]
+    #[error("the token's `plat` is not a valid platform name")]
     BadPlatform,
 }
 
-/// What a good token says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Token {
+pub struct VerifiedToken {
     pub uid: Uid,
-    /// When it has to be refreshed at the latest, the leeway included.
+    /// The deadline for a refresh, the leeway included.
     pub ends_at: Timestamp,
-    /// The only platform that it is good for.
+    /// The only platform that it is valid for, if it names one.
     pub platform: Option<Platform>,
 }
 
-/// Checks tokens.
-pub struct Tokens {
+pub struct TokenVerifier {
     keys: Vec<Key>,
     leeway: Duration,
 }
@@ -112,14 +108,14 @@ struct Key {
 }
 
 #[derive(Deserialize)]
-struct Claims {
+struct TokenClaims {
     sub: Option<String>,
     exp: Option<f64>,
     nbf: Option<f64>,
     plat: Option<String>,
 }
 
-impl Tokens {
+impl TokenVerifier {
     pub fn new(settings: &TokenSettings) -> Result<Self, ClientKeyError> {
         let mut keys = Vec::new();
         let key = |kid, algorithm, key| Key { kid, algorithm, key, validation: validation(algorithm, settings) };
@@ -143,12 +139,12 @@ impl Tokens {
         Ok(Self { keys, leeway: settings.leeway })
     }
 
-    /// Whether there is any key. Without one, no token can be good.
+    /// Whether there is any key. Without one, no token is valid.
     pub fn has_keys(&self) -> bool {
         !self.keys.is_empty()
     }
 
-    pub fn check(&self, token: &str, now: Timestamp) -> Result<Token, TokenError> {
+    pub fn check(&self, token: &str, now: Timestamp) -> Result<VerifiedToken, TokenError> {
         let header = jsonwebtoken::decode_header(token).map_err(|_| TokenError::Malformed)?;
         let is_for = |key: &&Key| {
             let names_match = header.kid.is_none() || key.kid.is_none() || header.kid == key.kid;
@@ -161,12 +157,12 @@ impl Tokens {
                 break;
             }
         }
-        self.judge(outcome?, now)
+        self.validate(outcome?, now)
     }
 
-    fn judge(&self, claims: Claims, now: Timestamp) -> Result<Token, TokenError> {
+    fn validate(&self, claims: TokenClaims, now: Timestamp) -> Result<VerifiedToken, TokenError> {
         let leeway_ms = self.leeway.as_millis() as i64;
-        // A conversion from a float stays within the bounds of the integer, whatever the token says.
+        // A cast from float saturates, whatever the token contains.
         let millis = |seconds: f64| (seconds * 1000.0) as i64;
         let expires_at = millis(claims.exp.ok_or(TokenError::NoExpiry)?);
         let ends_at = expires_at.saturating_add(leeway_ms);
@@ -179,13 +175,13 @@ impl Tokens {
         let uid = claims.sub.and_then(|sub| Uid::new(&sub).ok()).ok_or(TokenError::BadSubject)?;
         let platform = claims.plat.map(|plat| Platform::new(&plat)).transpose();
         let platform = platform.map_err(|_| TokenError::BadPlatform)?;
-        Ok(Token { uid, ends_at: Timestamp::from_millis(ends_at), platform })
+        Ok(VerifiedToken { uid, ends_at: Timestamp::from_millis(ends_at), platform })
     }
 }
 
-fn decode(token: &str, key: &Key) -> Result<Claims, TokenError> {
+fn decode(token: &str, key: &Key) -> Result<TokenClaims, TokenError> {
     use jsonwebtoken::errors::ErrorKind;
-    let decoded = jsonwebtoken::decode::<Claims>(token, &key.key, &key.validation);
+    let decoded = jsonwebtoken::decode::<TokenClaims>(token, &key.key, &key.validation);
     decoded.map(|decoded| decoded.claims).map_err(|error| match error.kind() {
         ErrorKind::InvalidSignature => TokenError::BadSignature,
         ErrorKind::InvalidAudience => TokenError::BadAudience,
@@ -196,7 +192,7 @@ fn decode(token: &str, key: &Key) -> Result<Claims, TokenError> {
     })
 }
 
-/// What the library looks at: the signature, `aud` and `iss`. The times are looked at here, with the time passed in.
+/// The library validates the signature, `aud` and `iss`. The times are validated here, with the time passed in.
 fn validation(algorithm: Algorithm, settings: &TokenSettings) -> Validation {
     let mut validation = Validation::new(algorithm);
     validation.validate_exp = false;
@@ -221,7 +217,7 @@ fn decoding_key(key: &ClientKey) -> Result<(Algorithm, DecodingKey), ClientKeyEr
         ClientKey::Secret(secret) => Ok((Algorithm::HS256, DecodingKey::from_secret(secret))),
         ClientKey::Pem(pem) => {
             let pem = pem.as_bytes();
-            // Each of these takes only keys of its own kind.
+            // Each of these accepts only keys of its own kind.
             let rsa = DecodingKey::from_rsa_pem(pem).map(|key| (Algorithm::RS256, key));
             let ec = |_| DecodingKey::from_ec_pem(pem).map(|key| (Algorithm::ES256, key));
             let ed = |_| DecodingKey::from_ed_pem(pem).map(|key| (Algorithm::EdDSA, key));
@@ -230,7 +226,7 @@ fn decoding_key(key: &ClientKey) -> Result<(Algorithm, DecodingKey), ClientKeyEr
     }
 }
 
-/// Whether a key of a JWKS is a secret that can be guessed. One that is no base64 is not judged here: it is no key at all.
+/// Whether a JWKS key is a secret that can be guessed. Invalid base64 is rejected elsewhere.
 fn is_short_secret(jwk: &Jwk) -> bool {
     match &jwk.algorithm {
         AlgorithmParameters::OctetKey(key) => {
@@ -240,7 +236,7 @@ fn is_short_secret(jwk: &Jwk) -> bool {
     }
 }
 
-/// The one algorithm that a key of a JWKS is for: by its kind, and as it says where it says.
+/// The algorithm of a JWKS key, by its kind. `None` if the key names another one.
 fn algorithm_of(jwk: &Jwk) -> Option<Algorithm> {
     let by_kind = match &jwk.algorithm {
         AlgorithmParameters::RSA(_) => Algorithm::RS256,
@@ -274,8 +270,8 @@ mod tests {
         encode(&Header::new(Algorithm::HS256), claims, &EncodingKey::from_secret(SECRET)).unwrap()
     }
 
-    fn check(settings: &TokenSettings, token: &str) -> Result<Token, TokenError> {
-        Tokens::new(settings).unwrap().check(token, NOW)
+    fn check(settings: &TokenSettings, token: &str) -> Result<VerifiedToken, TokenError> {
+        TokenVerifier::new(settings).unwrap().check(token, NOW)
     }
 
     fn good() -> Value {
@@ -283,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_token_says_who_and_until_when() {
+    fn a_valid_token_has_a_user_and_an_expiry() {
         let token = check(&with_secret(), &signed(&good())).unwrap();
         assert_eq!(token.uid.as_str(), "u1");
         assert_eq!(token.ends_at.as_millis(), 1_800_000_090_000);
@@ -293,40 +289,43 @@ mod tests {
     }
 
     #[test]
-    fn the_times_of_a_token_count_with_the_leeway() {
-        let judged = |claims: Value| check(&with_secret(), &signed(&claims)).map(|_| ());
-        assert_eq!(judged(json!({"sub": "u", "exp": 1_799_999_971})), Ok(()));
+    fn the_times_of_a_token_have_a_leeway() {
+        let outcome_of = |claims: Value| check(&with_secret(), &signed(&claims)).map(|_| ());
+        assert_eq!(outcome_of(json!({"sub": "u", "exp": 1_799_999_971})), Ok(()));
         let expired = Timestamp::from_millis(1_799_999_970_000);
-        assert_eq!(judged(json!({"sub": "u", "exp": 1_799_999_970})), Err(TokenError::Expired(expired)));
-        assert_eq!(judged(json!({"sub": "u"})), Err(TokenError::NoExpiry));
-        assert_eq!(judged(json!({"sub": "u", "exp": 1e300})), Ok(()));
-        assert_eq!(judged(json!({"sub": "u", "exp": 1_900_000_000, "nbf": 1_800_000_031})), Err(TokenError::NotYet));
+        assert_eq!(outcome_of(json!({"sub": "u", "exp": 1_799_999_970})), Err(TokenError::Expired(expired)));
+        assert_eq!(outcome_of(json!({"sub": "u"})), Err(TokenError::NoExpiry));
+        assert_eq!(outcome_of(json!({"sub": "u", "exp": 1e300})), Ok(()));
+        assert_eq!(
+            outcome_of(json!({"sub": "u", "exp": 1_900_000_000, "nbf": 1_800_000_031})),
+            Err(TokenError::NotYet)
+        );
     }
 
     #[test]
-    fn a_token_without_a_possible_user_or_platform_is_refused() {
-        let judged = |claims: Value| check(&with_secret(), &signed(&claims)).unwrap_err();
-        assert_eq!(judged(json!({"exp": 1_900_000_000})), TokenError::BadSubject);
-        assert_eq!(judged(json!({"sub": "", "exp": 1_900_000_000})), TokenError::BadSubject);
-        assert_eq!(judged(json!({"sub": "u", "exp": 1_900_000_000, "plat": "I O S"})), TokenError::BadPlatform);
-        assert_eq!(judged(json!({"sub": 7, "exp": 1_900_000_000})), TokenError::Malformed);
+    fn a_token_without_a_valid_user_or_platform_is_rejected() {
+        let outcome_of = |claims: Value| check(&with_secret(), &signed(&claims)).unwrap_err();
+        assert_eq!(outcome_of(json!({"exp": 1_900_000_000})), TokenError::BadSubject);
+        assert_eq!(outcome_of(json!({"sub": "", "exp": 1_900_000_000})), TokenError::BadSubject);
+        assert_eq!(outcome_of(json!({"sub": "u", "exp": 1_900_000_000, "plat": "I O S"})), TokenError::BadPlatform);
+        assert_eq!(outcome_of(json!({"sub": 7, "exp": 1_900_000_000})), TokenError::Malformed);
     }
 
     #[test]
-    fn what_was_not_signed_with_our_key_is_refused() {
+    fn a_token_without_a_valid_signature_is_rejected() {
         let token = signed(&good());
         let foreign = encode(&Header::default(), &good(), &EncodingKey::from_secret(&[7; 32])).unwrap();
         assert_eq!(check(&with_secret(), &foreign), Err(TokenError::BadSignature));
         for bad in ["", "a.b.c", "no token", &token[..token.len() - 8]] {
             assert!(check(&with_secret(), bad).is_err(), "{bad}");
         }
-        // `{"alg":"none"}` with the claims of the good one.
+        // `{"alg":"none"}` with the claims of the valid token.
         let claims = token.split('.').nth(1).unwrap();
         assert!(check(&with_secret(), &format!("eyJhbGciOiJub25lIn0.{claims}.")).is_err());
     }
 
     #[test]
-    fn public_keys_are_told_apart_by_themselves() {
+    fn the_algorithm_of_a_public_key_follows_from_the_key() {
         let kinds = [
             (Algorithm::RS256, &PKCS_RSA_SHA256),
             (Algorithm::ES256, &PKCS_ECDSA_P256_SHA256),
@@ -374,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn audience_and_issuer_count_where_they_are_configured() {
+    fn audience_and_issuer_are_checked_if_configured() {
         let settings = TokenSettings { audiences: vec!["app".into()], issuers: vec!["me".into()], ..with_secret() };
         let with = |aud: &str, iss: &str| {
             check(&settings, &signed(&json!({"sub": "u", "exp": 1_900_000_000, "aud": aud, "iss": iss}))).map(|_| ())
@@ -388,30 +387,31 @@ mod tests {
     }
 
     #[test]
-    fn a_jwks_brings_its_keys() {
+    fn a_jwks_provides_its_keys() {
         let secret = URL_SAFE_NO_PAD.encode(SECRET);
         let jwks = json!({"keys": [{"kty": "oct", "kid": "a", "alg": "HS256", "k": secret}]}).to_string();
         let settings = TokenSettings { jwks: vec![jwks], ..TokenSettings::default() };
         assert!(check(&settings, &signed(&good())).is_ok());
         let odd = json!({"keys": [{"kty": "oct", "alg": "HS512", "k": secret}]}).to_string();
-        let made = Tokens::new(&TokenSettings { jwks: vec![odd], ..TokenSettings::default() });
+        let made = TokenVerifier::new(&TokenSettings { jwks: vec![odd], ..TokenSettings::default() });
         assert_eq!(made.err(), Some(ClientKeyError::UnusableJwk(0)));
     }
 
     #[test]
-    fn keys_that_cannot_protect_are_refused() {
-        let made = |key| Tokens::new(&TokenSettings { keys: vec![(None, key)], ..TokenSettings::default() }).err();
+    fn short_secrets_and_malformed_keys_are_rejected() {
+        let made =
+            |key| TokenVerifier::new(&TokenSettings { keys: vec![(None, key)], ..TokenSettings::default() }).err();
         assert_eq!(made(ClientKey::Secret(vec![1; 31])), Some(ClientKeyError::ShortSecret));
         assert_eq!(made(ClientKey::Pem("nonsense".into())), Some(ClientKeyError::BadPem));
     }
 
     #[test]
-    fn a_secret_of_a_jwks_is_as_long_as_any_other() {
+    fn a_short_secret_in_a_jwks_is_rejected() {
         let good = json!({"kty": "oct", "k": URL_SAFE_NO_PAD.encode(SECRET)});
         for secret in [&b""[..], b"a", &SECRET[1..]] {
             let short = json!({"kty": "oct", "kid": "a", "alg": "HS256", "k": URL_SAFE_NO_PAD.encode(secret)});
             let jwks = vec![json!({"keys": [good, short]}).to_string()];
-            let made = Tokens::new(&TokenSettings { jwks, ..TokenSettings::default() });
+            let made = TokenVerifier::new(&TokenSettings { jwks, ..TokenSettings::default() });
             assert_eq!(made.err(), Some(ClientKeyError::ShortJwk(1)), "{secret:?}");
         }
     }

@@ -1,23 +1,22 @@
-//! When each connection is looked at next: one wheel for all of a thread.
+//! The timing wheel for checks of connections: one per thread.
 //!
-//! Pure: it is told the time. What lies further ahead than one turn is put at the turn's end and comes up early; whoever takes it looks at
-//! the connection and puts it in again. An entry is a number, so that a connection that ended leaves nothing but its number until then.
+//! Pure: the time is passed in. A time beyond one turn goes to the turn's last slot and comes up early; the session then reschedules its
+//! check. An entry is the number of a session, so a closed connection leaves only that number behind.
 
 use std::time::Duration;
 
-/// How finely time is cut.
 pub(super) const TICK: Duration = Duration::from_millis(125);
-/// Ticks of one turn: half a minute.
+/// Ticks of one turn: 32 s.
 const SLOTS: usize = 256;
 
-/// Ticks since the gateway began.
+/// Ticks since the gateway started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Tick(pub u32);
 
 impl Tick {
     pub const NEVER: Self = Self(u32::MAX);
 
-    /// So much later, rounded up: never too early.
+    /// The tick after that wait, rounded up: never too early.
     pub(super) fn after(self, wait: Duration) -> Self {
         let ticks = wait.as_millis().div_ceil(TICK.as_millis());
         Self(self.0.saturating_add(u32::try_from(ticks).unwrap_or(u32::MAX)))
@@ -25,13 +24,13 @@ impl Tick {
 }
 
 #[derive(Debug)]
-pub(super) struct Wheel {
+pub(super) struct CheckWheel {
     slots: Vec<Vec<u64>>,
-    /// All ticks before this one have been taken.
+    /// All earlier ticks have been taken.
     next: Tick,
 }
 
-impl Wheel {
+impl CheckWheel {
     pub(super) fn new(now: Tick) -> Self {
         Self { slots: vec![Vec::new(); SLOTS], next: now }
     }
@@ -42,7 +41,7 @@ impl Wheel {
         self.slots[at as usize % SLOTS].push(number);
     }
 
-    /// All that came up until now, this tick included.
+    /// Takes all numbers that are due, this tick included.
     pub(super) fn take_due(&mut self, now: Tick) -> Vec<u64> {
         let mut due = Vec::new();
         let turns = now.0.saturating_add(1).saturating_sub(self.next.0).min(SLOTS as u32);
@@ -59,8 +58,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_put_in_comes_up_at_its_time_and_once() {
-        let mut wheel = Wheel::new(Tick(0));
+    fn an_entry_comes_up_once_at_its_time() {
+        let mut wheel = CheckWheel::new(Tick(0));
         wheel.put(1, Tick(3));
         wheel.put(2, Tick(5));
         assert!(wheel.take_due(Tick(2)).is_empty());
@@ -70,8 +69,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_past_comes_up_next_and_what_is_far_ahead_within_a_turn() {
-        let mut wheel = Wheel::new(Tick(100));
+    fn a_past_time_comes_up_next_and_a_distant_one_within_a_turn() {
+        let mut wheel = CheckWheel::new(Tick(100));
         wheel.put(1, Tick(3));
         wheel.put(2, Tick::NEVER);
         assert_eq!(wheel.take_due(Tick(100)), [1]);
@@ -80,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_long_pause_loses_nothing() {
-        let mut wheel = Wheel::new(Tick(0));
+        let mut wheel = CheckWheel::new(Tick(0));
         (0..1000).for_each(|number| wheel.put(number, Tick(number as u32)));
         let mut due = wheel.take_due(Tick(1_000_000));
         due.sort_unstable();

@@ -1,7 +1,7 @@
-//! The port `Carriers`: what a gateway says finds the owner of the partition, at the desk of this node or up a stream to another.
+//! The port `Carriers`: delivers messages of gateways to the owner of the partition, on this node or over a stream to another.
 //!
-//! A partition has a *way* while somebody really takes messages for it: the desk of this node says so itself, a node elsewhere says so
-//! over its stream. Each new way is a new tenure, and so is one that was gone and is there again.
+//! A partition has a route while an owner accepts messages for it: a local carrier reports that directly, a remote one over its stream.
+//! Each new route is a new owner_link, and so is a route that was interrupted.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,50 +12,49 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::{
-    CarrierDesk, Carriers, GatewayDesk, NoCarrier, Node, PeopleAsk, PeopleError, PeopleTold, PortFuture, Tenure,
-    ToCarrier,
+    Carriers, LocalCarriers, LocalGateway, NoCarrier, Node, OwnerLink, PeopleError, PeopleQuery, PeopleReply,
+    PortFuture, ToCarrier,
 };
 
 use super::outbox::Outbox;
-use super::stream::{Target, keep};
-use super::wire::{Served, to_told};
-use super::wire_asks::{from_response, to_request};
-use whimbrel_cluster::peers::Asked;
+use super::query_wire::{from_response, to_request};
+use super::stream::{CarrierTarget, keep_stream};
+use super::wire::{ServedPartitions, to_told};
+use whimbrel_cluster::peers::PeerReply;
 use whimbrel_cluster::router::until_answered;
 use whimbrel_cluster::wire::protocol::LinkUp;
-use whimbrel_cluster::{CARRIER_ROLE, PUSH_FAMILY, Peers, Sight, View};
+use whimbrel_cluster::{CARRIER_ROLE, ClusterView, ClusterWatch, PUSH_FAMILY, PeerClients};
 
-/// What the ways to carriers are made of.
 pub struct CarrierLinkParts {
     /// The partitions of `_push`.
     pub partitions: u32,
-    pub sight: Sight,
-    /// Of this node's carrier, where it has one.
-    pub desk: Option<Arc<dyn CarrierDesk>>,
-    pub peers: Arc<Peers>,
-    /// How long a question waits for an owner.
+    pub sight: ClusterWatch,
+    /// This node's carrier, if it has one.
+    pub desk: Option<Arc<dyn LocalCarriers>>,
+    pub peers: Arc<PeerClients>,
+    /// How long a query waits for an owner.
     pub owner_wait: Duration,
 }
 
-/// The owners of all partitions. Until [`CarrierLinks::run`] no partition has a way.
+/// Routes to the owners of all partitions. Until [`CarrierLinks::run`] no partition has a route.
 pub struct CarrierLinks {
     parts: CarrierLinkParts,
     /// By partition.
-    ways: ArcSwap<Vec<Option<Way>>>,
-    tenures: watch::Sender<Arc<Vec<Option<Tenure>>>>,
-    book: Mutex<Book>,
+    routes: ArcSwap<Vec<Option<OwnerRoute>>>,
+    owner_links: watch::Sender<Arc<Vec<Option<OwnerLink>>>>,
+    state: Mutex<CarrierStreams>,
 }
 
-/// How messages reach the owner of a partition.
+/// The route to the owner of a partition.
 #[derive(Clone)]
-enum Way {
+enum OwnerRoute {
     Here { epoch: u64 },
     There { epoch: u64, stream: u64, gateway: GatewayId, outbox: Outbox<LinkUp> },
 }
 
-impl Way {
-    /// What makes it another way: the owner's epoch, and the stream where there is one.
-    fn mark(&self) -> (u64, Option<u64>) {
+impl OwnerRoute {
+    /// The identity of a route: the owner's epoch, and the stream of a remote owner.
+    fn identity(&self) -> (u64, Option<u64>) {
         match self {
             Self::Here { epoch } => (*epoch, None),
             Self::There { epoch, stream, .. } => (*epoch, Some(*stream)),
@@ -64,39 +63,39 @@ impl Way {
 }
 
 #[derive(Default)]
-struct Book {
-    /// By node: to every carrier elsewhere, where this node has a gateway.
-    streams: BTreeMap<u16, Kept>,
+struct CarrierStreams {
+    /// By node: one for every remote carrier, if this node has a gateway.
+    streams: BTreeMap<u16, StreamEntry>,
     last_stream: u64,
     last_tenure: u64,
 }
 
-struct Kept {
-    target: Target,
+struct StreamEntry {
+    target: CarrierTarget,
     ends: CancellationToken,
-    standing: Option<Standing>,
+    open: Option<OpenStream>,
 }
 
-struct Standing {
+struct OpenStream {
     stream: u64,
     outbox: Outbox<LinkUp>,
-    served: Served,
+    served: ServedPartitions,
 }
 
 impl CarrierLinks {
     pub fn new(parts: CarrierLinkParts) -> Arc<Self> {
         let partitions = parts.partitions as usize;
-        let tenures = watch::Sender::new(Arc::new(vec![None; partitions]));
-        let ways = ArcSwap::from_pointee(vec![None; partitions]);
-        Arc::new(Self { parts, ways, tenures, book: Mutex::default() })
+        let owner_links = watch::Sender::new(Arc::new(vec![None; partitions]));
+        let routes = ArcSwap::from_pointee(vec![None; partitions]);
+        Arc::new(Self { parts, routes, owner_links, state: Mutex::default() })
     }
 
-    /// Follows who owns what, and keeps a stream to every carrier elsewhere where this node has a gateway, until it is cancelled.
-    pub async fn run(self: Arc<Self>, gateway: Option<Arc<dyn GatewayDesk>>, until: CancellationToken) {
+    /// Follows the cluster view until `until` is cancelled. If this node has a gateway, keeps a stream to every remote carrier.
+    pub async fn run(self: Arc<Self>, gateway: Option<Arc<dyn LocalGateway>>, until: CancellationToken) {
         let (mut views, mut identities) = (self.parts.sight.clone(), self.parts.sight.clone());
         let mut serving = self.parts.desk.as_ref().map(|desk| desk.serving());
         loop {
-            self.look(gateway.as_ref());
+            self.sync_streams(gateway.as_ref());
             tokio::select! {
                 () = until.cancelled() => break,
                 _ = views.view_changed() => {}
@@ -104,101 +103,103 @@ impl CarrierLinks {
                 () = changed(&mut serving) => {}
             }
         }
-        let mut book = self.book();
-        std::mem::take(&mut book.streams).into_values().for_each(|kept| kept.ends.cancel());
-        self.find_ways(&mut book);
+        let mut state = self.state();
+        std::mem::take(&mut state.streams).into_values().for_each(|entry| entry.ends.cancel());
+        self.update_routes(&mut state);
     }
 
-    /// Opens the streams that are wanted now, ends the others, and finds the ways anew.
-    fn look(self: &Arc<Self>, gateway: Option<&Arc<dyn GatewayDesk>>) {
-        let mut book = self.book();
+    /// Opens missing streams, ends those that are no longer needed, and updates the routes.
+    fn sync_streams(self: &Arc<Self>, gateway: Option<&Arc<dyn LocalGateway>>) {
+        let mut state = self.state();
         let mut wanted = match (gateway, self.parts.sight.identity()) {
             (Some(_), Some(identity)) => targets(&self.parts.sight.view(), identity),
             _ => BTreeMap::new(),
         };
-        book.streams.retain(|node, kept| {
-            let is_wanted = wanted.get(node) == Some(&kept.target);
+        state.streams.retain(|node, entry| {
+            let is_wanted = wanted.get(node) == Some(&entry.target);
             if is_wanted {
                 wanted.remove(node);
             } else {
-                kept.ends.cancel();
+                entry.ends.cancel();
             }
             is_wanted
         });
         for (node, target) in wanted {
             let Some(desk) = gateway.cloned() else { break };
             let ends = CancellationToken::new();
-            tokio::spawn(keep(self.clone(), self.parts.peers.clone(), desk, target.clone(), ends.clone()));
-            book.streams.insert(node, Kept { target, ends, standing: None });
+            tokio::spawn(keep_stream(self.clone(), self.parts.peers.clone(), desk, target.clone(), ends.clone()));
+            state.streams.insert(node, StreamEntry { target, ends, open: None });
         }
-        self.find_ways(&mut book);
+        self.update_routes(&mut state);
     }
 
-    /// A stream to that carrier stands: its number, or `None` where it is not wanted any more.
-    pub(super) fn stands(&self, target: &Target, outbox: &Outbox<LinkUp>) -> Option<u64> {
-        let mut book = self.book();
-        book.last_stream += 1;
-        let stream = book.last_stream;
-        let kept = book.streams.get_mut(&target.node).filter(|kept| kept.target == *target)?;
-        kept.standing = Some(Standing { stream, outbox: outbox.clone(), served: Served::new() });
+    /// The stream to that carrier is open. Returns its number, or `None` if the stream is no longer needed.
+    pub(super) fn stream_opened(&self, target: &CarrierTarget, outbox: &Outbox<LinkUp>) -> Option<u64> {
+        let mut state = self.state();
+        state.last_stream += 1;
+        let stream = state.last_stream;
+        let entry = state.streams.get_mut(&target.node).filter(|entry| entry.target == *target)?;
+        entry.open = Some(OpenStream { stream, outbox: outbox.clone(), served: ServedPartitions::new() });
         Some(stream)
     }
 
-    /// The carrier says over its stream what it serves.
-    pub(super) fn serves(&self, target: &Target, stream: u64, served: Served) {
-        let mut book = self.book();
-        let kept = book.streams.get_mut(&target.node).and_then(|kept| kept.standing.as_mut());
-        if let Some(standing) = kept.filter(|standing| standing.stream == stream) {
-            standing.served = served;
-            self.find_ways(&mut book);
+    /// The carrier reported over its stream which partitions it serves.
+    pub(super) fn stream_serves(&self, target: &CarrierTarget, stream: u64, served: ServedPartitions) {
+        let mut state = self.state();
+        let entry = state.streams.get_mut(&target.node).and_then(|entry| entry.open.as_mut());
+        if let Some(open) = entry.filter(|open| open.stream == stream) {
+            open.served = served;
+            self.update_routes(&mut state);
         }
     }
 
     /// The stream to that carrier has ended.
-    pub(super) fn fell(&self, target: &Target) {
-        let mut book = self.book();
-        if let Some(kept) = book.streams.get_mut(&target.node).filter(|kept| kept.target == *target) {
-            kept.standing = None;
-            self.find_ways(&mut book);
+    pub(super) fn stream_ended(&self, target: &CarrierTarget) {
+        let mut state = self.state();
+        if let Some(entry) = state.streams.get_mut(&target.node).filter(|entry| entry.target == *target) {
+            entry.open = None;
+            self.update_routes(&mut state);
         }
     }
 
-    /// Finds the way of every partition anew. A tenure stays where the way is the same as before.
-    fn find_ways(&self, book: &mut Book) {
+    /// Updates the route of every partition. The owner_link stays if the route is unchanged.
+    fn update_routes(&self, state: &mut CarrierStreams) {
         let (view, me) = (self.parts.sight.view(), self.parts.sight.me());
         let here: Option<Arc<Vec<Option<u64>>>> = self.parts.desk.as_ref().map(|desk| desk.serving().borrow().clone());
         let here = here.unwrap_or_default();
-        let (before, tenures) = (self.ways.load(), self.tenures.borrow().clone());
-        let way = |partition: u32| way_of(partition, &view, me, &here, &book.streams);
-        let after: Vec<Option<Way>> = (0..self.parts.partitions).map(way).collect();
-        let mut last_tenure = book.last_tenure;
-        let tenure = |(way, (earlier, tenure)): (&Option<Way>, (&Option<Way>, &Option<Tenure>))| {
-            let mark = way.as_ref()?.mark();
-            if earlier.as_ref().map(Way::mark) == Some(mark) {
-                return *tenure;
-            }
-            last_tenure += 1;
-            Some(Tenure { number: last_tenure, epoch: mark.0 })
-        };
-        let found: Vec<Option<Tenure>> = after.iter().zip(before.iter().zip(tenures.iter())).map(tenure).collect();
-        book.last_tenure = last_tenure;
-        // The way first: who sees the tenure finds it.
-        self.ways.store(Arc::new(after));
-        if found != *tenures {
-            self.tenures.send_replace(Arc::new(found));
+        let (before, owner_links) = (self.routes.load(), self.owner_links.borrow().clone());
+        let route = |partition: u32| route_of(partition, &view, me, &here, &state.streams);
+        let after: Vec<Option<OwnerRoute>> = (0..self.parts.partitions).map(route).collect();
+        let mut last_tenure = state.last_tenure;
+        let owner_link =
+            |(route, (earlier, owner_link)): (&Option<OwnerRoute>, (&Option<OwnerRoute>, &Option<OwnerLink>))| {
+                let identity = route.as_ref()?.identity();
+                if earlier.as_ref().map(OwnerRoute::identity) == Some(identity) {
+                    return *owner_link;
+                }
+                last_tenure += 1;
+                Some(OwnerLink { number: last_tenure, epoch: identity.0 })
+            };
+        let found: Vec<Option<OwnerLink>> =
+            after.iter().zip(before.iter().zip(owner_links.iter())).map(owner_link).collect();
+        state.last_tenure = last_tenure;
+        // The routes first: when a subscriber sees a owner_link, its route must exist.
+        self.routes.store(Arc::new(after));
+        if found != *owner_links {
+            self.owner_links.send_replace(Arc::new(found));
         }
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, CarrierStreams> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks whoever owns the partition now; `Err` where nothing was done and another try makes sense, with the reason.
+    /// Sends a query to the current owner. `Err` with the reason if nothing was done and a retry makes sense.
     async fn ask_once(
         &self,
         partition: u32,
-        ask: &PeopleAsk,
-    ) -> Result<Result<PeopleTold, PeopleError>, Option<String>> {
+        ask: &PeopleQuery,
+    ) -> Result<Result<PeopleReply, PeopleError>, Option<String>> {
         let view = self.parts.sight.view();
         let owner = view.owner(PUSH_FAMILY, partition).ok_or(None)?.node;
         if self.parts.sight.me() == Some(owner) {
@@ -211,48 +212,48 @@ impl CarrierLinks {
             .peers
             .ask_carrier(address, to_request(partition, ask), |response| from_response(partition, response));
         match asked.await {
-            Asked::Answered(answer) => answer.ok_or(None),
-            // No question about people changes anything.
-            Asked::NotDelivered(reason) | Asked::Unknown(reason) => Err(Some(reason)),
-            Asked::Refused(reason) => {
-                tracing::error!(node = owner, reason, "another node refuses what this one asks");
-                Ok(Err(PeopleError::Unavailable(format!("node {owner} refused the question: {reason}"))))
+            PeerReply::Answered(answer) => answer.ok_or(None),
+            // Queries do not change anything, so a retry is safe.
+            PeerReply::NotDelivered(reason) | PeerReply::Unknown(reason) => Err(Some(reason)),
+            PeerReply::Refused(reason) => {
+                tracing::error!(node = owner, reason, "a peer rejected the inbox query");
+                Ok(Err(PeopleError::Unavailable(format!("node {owner} rejected the query: {reason}"))))
             }
         }
     }
 }
 
-/// The carriers elsewhere.
-fn targets(view: &View, gateway: GatewayId) -> BTreeMap<u16, Target> {
+/// The remote carriers.
+fn targets(view: &ClusterView, gateway: GatewayId) -> BTreeMap<u16, CarrierTarget> {
     let others = view.with_role(CARRIER_ROLE).filter(|node| node.number != gateway.node);
     let target = |node: &Node| {
         let (incarnation, address) = (node.member.incarnation, node.member.address.clone());
-        (node.number, Target { node: node.number, incarnation, address, gateway })
+        (node.number, CarrierTarget { node: node.number, incarnation, address, gateway })
     };
     others.map(target).collect()
 }
 
-fn way_of(
+fn route_of(
     partition: u32,
-    view: &View,
+    view: &ClusterView,
     me: Option<u16>,
     here: &[Option<u64>],
-    streams: &BTreeMap<u16, Kept>,
-) -> Option<Way> {
+    streams: &BTreeMap<u16, StreamEntry>,
+) -> Option<OwnerRoute> {
     let owner = view.owner(PUSH_FAMILY, partition);
     let served_here = here.get(partition as usize).copied().flatten();
-    // This node knows what it serves before any picture shows it. Only a later owner elsewhere is believed over that.
+    // The local carrier is ahead of the cluster view. Only a later owner elsewhere takes precedence.
     let is_taken_over = |epoch: u64| owner.is_some_and(|owner| Some(owner.node) != me && owner.epoch > epoch);
     if let Some(epoch) = served_here.filter(|epoch| !is_taken_over(*epoch)) {
-        return Some(Way::Here { epoch });
+        return Some(OwnerRoute::Here { epoch });
     }
-    let kept = streams.get(&owner?.node)?;
-    let Standing { stream, outbox, served } = kept.standing.as_ref()?;
+    let entry = streams.get(&owner?.node)?;
+    let OpenStream { stream, outbox, served } = entry.open.as_ref()?;
     let epoch = served.get(partition as usize).copied().flatten()?;
-    Some(Way::There { epoch, stream: *stream, gateway: kept.target.gateway, outbox: outbox.clone() })
+    Some(OwnerRoute::There { epoch, stream: *stream, gateway: entry.target.gateway, outbox: outbox.clone() })
 }
 
-/// Returns when what the desk serves has changed; never where there is no desk.
+/// Returns when the partitions that the local carrier serves have changed. Without a local carrier it never returns.
 async fn changed(serving: &mut Option<watch::Receiver<Arc<Vec<Option<u64>>>>>) {
     if let Some(serving) = serving
         && serving.changed().await.is_ok()
@@ -268,13 +269,13 @@ impl Carriers for CarrierLinks {
     }
 
     fn tell(&self, partition: u32, from: GatewayId, messages: Vec<ToCarrier>) -> Result<(), NoCarrier> {
-        let ways = self.ways.load();
-        let taken = match ways.get(partition as usize) {
-            Some(Some(Way::Here { .. })) => {
+        let routes = self.routes.load();
+        let taken = match routes.get(partition as usize) {
+            Some(Some(OwnerRoute::Here { .. })) => {
                 self.parts.desk.as_ref().is_some_and(|desk| desk.take(partition, from, messages))
             }
-            // The stream speaks for the incarnation that opened it.
-            Some(Some(Way::There { gateway, outbox, .. })) if *gateway == from => {
+            // The stream was opened by one incarnation of the gateway and is valid only for that one.
+            Some(Some(OwnerRoute::There { gateway, outbox, .. })) if *gateway == from => {
                 to_told(partition, messages).into_iter().all(|told| outbox.push(told))
             }
             _ => false,
@@ -282,11 +283,11 @@ impl Carriers for CarrierLinks {
         if taken { Ok(()) } else { Err(NoCarrier(partition)) }
     }
 
-    fn tenures(&self) -> watch::Receiver<Arc<Vec<Option<Tenure>>>> {
-        self.tenures.subscribe()
+    fn owner_links(&self) -> watch::Receiver<Arc<Vec<Option<OwnerLink>>>> {
+        self.owner_links.subscribe()
     }
 
-    fn ask(&self, partition: u32, ask: PeopleAsk) -> PortFuture<'_, Result<PeopleTold, PeopleError>> {
+    fn ask(&self, partition: u32, ask: PeopleQuery) -> PortFuture<'_, Result<PeopleReply, PeopleError>> {
         Box::pin(async move {
             let ask_once = || self.ask_once(partition, &ask);
             let asked = until_answered(&self.parts.sight, self.parts.owner_wait, partition, ask_once).await;

@@ -1,6 +1,6 @@
-//! The port `Gateways`: what an owner says goes to this node's own gateway, or down the stream that a gateway elsewhere opened.
+//! The port `Gateways`: delivers messages of owners to this node's gateway, or over the stream that a remote gateway opened.
 //!
-//! It never waits. A gateway is known by its incarnation: what is for an earlier one goes nowhere, and an earlier one opens nothing.
+//! Nothing here waits. Each gateway has an incarnation: messages for an earlier one are dropped, and an earlier one cannot open a stream.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -8,45 +8,45 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::people::GatewayId;
-use whimbrel_model::ports::{FromCarrier, GatewayDesk, Gateways, Node};
+use whimbrel_model::ports::{CarrierMessages, Gateways, LocalGateway, Node};
 
-use super::down::DownBox;
-use whimbrel_cluster::{GATEWAY_ROLE, Sight, View};
+use super::gateway_outbox::GatewayOutbox;
+use whimbrel_cluster::{ClusterView, ClusterWatch, GATEWAY_ROLE};
 
-/// All gateways. It is made before the node joins, since owners need it; until [`GatewayLinks::run`] it knows streams only.
+/// All gateways. Created before the node joins, because owners need it; until [`GatewayLinks::run`] it has streams only.
 #[derive(Default)]
 pub struct GatewayLinks {
-    sight: OnceLock<Sight>,
-    desk: OnceLock<Arc<dyn GatewayDesk>>,
-    book: Mutex<Book>,
+    sight: OnceLock<ClusterWatch>,
+    desk: OnceLock<Arc<dyn LocalGateway>>,
+    streams: Mutex<GatewayStreams>,
     living: watch::Sender<Arc<Vec<GatewayId>>>,
 }
 
 #[derive(Default)]
-struct Book {
+struct GatewayStreams {
     /// By node.
-    streams: BTreeMap<u16, Down>,
+    streams: BTreeMap<u16, GatewayStream>,
     last_stream: u64,
     is_closed: bool,
 }
 
-/// A stream that a gateway elsewhere opened.
-struct Down {
+/// A stream that a remote gateway opened.
+struct GatewayStream {
     gateway: GatewayId,
     stream: u64,
-    outbox: DownBox,
-    /// A view had it: when a later one has not, it is gone.
+    outbox: GatewayOutbox,
+    /// A cluster view contained the gateway. If a later view does not, it is gone.
     was_seen: bool,
 }
 
-/// Why a stream is not taken.
+/// Why a stream is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refused {
-    #[error("a newer incarnation of that gateway is known")]
+pub(super) enum StreamOpenError {
+    #[error("a newer incarnation of that gateway exists")]
     Older,
-    #[error("that is this node's own number")]
+    #[error("the node number is the one of this node")]
     Mine,
-    #[error("this node is going away")]
+    #[error("this node is shutting stream_to")]
     Closed,
 }
 
@@ -55,27 +55,27 @@ impl GatewayLinks {
         Arc::default()
     }
 
-    /// Follows who lives until it is cancelled; then all streams end. `desk` is of this node's gateway, where it has one.
-    pub async fn run(&self, sight: Sight, desk: Option<Arc<dyn GatewayDesk>>, until: CancellationToken) {
+    /// Follows the cluster view until it is cancelled; then ends all streams. `desk` is this node's gateway, if it has one.
+    pub async fn run(&self, sight: ClusterWatch, desk: Option<Arc<dyn LocalGateway>>, until: CancellationToken) {
         if let Some(desk) = desk {
-            // A second run is with the same desk.
+            // A second run has the same gateway.
             let _ = self.desk.set(desk);
         }
         let _ = self.sight.set(sight.clone());
         let mut watched = sight.clone();
-        self.see(&sight.view());
+        self.apply_view(&sight.view());
         loop {
             tokio::select! {
                 () = until.cancelled() => break,
-                view = watched.view_changed() => self.see(&view),
+                view = watched.view_changed() => self.apply_view(&view),
             }
         }
-        let mut book = self.book();
-        book.is_closed = true;
-        std::mem::take(&mut book.streams).into_values().for_each(|down| down.outbox.end());
+        let mut streams = self.streams();
+        streams.is_closed = true;
+        std::mem::take(&mut streams.streams).into_values().for_each(|stream_to| stream_to.outbox.end());
     }
 
-    fn see(&self, view: &View) {
+    fn apply_view(&self, view: &ClusterView) {
         let living: Vec<GatewayId> = view.with_role(GATEWAY_ROLE).map(incarnation_of).collect();
         self.living.send_if_modified(|known| {
             let is_new = **known != living;
@@ -84,56 +84,55 @@ impl GatewayLinks {
             }
             is_new
         });
-        self.book().streams.retain(|node, down| {
+        self.streams().streams.retain(|node, stream_to| {
             let lives = match view.node(*node) {
-                Some(present) => present.member.incarnation <= down.gateway.incarnation,
-                None => !down.was_seen,
+                Some(present) => present.member.incarnation <= stream_to.gateway.incarnation,
+                None => !stream_to.was_seen,
             };
-            down.was_seen |= living.contains(&down.gateway);
+            stream_to.was_seen |= living.contains(&stream_to.gateway);
             if !lives {
-                down.outbox.end();
+                stream_to.outbox.end();
             }
             lives
         });
     }
 
-    /// A gateway elsewhere has opened a stream; whatever it or an earlier incarnation had open ends.
-    pub(super) fn open(&self, gateway: GatewayId, outbox: &DownBox) -> Result<u64, Refused> {
-        let mut book = self.book();
-        if book.is_closed {
-            return Err(Refused::Closed);
+    /// A remote gateway has opened a stream. Ends its earlier stream, also one of an earlier incarnation.
+    pub(super) fn open(&self, gateway: GatewayId, outbox: &GatewayOutbox) -> Result<u64, StreamOpenError> {
+        let mut streams = self.streams();
+        if streams.is_closed {
+            return Err(StreamOpenError::Closed);
         }
         let (mut was_seen, mut newest) = (false, 0);
         if let Some(sight) = self.sight.get() {
             if sight.me() == Some(gateway.node) {
-                return Err(Refused::Mine);
+                return Err(StreamOpenError::Mine);
             }
             newest = sight.view().node(gateway.node).map_or(0, |node| node.member.incarnation);
             was_seen = newest == gateway.incarnation;
         }
-        let known = book.streams.get(&gateway.node).map_or(0, |down| down.gateway.incarnation);
+        let known = streams.streams.get(&gateway.node).map_or(0, |stream_to| stream_to.gateway.incarnation);
         if newest.max(known) > gateway.incarnation {
-            return Err(Refused::Older);
+            return Err(StreamOpenError::Older);
         }
-        book.last_stream += 1;
-        let stream = book.last_stream;
-        let down = Down { gateway, stream, outbox: outbox.clone(), was_seen };
-        if let Some(earlier) = book.streams.insert(gateway.node, down) {
+        streams.last_stream += 1;
+        let stream = streams.last_stream;
+        let stream_to = GatewayStream { gateway, stream, outbox: outbox.clone(), was_seen };
+        if let Some(earlier) = streams.streams.insert(gateway.node, stream_to) {
             earlier.outbox.end();
         }
         Ok(stream)
     }
 
-    /// That stream has ended.
     pub(super) fn close(&self, gateway: GatewayId, stream: u64) {
-        let mut book = self.book();
-        if book.streams.get(&gateway.node).is_some_and(|down| down.stream == stream) {
-            book.streams.remove(&gateway.node);
+        let mut streams = self.streams();
+        if streams.streams.get(&gateway.node).is_some_and(|stream_to| stream_to.stream == stream) {
+            streams.streams.remove(&gateway.node);
         }
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn streams(&self) -> MutexGuard<'_, GatewayStreams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -142,19 +141,19 @@ fn incarnation_of(node: &Node) -> GatewayId {
 }
 
 impl Gateways for GatewayLinks {
-    fn tell(&self, gateway: GatewayId, news: FromCarrier) -> bool {
-        if self.sight.get().and_then(Sight::identity) == Some(gateway) {
+    fn tell(&self, gateway: GatewayId, news: CarrierMessages) -> bool {
+        if self.sight.get().and_then(ClusterWatch::identity) == Some(gateway) {
             return self.desk.get().is_some_and(|desk| desk.take(gateway, news));
         }
         let outbox = {
-            let book = self.book();
-            let down = book.streams.get(&gateway.node).filter(|down| down.gateway == gateway);
-            down.map(|down| down.outbox.clone())
+            let streams = self.streams();
+            let stream_to = streams.streams.get(&gateway.node).filter(|stream_to| stream_to.gateway == gateway);
+            stream_to.map(|stream_to| stream_to.outbox.clone())
         };
         outbox.is_some_and(|outbox| outbox.tell(news))
     }
 
-    fn living(&self) -> watch::Receiver<Arc<Vec<GatewayId>>> {
+    fn live_gateways(&self) -> watch::Receiver<Arc<Vec<GatewayId>>> {
         self.living.subscribe()
     }
 }

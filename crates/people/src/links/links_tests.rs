@@ -1,4 +1,4 @@
-//! What gateways and carriers may rely upon, on one node or on two. Other nodes are real services on loopback.
+//! Properties of the connections between gateways and carriers, on one node or two. Other nodes are real services on loopback.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,24 +14,25 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use whimbrel_model::people::{GatewayId, Uid};
 use whimbrel_model::ports::{
-    CarrierDesk, Carriers, Delivery, DeliveryPlace, FromCarrier, GatewayDesk, Gateways, InboxView, Member, NoCarrier,
-    Node, OutMessage, Owner, PeopleAsk, PeopleError, PeopleTold, PortFuture, Tenure, ToCarrier, ToGateway,
+    CarrierMessages, Carriers, Delivery, DeliveryPosition, Gateways, InboxView, LocalCarriers, LocalGateway, Member,
+    NoCarrier, Node, OutMessage, Owner, OwnerLink, PeopleError, PeopleQuery, PeopleReply, PortFuture, ToCarrier,
+    ToGateway,
 };
 
 use super::limits::QUEUE_BYTES_MAX;
 use super::{CarrierLinkParts, CarrierLinks, GatewayLinks, carriers_service};
-use whimbrel_cluster::{CARRIER_ROLE, GATEWAY_ROLE, PUSH_FAMILY, PeerSettings, Peers, Sight, View};
+use whimbrel_cluster::{CARRIER_ROLE, ClusterView, ClusterWatch, GATEWAY_ROLE, PUSH_FAMILY, PeerClients, PeerSettings};
 
 /// Long enough for anything over loopback on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 const GATEWAY: GatewayId = GatewayId { node: 1, incarnation: 100 };
 const CARRIER: GatewayId = GatewayId { node: 2, incarnation: 200 };
 
-/// A carrier that serves its only partition and writes down what it takes.
+/// A carrier that serves its only partition and records what it receives.
 struct FakeCarrier {
     serving: watch::Sender<Arc<Vec<Option<u64>>>>,
     taken: mpsc::UnboundedSender<(GatewayId, Vec<ToCarrier>)>,
-    /// How often a way was made anew.
+    /// The number of reconnected streams.
     afresh: AtomicUsize,
 }
 
@@ -47,18 +48,18 @@ impl FakeCarrier {
     }
 }
 
-impl CarrierDesk for FakeCarrier {
+impl LocalCarriers for FakeCarrier {
     fn take(&self, partition: u32, from: GatewayId, messages: Vec<ToCarrier>) -> bool {
         partition == 0 && self.serving.borrow()[0].is_some() && self.taken.send((from, messages)).is_ok()
     }
 
-    fn afresh(&self, _: GatewayId) {
+    fn link_reset(&self, _: GatewayId) {
         self.afresh.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn ask(&self, _: u32, _: PeopleAsk) -> PortFuture<'_, Option<Result<PeopleTold, PeopleError>>> {
+    fn ask(&self, _: u32, _: PeopleQuery) -> PortFuture<'_, Option<Result<PeopleReply, PeopleError>>> {
         let view = InboxView { stored: 3, ..InboxView::default() };
-        Box::pin(async move { self.serving.borrow()[0].map(|_| Ok(PeopleTold::Inbox(view))) })
+        Box::pin(async move { self.serving.borrow()[0].map(|_| Ok(PeopleReply::Inbox(view))) })
     }
 
     fn serving(&self) -> watch::Receiver<Arc<Vec<Option<u64>>>> {
@@ -66,42 +67,42 @@ impl CarrierDesk for FakeCarrier {
     }
 }
 
-/// A gateway that writes down what it is told.
+/// A gateway that records what it receives.
 struct FakeGateway {
     me: GatewayId,
-    told: mpsc::UnboundedSender<FromCarrier>,
-    /// Whoever has it makes the gateway stand still, and its stream with it.
+    told: mpsc::UnboundedSender<CarrierMessages>,
+    /// While a test holds it, the gateway is blocked, and its stream too.
     stall: Mutex<()>,
 }
 
 impl FakeGateway {
-    fn new(me: GatewayId) -> (Arc<Self>, mpsc::UnboundedReceiver<FromCarrier>) {
+    fn new(me: GatewayId) -> (Arc<Self>, mpsc::UnboundedReceiver<CarrierMessages>) {
         let (told, tells) = mpsc::unbounded_channel();
         (Arc::new(Self { me, told, stall: Mutex::default() }), tells)
     }
 }
 
-impl GatewayDesk for FakeGateway {
-    fn take(&self, gateway: GatewayId, news: FromCarrier) -> bool {
+impl LocalGateway for FakeGateway {
+    fn take(&self, gateway: GatewayId, news: CarrierMessages) -> bool {
         drop(self.stall.lock());
         gateway == self.me && self.told.send(news).is_ok()
     }
 }
 
-/// What all nodes see, and what one of them is called.
-struct Scene {
-    views: watch::Sender<Arc<View>>,
+/// The cluster view of all nodes, and the address of the carrier.
+struct LinkScene {
+    views: watch::Sender<Arc<ClusterView>>,
     address: Mutex<String>,
 }
 
-impl Scene {
+impl LinkScene {
     fn new(address: String) -> Self {
         let scene = Self { views: watch::Sender::default(), address: Mutex::new(address) };
         scene.show(GATEWAY, Some(Owner { node: CARRIER.node, epoch: 5 }));
         scene
     }
 
-    /// The gateway is that incarnation, and that is the owner of the only partition.
+    /// Shows the gateway with that incarnation, and the owner of the only partition.
     fn show(&self, gateway: GatewayId, owner: Option<Owner>) {
         let address = self.address.lock().unwrap().clone();
         let node = |id: GatewayId, role: &str, address: String| Node {
@@ -116,28 +117,28 @@ impl Scene {
         };
         let nodes = vec![node(gateway, GATEWAY_ROLE, String::new()), node(CARRIER, CARRIER_ROLE, address)];
         let owners = BTreeMap::from([(PUSH_FAMILY, vec![owner])]);
-        self.views.send_replace(Arc::new(View { revision: 1, nodes, owners }));
+        self.views.send_replace(Arc::new(ClusterView { revision: 1, nodes, owners }));
     }
 
-    fn sight_of(&self, me: GatewayId) -> Sight {
-        Sight::new(self.views.subscribe(), watch::Sender::new(Some(me)).subscribe())
+    fn sight_of(&self, me: GatewayId) -> ClusterWatch {
+        ClusterWatch::new(self.views.subscribe(), watch::Sender::new(Some(me)).subscribe())
     }
 }
 
-fn links(sight: Sight, desk: Option<Arc<dyn CarrierDesk>>) -> Arc<CarrierLinks> {
-    let peers = Arc::new(Peers::new(PeerSettings::default()).unwrap());
+fn links(sight: ClusterWatch, desk: Option<Arc<dyn LocalCarriers>>) -> Arc<CarrierLinks> {
+    let peers = Arc::new(PeerClients::new(PeerSettings::default()).unwrap());
     CarrierLinks::new(CarrierLinkParts { partitions: 1, sight, desk, peers, owner_wait: Duration::from_secs(5) })
 }
 
 /// Two nodes: a gateway on one, a carrier on the other.
 struct Pair {
-    scene: Scene,
+    scene: LinkScene,
     carriers: Arc<CarrierLinks>,
     gateways: Arc<GatewayLinks>,
     carrier: Arc<FakeCarrier>,
     gateway: Arc<FakeGateway>,
     takes: mpsc::UnboundedReceiver<(GatewayId, Vec<ToCarrier>)>,
-    tells: mpsc::UnboundedReceiver<FromCarrier>,
+    tells: mpsc::UnboundedReceiver<CarrierMessages>,
     server: JoinHandle<()>,
     ends: CancellationToken,
 }
@@ -148,7 +149,7 @@ impl Pair {
         let (gateway, tells) = FakeGateway::new(GATEWAY);
         let (gateways, ends) = (GatewayLinks::new(), CancellationToken::new());
         let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
-        let scene = Scene::new(listener.local_addr().unwrap().to_string());
+        let scene = LinkScene::new(listener.local_addr().unwrap().to_string());
         let service = carriers_service(carrier.clone(), gateways.clone(), None);
         let incoming = TcpIncoming::from(listener);
         let serving = Server::builder().add_service(service).serve_with_incoming(incoming);
@@ -160,16 +161,16 @@ impl Pair {
         Self { scene, carriers, gateways, carrier, gateway, takes, tells, server, ends }
     }
 
-    /// The tenure of the only partition, once it is so.
-    async fn tenure(&self, is_so: impl Fn(Option<Tenure>) -> bool) -> Option<Tenure> {
-        tenure(&self.carriers, is_so).await
+    /// The owner_link of the only partition, once the condition holds.
+    async fn owner_link(&self, is_so: impl Fn(Option<OwnerLink>) -> bool) -> Option<OwnerLink> {
+        owner_link(&self.carriers, is_so).await
     }
 
     async fn taken(&mut self) -> (GatewayId, Vec<ToCarrier>) {
         tokio::time::timeout(PATIENCE, self.takes.recv()).await.expect("it arrives").unwrap()
     }
 
-    async fn told(&mut self) -> FromCarrier {
+    async fn told(&mut self) -> CarrierMessages {
         tokio::time::timeout(PATIENCE, self.tells.recv()).await.expect("it arrives").unwrap()
     }
 }
@@ -181,24 +182,28 @@ impl Drop for Pair {
     }
 }
 
-async fn tenure(carriers: &CarrierLinks, is_so: impl Fn(Option<Tenure>) -> bool) -> Option<Tenure> {
-    let mut tenures = carriers.tenures();
-    let waiting = tenures.wait_for(|tenures| is_so(tenures[0]));
-    let tenures = tokio::time::timeout(PATIENCE, waiting).await.expect("the tenure comes about").unwrap().clone();
-    tenures[0]
+async fn owner_link(carriers: &CarrierLinks, is_so: impl Fn(Option<OwnerLink>) -> bool) -> Option<OwnerLink> {
+    let mut owner_links = carriers.owner_links();
+    let waiting = owner_links.wait_for(|owner_links| is_so(owner_links[0]));
+    let owner_links = tokio::time::timeout(PATIENCE, waiting)
+        .await
+        .expect("timeout while waiting for the owner_link")
+        .unwrap()
+        .clone();
+    owner_links[0]
 }
 
 fn ack(upto: u64) -> ToCarrier {
     ToCarrier::Ack { session: 1, uid: Uid::new("eva").unwrap(), upto }
 }
 
-fn news(from: u64) -> FromCarrier {
-    FromCarrier { partition: 0, epoch: 5, news: vec![ToGateway::Truncated { session: 1, from, to: from, prev: 0 }] }
+fn news(from: u64) -> CarrierMessages {
+    CarrierMessages { partition: 0, epoch: 5, news: vec![ToGateway::Truncated { session: 1, from, to: from, prev: 0 }] }
 }
 
 #[tokio::test]
-async fn on_one_node_the_desks_are_called_directly() {
-    let scene = Scene::new(String::new());
+async fn on_one_node_gateway_and_carrier_are_called_directly() {
+    let scene = LinkScene::new(String::new());
     let (carrier, mut takes) = FakeCarrier::new(None);
     let (gateway, mut tells) = FakeGateway::new(CARRIER);
     let (carriers, gateways) = (links(scene.sight_of(CARRIER), Some(carrier.clone())), GatewayLinks::new());
@@ -206,24 +211,24 @@ async fn on_one_node_the_desks_are_called_directly() {
     tokio::spawn(carriers.clone().run(Some(gateway.clone()), ends.clone()));
     let (running, sight) = (gateways.clone(), scene.sight_of(CARRIER));
     tokio::spawn(async move { running.run(sight, Some(gateway), ends).await });
-    assert_eq!(carriers.tell(0, CARRIER, vec![ack(1)]), Err(NoCarrier(0)), "the owner takes nothing yet");
+    assert_eq!(carriers.tell(0, CARRIER, vec![ack(1)]), Err(NoCarrier(0)), "the owner does not serve yet");
     carrier.serve(Some(5));
-    let first = tenure(&carriers, |tenure| tenure.is_some()).await;
+    let first = owner_link(&carriers, |owner_link| owner_link.is_some()).await;
     assert_eq!(carriers.tell(0, CARRIER, vec![ack(1)]), Ok(()));
     assert_eq!(takes.recv().await, Some((CARRIER, vec![ack(1)])));
-    gateways.living().wait_for(|living| living.contains(&GATEWAY)).await.unwrap();
+    gateways.live_gateways().wait_for(|living| living.contains(&GATEWAY)).await.unwrap();
     assert!(gateways.tell(CARRIER, news(1)));
     assert_eq!(tells.recv().await, Some(news(1)));
     assert!(!gateways.tell(GatewayId { incarnation: 199, ..CARRIER }, news(1)), "an earlier incarnation");
     carrier.serve(Some(6));
-    let second = tenure(&carriers, |tenure| tenure.is_some() && tenure != first).await;
-    assert!(second > first, "a new epoch is a new tenure");
+    let second = owner_link(&carriers, |owner_link| owner_link.is_some() && owner_link != first).await;
+    assert!(second > first, "a new epoch is a new owner_link");
     assert_eq!((first.map(|first| first.epoch), second.map(|second| second.epoch)), (Some(5), Some(6)));
     assert_eq!(
         carriers
-            .ask(0, PeopleAsk::Inbox { uid: Uid::new("eva").unwrap(), platform: None, after: 0, limit: 1 })
+            .ask(0, PeopleQuery::Inbox { uid: Uid::new("eva").unwrap(), platform: None, after: 0, limit: 1 })
             .await
-            .map(|PeopleTold::Inbox(view)| view.stored),
+            .map(|PeopleReply::Inbox(view)| view.stored),
         Ok(3)
     );
 }
@@ -231,7 +236,7 @@ async fn on_one_node_the_desks_are_called_directly() {
 #[tokio::test]
 async fn between_nodes_both_directions_keep_their_order() {
     let mut pair = Pair::new().await;
-    pair.tenure(|tenure| tenure.is_some()).await;
+    pair.owner_link(|owner_link| owner_link.is_some()).await;
     for upto in 0..500 {
         assert_eq!(pair.carriers.tell(0, GATEWAY, vec![ack(upto)]), Ok(()));
         assert!(pair.gateways.tell(GATEWAY, news(upto)));
@@ -243,19 +248,19 @@ async fn between_nodes_both_directions_keep_their_order() {
 }
 
 #[tokio::test]
-async fn a_question_about_a_user_finds_the_owner_on_another_node() {
+async fn a_query_reaches_the_owner_on_another_node() {
     let pair = Pair::new().await;
-    let ask = PeopleAsk::Inbox { uid: Uid::new("eva").unwrap(), platform: None, after: 0, limit: 1 };
+    let ask = PeopleQuery::Inbox { uid: Uid::new("eva").unwrap(), platform: None, after: 0, limit: 1 };
     let told = pair.carriers.ask(0, ask).await;
-    assert_eq!(told.map(|PeopleTold::Inbox(view)| view.stored), Ok(3));
+    assert_eq!(told.map(|PeopleReply::Inbox(view)| view.stored), Ok(3));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_without_an_owner_waits_for_one_and_is_then_refused() {
-    let scene = Scene::new(String::new());
+async fn a_query_without_an_owner_waits_and_then_fails() {
+    let scene = LinkScene::new(String::new());
     scene.show(GATEWAY, None);
     let carriers = links(scene.sight_of(GATEWAY), None);
-    let ask = PeopleAsk::Inbox { uid: Uid::new("eva").unwrap(), platform: None, after: 0, limit: 1 };
+    let ask = PeopleQuery::Inbox { uid: Uid::new("eva").unwrap(), platform: None, after: 0, limit: 1 };
     let began = tokio::time::Instant::now();
     assert_eq!(carriers.ask(0, ask).await, Err(PeopleError::NoOwner(0)));
     assert_eq!(began.elapsed(), Duration::from_secs(5));
@@ -264,76 +269,76 @@ async fn a_question_without_an_owner_waits_for_one_and_is_then_refused() {
 #[tokio::test]
 async fn a_partition_that_its_owner_does_not_serve_yet_has_no_tenure() {
     let mut pair = Pair::new().await;
-    pair.tenure(|tenure| tenure.is_some()).await;
+    pair.owner_link(|owner_link| owner_link.is_some()).await;
     pair.carrier.serve(None);
-    pair.tenure(|tenure| tenure.is_none()).await;
+    pair.owner_link(|owner_link| owner_link.is_none()).await;
     assert_eq!(pair.carriers.tell(0, GATEWAY, vec![ack(1)]), Err(NoCarrier(0)));
     pair.carrier.serve(Some(6));
-    pair.tenure(|tenure| tenure.is_some()).await;
+    pair.owner_link(|owner_link| owner_link.is_some()).await;
     assert_eq!(pair.carriers.tell(0, GATEWAY, vec![ack(2)]), Ok(()));
     assert_eq!(pair.taken().await, (GATEWAY, vec![ack(2)]));
 }
 
 #[tokio::test]
-async fn a_stream_that_was_ended_is_opened_again_under_a_new_tenure() {
+async fn a_stream_that_ended_is_opened_again_under_a_new_tenure() {
     let mut pair = Pair::new().await;
-    let first = pair.tenure(|tenure| tenure.is_some()).await;
-    // Whoever opens another stream as the same gateway ends the one before.
-    let (outbox, _outgoing) = super::down::down(1024);
+    let first = pair.owner_link(|owner_link| owner_link.is_some()).await;
+    // A second stream of the same gateway ends the first one.
+    let (outbox, _outgoing) = super::gateway_outbox::gateway_outbox(1024);
     pair.gateways.open(GATEWAY, &outbox).unwrap();
-    let second = pair.tenure(|tenure| tenure.is_some() && tenure != first).await;
+    let second = pair.owner_link(|owner_link| owner_link.is_some() && owner_link != first).await;
     assert!(second > first);
     assert_eq!(pair.carriers.tell(0, GATEWAY, vec![ack(9)]), Ok(()));
     assert_eq!(pair.taken().await, (GATEWAY, vec![ack(9)]));
-    assert_eq!(pair.carrier.afresh.load(Ordering::SeqCst), 2, "what was lost with the old one counts no more");
+    assert_eq!(pair.carrier.afresh.load(Ordering::SeqCst), 2, "the carrier must drop the sessions of the old stream");
     assert!(pair.gateways.tell(GATEWAY, news(9)));
     assert_eq!(pair.told().await, news(9));
 }
 
 #[tokio::test]
-async fn an_older_incarnation_of_a_gateway_opens_nothing_and_is_told_nothing() {
+async fn an_older_incarnation_of_a_gateway_can_neither_open_a_stream_nor_receive() {
     let pair = Pair::new().await;
-    pair.tenure(|tenure| tenure.is_some()).await;
-    let (outbox, _outgoing) = super::down::down(1024);
+    pair.owner_link(|owner_link| owner_link.is_some()).await;
+    let (outbox, _outgoing) = super::gateway_outbox::gateway_outbox(1024);
     let older = GatewayId { incarnation: GATEWAY.incarnation - 1, ..GATEWAY };
     assert!(pair.gateways.open(older, &outbox).is_err());
-    assert!(pair.gateways.open(CARRIER, &outbox).is_err(), "nobody else is this node");
+    assert!(pair.gateways.open(CARRIER, &outbox).is_err(), "the number of this node");
     assert!(!pair.gateways.tell(older, news(1)));
     let newer = GatewayId { incarnation: GATEWAY.incarnation + 1, ..GATEWAY };
     pair.scene.show(newer, Some(Owner { node: CARRIER.node, epoch: 5 }));
-    pair.gateways.living().wait_for(|living| **living == [newer]).await.unwrap();
-    assert!(pair.gateways.open(GATEWAY, &outbox).is_err(), "the picture shows a newer one");
+    pair.gateways.live_gateways().wait_for(|living| **living == [newer]).await.unwrap();
+    assert!(pair.gateways.open(GATEWAY, &outbox).is_err(), "the view has a newer one");
 }
 
 #[tokio::test]
-async fn a_gateway_that_does_not_read_loses_its_stream_and_holds_up_nobody() {
+async fn a_gateway_that_does_not_read_loses_its_stream_without_blocking_the_carrier() {
     let pair = Pair::new().await;
-    let (outbox, _outgoing) = super::down::down(1024);
+    let (outbox, _outgoing) = super::gateway_outbox::gateway_outbox(1024);
     let slow = GatewayId { node: 9, incarnation: 1 };
     pair.gateways.open(slow, &outbox).unwrap();
     let told = (0..1000).take_while(|from| pair.gateways.tell(slow, news(*from))).count();
-    assert!((1..1000).contains(&told), "the bound is reached: {told}");
+    assert!((1..1000).contains(&told), "the bound must be reached: {told}");
     outbox.ended().await;
 }
 
-/// A delivery of a body of its own.
-fn delivery(place: DeliveryPlace, bytes: usize) -> FromCarrier {
+/// A delivery with a payload of its own.
+fn delivery(place: DeliveryPosition, bytes: usize) -> CarrierMessages {
     let message = Arc::new(OutMessage { payload: vec![b'x'; bytes].into(), ..OutMessage::default() });
     let news = vec![ToGateway::Deliver(Delivery { session: 1, place, again: false, message })];
-    FromCarrier { partition: 0, epoch: 5, news }
+    CarrierMessages { partition: 0, epoch: 5, news }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_flood_that_may_be_lost_towards_a_gateway_that_stands_still_costs_neither_its_stream_nor_what_is_stored() {
+async fn a_flood_of_ephemeral_messages_to_a_blocked_gateway_costs_neither_its_stream_nor_stored_messages() {
     const BODY: usize = 32 << 10;
     let flood = 2 * (QUEUE_BYTES_MAX / BODY) as u64;
     let mut pair = Pair::new().await;
-    let tenure = pair.tenure(|tenure| tenure.is_some()).await;
+    let owner_link = pair.owner_link(|owner_link| owner_link.is_some()).await;
     {
         let _standing = pair.gateway.stall.lock().unwrap();
         for place in 1..=flood {
-            assert!(pair.gateways.tell(GATEWAY, delivery(DeliveryPlace::Ephemeral { place }, BODY)), "at {place}");
-            let stored = DeliveryPlace::Stored { seq: place, prev: place - 1 };
+            assert!(pair.gateways.tell(GATEWAY, delivery(DeliveryPosition::Ephemeral { place }, BODY)), "at {place}");
+            let stored = DeliveryPosition::Stored { seq: place, prev: place - 1 };
             assert!(pair.gateways.tell(GATEWAY, delivery(stored, 1)), "at {place}");
         }
     }
@@ -341,14 +346,14 @@ async fn a_flood_that_may_be_lost_towards_a_gateway_that_stands_still_costs_neit
     while (numbers.len() as u64, arrived + lost) != (flood, flood) {
         for one in pair.told().await.news {
             match one {
-                ToGateway::Deliver(Delivery { place: DeliveryPlace::Stored { seq, .. }, .. }) => numbers.push(seq),
-                ToGateway::Deliver(Delivery { place: DeliveryPlace::Ephemeral { .. }, .. }) => arrived += 1,
+                ToGateway::Deliver(Delivery { place: DeliveryPosition::Stored { seq, .. }, .. }) => numbers.push(seq),
+                ToGateway::Deliver(Delivery { place: DeliveryPosition::Ephemeral { .. }, .. }) => arrived += 1,
                 ToGateway::Lost { session: 1, count } => lost += count,
                 other => panic!("{other:?}"),
             }
         }
     }
     assert!(lost > 0 && arrived > 0, "{arrived} arrived, {lost} were lost");
-    assert_eq!(numbers, (1..=flood).collect::<Vec<_>>(), "what is stored comes whole and in order");
-    assert_eq!(*pair.carriers.tenures().borrow().clone(), [tenure], "nobody has to be announced again");
+    assert_eq!(numbers, (1..=flood).collect::<Vec<_>>(), "stored messages must be complete and in order");
+    assert_eq!(*pair.carriers.owner_links().borrow().clone(), [owner_link], "no session must be announced again");
 }

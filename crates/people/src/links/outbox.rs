@@ -1,4 +1,4 @@
-//! What waits to be sent on one stream: never waited for, bounded in bytes. A stream whose other end does not keep up is ended.
+//! The send queue of a stream. Pushing never blocks. The queue is bounded in bytes; a stream whose other end is too slow is ended.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use prost::Message;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// Where messages are put. Cloning shares it.
+/// The sending side. Clones share it.
 pub(super) struct Outbox<T> {
     sender: mpsc::UnboundedSender<(T, usize)>,
     waiting: Arc<AtomicUsize>,
@@ -25,24 +25,24 @@ impl<T> Clone for Outbox<T> {
     }
 }
 
-/// What a stream sends, in order, until it is ended.
-pub(super) struct Outgoing<T> {
+/// The queued messages, in order, until the stream is ended.
+pub(super) struct OutboxOutput<T> {
     receiver: mpsc::UnboundedReceiver<(T, usize)>,
     waiting: Arc<AtomicUsize>,
     bytes_max: usize,
     ended: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
-pub(super) fn outbox<T: Message>(bytes_max: usize) -> (Outbox<T>, Outgoing<T>) {
+pub(super) fn outbox<T: Message>(bytes_max: usize) -> (Outbox<T>, OutboxOutput<T>) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let (waiting, ended) = (Arc::<AtomicUsize>::default(), CancellationToken::new());
     let end = Box::pin(ended.clone().cancelled_owned());
-    let outgoing = Outgoing { receiver, waiting: waiting.clone(), bytes_max, ended: end };
+    let outgoing = OutboxOutput { receiver, waiting: waiting.clone(), bytes_max, ended: end };
     (Outbox { sender, waiting, bytes_max, ended }, outgoing)
 }
 
 impl<T: Message> Outbox<T> {
-    /// `false` where the stream has ended, or is ended now because too much waits. A message that is alone is never too much.
+    /// `false` if the stream has ended, or is ended now because too much waits. A message that is alone always fits.
     pub fn push(&self, message: T) -> bool {
         let bytes = message.encoded_len();
         if self.ended.is_cancelled() {
@@ -58,12 +58,11 @@ impl<T: Message> Outbox<T> {
 }
 
 impl<T> Outbox<T> {
-    /// Bytes that wait.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Bytes that are that part of what may wait.
+    /// The size of that fraction of the queue, in bytes.
     pub fn part(&self, part: usize) -> usize {
         self.bytes_max / part
     }
@@ -77,14 +76,14 @@ impl<T> Outbox<T> {
     }
 }
 
-impl<T> Outgoing<T> {
-    /// Whether more than that part of what may wait does.
+impl<T> OutboxOutput<T> {
+    /// Whether more than that fraction of the queue is used.
     pub fn is_above(&self, part: usize) -> bool {
         self.waiting.load(Ordering::Relaxed) > self.bytes_max / part
     }
 }
 
-impl<T> Stream for Outgoing<T> {
+impl<T> Stream for OutboxOutput<T> {
     type Item = T;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
@@ -111,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn messages_come_out_in_order_and_what_was_sent_makes_room() {
+    async fn messages_keep_their_order_and_sent_ones_make_room() {
         let (outbox, mut outgoing) = outbox(100);
         for round in 0..10 {
             let message = LinkResume { epoch: "x".repeat(60), cursor: round };
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_large_message_alone_goes_through() {
+    async fn one_message_beyond_the_bound_is_sent_if_it_is_alone() {
         let (outbox, mut outgoing) = outbox(100);
         assert!(outbox.push(of_bytes(1000)));
         assert_eq!(outgoing.next().await, Some(of_bytes(1000)));

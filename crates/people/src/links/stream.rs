@@ -1,39 +1,39 @@
-//! The one stream that this node's gateway keeps to a carrier on another node: opened, listened to, opened again when it ends.
+//! The stream from this node's gateway to one carrier on another node: opens it, reads it, and opens it again after it has ended.
 
 use std::sync::Arc;
 
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::people::GatewayId;
-use whimbrel_model::ports::GatewayDesk;
+use whimbrel_model::ports::LocalGateway;
 
 use super::carriers::CarrierLinks;
-use super::limits::{AGAIN_AFTER, AGAIN_AFTER_LONGEST, MESSAGE_BYTES_MAX, OPEN_WITHIN, QUEUE_BYTES_MAX};
+use super::limits::{MESSAGE_BYTES_MAX, OPEN_WITHIN, QUEUE_BYTES_MAX, RECONNECT_DELAY, RECONNECT_DELAY_MAX};
 use super::outbox::outbox;
 use super::wire::{from_batch, from_serving, from_welcome, to_hello};
-use whimbrel_cluster::Peers;
+use whimbrel_cluster::PeerClients;
 use whimbrel_cluster::wire::protocol::carriers_client::CarriersClient;
 use whimbrel_cluster::wire::protocol::link_down::Says;
 
-/// A carrier on another node, as a gateway of this one sees it. When anything of it changes, the stream is another.
+/// A remote carrier and the local gateway that connects to it. If any field changes, a new stream is necessary.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct CarrierTarget {
     pub node: u16,
     pub incarnation: u64,
     pub address: String,
-    /// Who opens the stream.
+    /// The gateway that opens the stream.
     pub gateway: GatewayId,
 }
 
-/// Keeps a stream to the target until it is not wanted any more.
-pub(super) async fn keep(
+/// Keeps a stream to the target until `ends` is cancelled.
+pub(super) async fn keep_stream(
     links: Arc<CarrierLinks>,
-    peers: Arc<Peers>,
-    desk: Arc<dyn GatewayDesk>,
-    target: Target,
+    peers: Arc<PeerClients>,
+    desk: Arc<dyn LocalGateway>,
+    target: CarrierTarget,
     ends: CancellationToken,
 ) {
-    let mut pause = AGAIN_AFTER;
+    let mut pause = RECONNECT_DELAY;
     loop {
         let (mut stood, mut reason) = (false, String::new());
         let streaming = async {
@@ -45,24 +45,24 @@ pub(super) async fn keep(
             () = ends.cancelled() => return,
             () = streaming => {}
         }
-        links.fell(&target);
-        tracing::debug!(node = target.node, reason, "the stream to a carrier ended; it is opened again");
+        links.stream_ended(&target);
+        tracing::debug!(node = target.node, reason, "the stream to a carrier ended; reconnecting");
         if stood {
-            pause = AGAIN_AFTER;
+            pause = RECONNECT_DELAY;
         }
         tokio::select! {
             () = ends.cancelled() => return,
-            () = sleep(pause) => pause = (pause * 2).min(AGAIN_AFTER_LONGEST),
+            () = sleep(pause) => pause = (pause * 2).min(RECONNECT_DELAY_MAX),
         }
     }
 }
 
-/// Opens the stream and passes on what comes, until it ends for whatever reason.
+/// Opens the stream and passes its messages on, until it ends.
 async fn stream_once(
     links: &CarrierLinks,
-    peers: &Peers,
-    desk: &dyn GatewayDesk,
-    target: &Target,
+    peers: &PeerClients,
+    desk: &dyn LocalGateway,
+    target: &CarrierTarget,
     stood: &mut bool,
 ) -> Result<(), String> {
     let (outbox, outgoing) = outbox(QUEUE_BYTES_MAX);
@@ -72,27 +72,28 @@ async fn stream_once(
         let answer = client.link(peers.request(outgoing)).await.map_err(|status| status.to_string())?;
         let mut incoming = answer.into_inner();
         let first = incoming.message().await.map_err(|status| status.to_string())?;
-        from_welcome(first).map_err(|garbled| garbled.to_string())?;
+        from_welcome(first).map_err(|malformed| malformed.to_string())?;
         Ok::<_, String>(incoming)
     };
-    let mut incoming = timeout(OPEN_WITHIN, opening).await.map_err(|_| "it was not opened in time".to_owned())??;
+    let mut incoming =
+        timeout(OPEN_WITHIN, opening).await.map_err(|_| "timeout while opening the stream".to_owned())??;
     *stood = true;
-    let Some(stream) = links.stands(target, &outbox) else { return Ok(()) };
+    let Some(stream) = links.stream_opened(target, &outbox) else { return Ok(()) };
     loop {
         let down = tokio::select! {
-            () = outbox.ended() => return Err("too much waited to be sent".to_owned()),
+            () = outbox.ended() => return Err("the send queue is full".to_owned()),
             down = incoming.message() => down.map_err(|status| status.to_string())?,
         };
-        let says = down.ok_or("the other end ended it")?.says;
-        match says.ok_or("a message that says nothing")? {
-            Says::Welcome(_) => return Err("a welcome out of turn".to_owned()),
+        let says = down.ok_or("the peer ended the stream")?.says;
+        match says.ok_or("a message is empty")? {
+            Says::Welcome(_) => return Err("unexpected welcome".to_owned()),
             Says::Serving(serving) => {
-                links.serves(target, stream, from_serving(serving).map_err(|garbled| garbled.to_string())?);
+                links.stream_serves(target, stream, from_serving(serving).map_err(|malformed| malformed.to_string())?);
             }
             Says::Batch(batch) => {
-                let news = from_batch(batch).map_err(|garbled| garbled.to_string())?;
+                let news = from_batch(batch).map_err(|malformed| malformed.to_string())?;
                 if !desk.take(target.gateway, news) {
-                    return Err("the gateway is another incarnation by now".to_owned());
+                    return Err("the gateway has a new incarnation".to_owned());
                 }
             }
         }

@@ -1,6 +1,6 @@
-//! What goes over a stream, in both directions.
+//! The encoding of stream messages, in both directions.
 //!
-//! What comes from another node is checked as anything from a network is: what cannot be understood is refused, never guessed.
+//! Messages of other nodes are validated like any network input. Malformed ones are rejected.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -8,38 +8,39 @@ use std::sync::{Arc, OnceLock};
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{CloseCode, GatewayId, Platform, Uid, check_device};
 use whimbrel_model::ports::{
-    Admitted, Announced, Arrival, Delivery, DeliveryPlace, FromCarrier, OutMessage, Resume, ToCarrier, ToGateway,
+    Admitted, AnnouncedSession, Arrival, CarrierMessages, Delivery, DeliveryPosition, OutMessage, Resume, ToCarrier,
+    ToGateway,
 };
 
 use super::limits::{BATCH_BYTES, EPOCH_MAX_BYTES, LINK_VERSION, PARTITIONS_SERVED_MAX, TEXT_MAX_BYTES, TOGETHER_MAX};
-use whimbrel_cluster::wire::Garbled;
+use whimbrel_cluster::wire::Malformed;
 use whimbrel_cluster::wire::protocol::{
     LinkAck, LinkAdmitted, LinkAnnounced, LinkArrival, LinkBatch, LinkBody, LinkClosed, LinkDelivery, LinkDown,
     LinkGone, LinkHello, LinkLost, LinkMessage, LinkNews, LinkResume, LinkServed, LinkServing, LinkStored, LinkTold,
     LinkTruncated, LinkUp, LinkWelcome, link_delivery, link_down, link_message, link_news, link_up,
 };
 
-/// Why a device could not resume: the words that carriers use. What a newer one says beside these is told as [`WHY_OTHER`].
+/// Reasons of a failed resume, as carriers name them. Unknown ones, from a newer carrier, become [`WHY_OTHER`].
 const WHY_WORDS: [&str; 2] = ["other_epoch", "cursor_ahead"];
 const WHY_OTHER: &str = "other";
 
-/// What each partition of a node is served under, where it is.
-pub(super) type Served = Vec<Option<u64>>;
+/// The epoch under which a node serves each partition. `None`: not served.
+pub(super) type ServedPartitions = Vec<Option<u64>>;
 
 pub(super) fn to_hello(gateway: GatewayId) -> LinkUp {
     let (node, incarnation) = (gateway.node.into(), gateway.incarnation);
     LinkUp { says: Some(link_up::Says::Hello(LinkHello { version: LINK_VERSION, node, incarnation })) }
 }
 
-/// Who opened the stream. Anything but a hello of our version is refused.
-pub(super) fn from_hello(up: Option<LinkUp>) -> Result<GatewayId, Garbled> {
+/// The gateway that opened the stream. Only a hello of this version is accepted.
+pub(super) fn from_hello(up: Option<LinkUp>) -> Result<GatewayId, Malformed> {
     let Some(link_up::Says::Hello(hello)) = up.and_then(|up| up.says) else {
-        return Err(Garbled("a stream that begins without a hello"));
+        return Err(Malformed("the stream does not start with a hello"));
     };
     if hello.version != LINK_VERSION {
-        return Err(Garbled("a stream of another version"));
+        return Err(Malformed("the stream has another version"));
     }
-    let node = u16::try_from(hello.node).map_err(|_| Garbled("a node number that is too high"))?;
+    let node = u16::try_from(hello.node).map_err(|_| Malformed("the node number is too high"))?;
     Ok(GatewayId { node, incarnation: hello.incarnation })
 }
 
@@ -47,11 +48,11 @@ pub(super) fn to_welcome() -> LinkDown {
     LinkDown { says: Some(link_down::Says::Welcome(LinkWelcome { version: LINK_VERSION })) }
 }
 
-pub(super) fn from_welcome(down: Option<LinkDown>) -> Result<(), Garbled> {
+pub(super) fn from_welcome(down: Option<LinkDown>) -> Result<(), Malformed> {
     match down.and_then(|down| down.says) {
         Some(link_down::Says::Welcome(welcome)) if welcome.version == LINK_VERSION => Ok(()),
-        Some(link_down::Says::Welcome(_)) => Err(Garbled("a stream of another version")),
-        _ => Err(Garbled("a stream that begins without a welcome")),
+        Some(link_down::Says::Welcome(_)) => Err(Malformed("the stream has another version")),
+        _ => Err(Malformed("the stream does not start with a welcome")),
     }
 }
 
@@ -60,11 +61,11 @@ pub(super) fn to_serving(served: &[Option<u64>]) -> LinkDown {
     LinkDown { says: Some(link_down::Says::Serving(LinkServing { partitions: served.collect() })) }
 }
 
-pub(super) fn from_serving(serving: LinkServing) -> Result<Served, Garbled> {
-    let mut served = Served::new();
+pub(super) fn from_serving(serving: LinkServing) -> Result<ServedPartitions, Malformed> {
+    let mut served = ServedPartitions::new();
     for LinkServed { partition, epoch } in serving.partitions {
         if partition >= PARTITIONS_SERVED_MAX {
-            return Err(Garbled("a partition that nobody has"));
+            return Err(Malformed("the partition does not exist"));
         }
         let at = partition as usize;
         served.resize(served.len().max(at + 1), None);
@@ -73,7 +74,7 @@ pub(super) fn from_serving(serving: LinkServing) -> Result<Served, Garbled> {
     Ok(served)
 }
 
-/// What a gateway says to the owner of a partition, in as many messages as it takes.
+/// Encodes messages to the owner of a partition, in as many stream messages as necessary.
 pub(super) fn to_told(partition: u32, messages: Vec<ToCarrier>) -> Vec<LinkUp> {
     let told = |messages: &[ToCarrier]| {
         let messages = messages.iter().map(to_message).collect();
@@ -82,15 +83,15 @@ pub(super) fn to_told(partition: u32, messages: Vec<ToCarrier>) -> Vec<LinkUp> {
     messages.chunks(TOGETHER_MAX).map(told).collect()
 }
 
-pub(super) fn from_told(up: LinkUp) -> Result<(u32, Vec<ToCarrier>), Garbled> {
-    let Some(link_up::Says::Told(told)) = up.says else { return Err(Garbled("a message out of turn")) };
+pub(super) fn from_told(up: LinkUp) -> Result<(u32, Vec<ToCarrier>), Malformed> {
+    let Some(link_up::Says::Told(told)) = up.says else { return Err(Malformed("unexpected kind of message")) };
     if told.messages.len() > TOGETHER_MAX {
-        return Err(Garbled("too many messages together"));
+        return Err(Malformed("too many messages in one batch"));
     }
     Ok((told.partition, told.messages.into_iter().map(from_message).collect::<Result<_, _>>()?))
 }
 
-/// The user that a message is about.
+/// The user that a message concerns.
 pub(super) fn uid_of(message: &ToCarrier) -> &Uid {
     match message {
         ToCarrier::Arrive(arrival) => &arrival.uid,
@@ -117,12 +118,12 @@ fn to_message(message: &ToCarrier) -> LinkMessage {
     LinkMessage { says: Some(says) }
 }
 
-fn from_message(message: LinkMessage) -> Result<ToCarrier, Garbled> {
+fn from_message(message: LinkMessage) -> Result<ToCarrier, Malformed> {
     use link_message::Says;
-    Ok(match message.says.ok_or(Garbled("a message that says nothing"))? {
+    Ok(match message.says.ok_or(Malformed("a message is empty"))? {
         Says::Arrive(arrival) => ToCarrier::Arrive(Box::new(from_arrival(arrival)?)),
-        Says::Announce(announced) => ToCarrier::Announce(Box::new(Announced {
-            arrival: from_arrival(announced.arrival.ok_or(Garbled("a session that never arrived"))?)?,
+        Says::Announce(announced) => ToCarrier::Announce(Box::new(AnnouncedSession {
+            arrival: from_arrival(announced.arrival.ok_or(Malformed("an announcement has no arrival"))?)?,
             epoch: from_epoch(&announced.epoch)?.into(),
             sent: announced.sent,
             acked: announced.acked,
@@ -144,8 +145,8 @@ fn to_arrival(arrival: &Arrival) -> LinkArrival {
     }
 }
 
-fn from_arrival(arrival: LinkArrival) -> Result<Arrival, Garbled> {
-    let resume = arrival.resume.map(|resume| -> Result<Resume, Garbled> {
+fn from_arrival(arrival: LinkArrival) -> Result<Arrival, Malformed> {
+    let resume = arrival.resume.map(|resume| -> Result<Resume, Malformed> {
         Ok(Resume { epoch: from_epoch(&resume.epoch)?.into(), cursor: resume.cursor })
     });
     Ok(Arrival {
@@ -158,34 +159,33 @@ fn from_arrival(arrival: LinkArrival) -> Result<Arrival, Garbled> {
     })
 }
 
-/// News as they travel: a body is in each batch once, however many sessions it is for.
-pub(super) struct Batch {
+/// Messages for a gateway. Each payload is in a batch once, however many sessions it is for.
+pub(super) struct GatewayBatch {
     partition: u32,
     epoch: u64,
     news: Vec<LinkNews>,
     bodies: Vec<LinkBody>,
-    /// Where each body is. What is here lives as long as the batch, so that no two have the same address.
+    /// The index of each payload, by its address. The entry keeps the payload alive, so no address is reused within a batch.
     places: HashMap<*const OutMessage, (u32, Arc<OutMessage>)>,
-    /// Of the bodies.
     bytes: usize,
 }
 
-impl Batch {
+impl GatewayBatch {
     pub fn new(partition: u32, epoch: u64) -> Self {
         Self { partition, epoch, news: Vec::new(), bodies: Vec::new(), places: HashMap::new(), bytes: 0 }
     }
 
-    /// Bytes of bodies in it.
+    /// Size of the payloads in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether news of that message would add no body.
+    /// Whether a delivery of that message would add no payload.
     pub fn has_body(&self, message: &Arc<OutMessage>) -> bool {
         self.news.len() < TOGETHER_MAX && self.places.contains_key(&Arc::as_ptr(message))
     }
 
-    /// Adds news that there is room for, or for which a new batch is begun: then the one before is returned, to be sent first.
+    /// Adds a message. If the batch is full, starts a new one and returns the old one, which must be sent first.
     pub fn add(&mut self, news: &ToGateway) -> Option<LinkDown> {
         let brings_body = matches!(news, ToGateway::Deliver(delivery) if !self.has_body(&delivery.message));
         let is_full = self.news.len() >= TOGETHER_MAX || (brings_body && self.bytes >= BATCH_BYTES);
@@ -203,7 +203,7 @@ impl Batch {
         before
     }
 
-    /// What is in it, where anything is; it is empty afterwards.
+    /// Takes the batch, if it has any message. It is empty afterwards.
     pub fn take(&mut self) -> Option<LinkDown> {
         if self.news.is_empty() {
             return None;
@@ -214,13 +214,13 @@ impl Batch {
     }
 }
 
-pub(super) fn from_batch(batch: LinkBatch) -> Result<FromCarrier, Garbled> {
+pub(super) fn from_batch(batch: LinkBatch) -> Result<CarrierMessages, Malformed> {
     if batch.news.len() > TOGETHER_MAX || batch.bodies.len() > TOGETHER_MAX {
-        return Err(Garbled("too many news together"));
+        return Err(Malformed("too many messages in one batch"));
     }
     let bodies: Vec<Arc<OutMessage>> = batch.bodies.into_iter().map(from_body).collect::<Result<_, _>>()?;
     let news = batch.news.into_iter().map(|news| from_news(news, &bodies)).collect::<Result<_, _>>()?;
-    Ok(FromCarrier { partition: batch.partition, epoch: batch.epoch, news })
+    Ok(CarrierMessages { partition: batch.partition, epoch: batch.epoch, news })
 }
 
 fn to_news(news: &ToGateway, place_of: impl FnOnce(&Arc<OutMessage>) -> u32) -> LinkNews {
@@ -236,8 +236,8 @@ fn to_news(news: &ToGateway, place_of: impl FnOnce(&Arc<OutMessage>) -> u32) -> 
         ToGateway::Rejected { session, code, reason } => (*session, News::Rejected(closed(*code, reason))),
         ToGateway::Deliver(delivery) => {
             let place = match delivery.place {
-                DeliveryPlace::Stored { seq, prev } => link_delivery::Place::Stored(LinkStored { seq, prev }),
-                DeliveryPlace::Ephemeral { place } => link_delivery::Place::Ephemeral(place),
+                DeliveryPosition::Stored { seq, prev } => link_delivery::Place::Stored(LinkStored { seq, prev }),
+                DeliveryPosition::Ephemeral { place } => link_delivery::Place::Ephemeral(place),
             };
             let (body, again) = (place_of(&delivery.message), delivery.again);
             (delivery.session, News::Deliver(LinkDelivery { body, again, place: Some(place) }))
@@ -251,10 +251,10 @@ fn to_news(news: &ToGateway, place_of: impl FnOnce(&Arc<OutMessage>) -> u32) -> 
     LinkNews { session, news: Some(news) }
 }
 
-fn from_news(news: LinkNews, bodies: &[Arc<OutMessage>]) -> Result<ToGateway, Garbled> {
+fn from_news(news: LinkNews, bodies: &[Arc<OutMessage>]) -> Result<ToGateway, Malformed> {
     use link_news::News;
     let session = news.session;
-    Ok(match news.news.ok_or(Garbled("news that tell nothing"))? {
+    Ok(match news.news.ok_or(Malformed("a message for a session is empty"))? {
         News::Admitted(admitted) => {
             let why = admitted.why.map(|why| WHY_WORDS.into_iter().find(|word| *word == why).unwrap_or(WHY_OTHER));
             let LinkAdmitted { epoch, head, cursor, resumed, .. } = admitted;
@@ -266,11 +266,11 @@ fn from_news(news: LinkNews, bodies: &[Arc<OutMessage>]) -> Result<ToGateway, Ga
             ToGateway::Rejected { session, code, reason }
         }
         News::Deliver(delivery) => {
-            let place = match delivery.place.ok_or(Garbled("a delivery without a place"))? {
-                link_delivery::Place::Stored(LinkStored { seq, prev }) => DeliveryPlace::Stored { seq, prev },
-                link_delivery::Place::Ephemeral(place) => DeliveryPlace::Ephemeral { place },
+            let place = match delivery.place.ok_or(Malformed("a delivery has no place"))? {
+                link_delivery::Place::Stored(LinkStored { seq, prev }) => DeliveryPosition::Stored { seq, prev },
+                link_delivery::Place::Ephemeral(place) => DeliveryPosition::Ephemeral { place },
             };
-            let message = bodies.get(delivery.body as usize).ok_or(Garbled("a delivery without its body"))?.clone();
+            let message = bodies.get(delivery.body as usize).ok_or(Malformed("a delivery has no payload"))?.clone();
             ToGateway::Deliver(Delivery { session, place, again: delivery.again, message })
         }
         News::Truncated(LinkTruncated { from, to, prev }) => ToGateway::Truncated { session, from, to, prev },
@@ -282,9 +282,9 @@ fn from_news(news: LinkNews, bodies: &[Arc<OutMessage>]) -> Result<ToGateway, Ga
     })
 }
 
-fn from_closed(closed: LinkClosed) -> Result<(CloseCode, Arc<str>), Garbled> {
+fn from_closed(closed: LinkClosed) -> Result<(CloseCode, Arc<str>), Malformed> {
     let code = u16::try_from(closed.code).ok().and_then(CloseCode::from_number);
-    Ok((code.ok_or(Garbled("an unknown close code"))?, from_short(closed.reason)?.into()))
+    Ok((code.ok_or(Malformed("the close code is unknown"))?, from_short(closed.reason)?.into()))
 }
 
 pub(super) fn to_body(message: &OutMessage) -> LinkBody {
@@ -296,7 +296,7 @@ pub(super) fn to_body(message: &OutMessage) -> LinkBody {
     }
 }
 
-pub(super) fn from_body(body: LinkBody) -> Result<Arc<OutMessage>, Garbled> {
+pub(super) fn from_body(body: LinkBody) -> Result<Arc<OutMessage>, Malformed> {
     Ok(Arc::new(OutMessage {
         id: from_short(body.id)?.into(),
         payload: body.payload,
@@ -307,23 +307,23 @@ pub(super) fn from_body(body: LinkBody) -> Result<Arc<OutMessage>, Garbled> {
     }))
 }
 
-pub(super) fn from_uid(text: &str) -> Result<Uid, Garbled> {
-    Uid::new(text).map_err(|_| Garbled("no user's id"))
+pub(super) fn from_uid(text: &str) -> Result<Uid, Malformed> {
+    Uid::new(text).map_err(|_| Malformed("invalid user id"))
 }
 
-pub(super) fn from_platform(text: &str) -> Result<Platform, Garbled> {
-    Platform::new(text).map_err(|_| Garbled("no platform"))
+pub(super) fn from_platform(text: &str) -> Result<Platform, Malformed> {
+    Platform::new(text).map_err(|_| Malformed("invalid platform name"))
 }
 
-pub(super) fn from_device(text: &str) -> Result<Box<str>, Garbled> {
-    check_device(text).map_err(|_| Garbled("no device"))?;
+pub(super) fn from_device(text: &str) -> Result<Box<str>, Malformed> {
+    check_device(text).map_err(|_| Malformed("invalid device name"))?;
     Ok(text.into())
 }
 
-pub(super) fn from_epoch(text: &str) -> Result<&str, Garbled> {
-    if text.len() > EPOCH_MAX_BYTES { Err(Garbled("an epoch that is too long")) } else { Ok(text) }
+pub(super) fn from_epoch(text: &str) -> Result<&str, Malformed> {
+    if text.len() > EPOCH_MAX_BYTES { Err(Malformed("the epoch is too long")) } else { Ok(text) }
 }
 
-fn from_short(text: String) -> Result<String, Garbled> {
-    if text.len() > TEXT_MAX_BYTES { Err(Garbled("a text that is too long")) } else { Ok(text) }
+fn from_short(text: String) -> Result<String, Malformed> {
+    if text.len() > TEXT_MAX_BYTES { Err(Malformed("a text is too long")) } else { Ok(text) }
 }

@@ -1,4 +1,4 @@
-//! What goes over a stream arrives as it was said, each body once, and what is garbled is refused.
+//! Stream messages decode to what was encoded, each payload once, and malformed ones are rejected.
 
 use std::sync::Arc;
 
@@ -7,15 +7,16 @@ use prost::Message;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{CloseCode, GatewayId, Platform, UID_MAX_BYTES, Uid};
 use whimbrel_model::ports::{
-    Admitted, Announced, Arrival, Delivery, DeliveryPlace, FromCarrier, InboxMessage, InboxView, OutMessage, PeopleAsk,
-    PeopleError, PeopleTold, Resume, SeatView, ToCarrier, ToGateway,
+    Admitted, AnnouncedSession, Arrival, CarrierMessages, Delivery, DeliveryPosition, InboxMessage, InboxView,
+    OutMessage, PeopleError, PeopleQuery, PeopleReply, Resume, SeatView, ToCarrier, ToGateway,
 };
 
 use super::limits::{BATCH_BYTES, LINK_VERSION, TOGETHER_MAX};
+use super::query_wire::{from_request, from_response, to_request, to_response};
 use super::wire::{
-    Batch, from_batch, from_hello, from_serving, from_told, from_welcome, to_hello, to_serving, to_told, to_welcome,
+    GatewayBatch, from_batch, from_hello, from_serving, from_told, from_welcome, to_hello, to_serving, to_told,
+    to_welcome,
 };
-use super::wire_asks::{from_request, from_response, to_request, to_response};
 use whimbrel_cluster::wire::protocol::{
     LinkAck, LinkBatch, LinkDown, LinkHello, LinkMessage, LinkServing, LinkTold, LinkUp, PeopleRequest, PeopleResponse,
     link_down, link_message, link_up,
@@ -36,12 +37,12 @@ fn body(payload: &'static [u8]) -> Arc<OutMessage> {
 }
 
 fn deliver(session: u64, message: &Arc<OutMessage>) -> ToGateway {
-    let place = DeliveryPlace::Stored { seq: session + 1, prev: session };
+    let place = DeliveryPosition::Stored { seq: session + 1, prev: session };
     ToGateway::Deliver(Delivery { session, place, again: false, message: message.clone() })
 }
 
-fn to_batches(news: FromCarrier) -> Vec<LinkDown> {
-    let mut batch = Batch::new(news.partition, news.epoch);
+fn to_batches(news: CarrierMessages) -> Vec<LinkDown> {
+    let mut batch = GatewayBatch::new(news.partition, news.epoch);
     let mut batches: Vec<LinkDown> = news.news.iter().filter_map(|one| batch.add(one)).collect();
     batches.extend(batch.take());
     batches
@@ -50,19 +51,19 @@ fn to_batches(news: FromCarrier) -> Vec<LinkDown> {
 fn batch_of(down: &LinkDown) -> &LinkBatch {
     match &down.says {
         Some(link_down::Says::Batch(batch)) => batch,
-        other => panic!("no batch: {other:?}"),
+        other => panic!("not a batch: {other:?}"),
     }
 }
 
-fn over_the_wire(down: &LinkDown) -> FromCarrier {
+fn over_the_wire(down: &LinkDown) -> CarrierMessages {
     let down = LinkDown::decode(&down.encode_to_vec()[..]).unwrap();
     from_batch(batch_of(&down).clone()).unwrap()
 }
 
 #[test]
-fn everything_a_gateway_says_arrives_as_it_was_said() {
+fn every_message_of_a_gateway_decodes_to_what_was_encoded() {
     let resume = Resume { epoch: "e1".into(), cursor: 4 };
-    let announced = Announced { arrival: arrival(None), epoch: "e1".into(), sent: 9, acked: 8 };
+    let announced = AnnouncedSession { arrival: arrival(None), epoch: "e1".into(), sent: 9, acked: 8 };
     let messages = vec![
         ToCarrier::Arrive(Box::new(arrival(Some(resume)))),
         ToCarrier::Announce(Box::new(announced)),
@@ -76,7 +77,7 @@ fn everything_a_gateway_says_arrives_as_it_was_said() {
 }
 
 #[test]
-fn everything_a_carrier_says_arrives_as_it_was_said() {
+fn every_message_of_a_carrier_decodes_to_what_was_encoded() {
     let message = body(b"hello");
     let admitted = |why: Option<&'static str>| Admitted {
         session: 1,
@@ -86,7 +87,7 @@ fn everything_a_carrier_says_arrives_as_it_was_said() {
         resumed: why.is_none(),
         why,
     };
-    let place = DeliveryPlace::Ephemeral { place: 11 };
+    let place = DeliveryPosition::Ephemeral { place: 11 };
     let news = vec![
         ToGateway::Admitted(Box::new(admitted(None))),
         ToGateway::Admitted(Box::new(admitted(Some("other_epoch")))),
@@ -97,17 +98,17 @@ fn everything_a_carrier_says_arrives_as_it_was_said() {
         ToGateway::Lost { session: 8, count: 1 << 40 },
         ToGateway::Kick { session: 6, code: CloseCode::NoAck, reason: "".into() },
     ];
-    let news = FromCarrier { partition: 2, epoch: 8, news };
+    let news = CarrierMessages { partition: 2, epoch: 8, news };
     let batches = to_batches(news.clone());
     assert_eq!(batches.len(), 1);
     assert_eq!(over_the_wire(&batches[0]), news);
 }
 
 #[test]
-fn a_body_for_many_sessions_is_in_a_batch_once_and_shared_again_at_the_other_end() {
+fn a_payload_for_many_sessions_is_in_a_batch_once_and_shared_after_decoding() {
     let (one, other) = (body(b"one"), body(b"other"));
     let news = (0..100).map(|session| deliver(session, if session % 2 == 0 { &one } else { &other })).collect();
-    let batches = to_batches(FromCarrier { partition: 0, epoch: 1, news });
+    let batches = to_batches(CarrierMessages { partition: 0, epoch: 1, news });
     assert_eq!(batches.len(), 1);
     assert_eq!(batch_of(&batches[0]).bodies.len(), 2);
     let arrived = over_the_wire(&batches[0]);
@@ -116,7 +117,7 @@ fn a_body_for_many_sessions_is_in_a_batch_once_and_shared_again_at_the_other_end
         .iter()
         .map(|news| match news {
             ToGateway::Deliver(delivery) => Arc::as_ptr(&delivery.message),
-            other => panic!("no delivery: {other:?}"),
+            other => panic!("not a delivery: {other:?}"),
         })
         .collect();
     assert!(bodies.iter().step_by(2).all(|body| *body == bodies[0]));
@@ -124,11 +125,11 @@ fn a_body_for_many_sessions_is_in_a_batch_once_and_shared_again_at_the_other_end
 }
 
 #[test]
-fn what_is_too_much_for_one_batch_goes_in_several_in_order() {
+fn more_than_one_batch_is_split_in_order() {
     static LARGE: [u8; BATCH_BYTES / 2] = [0; BATCH_BYTES / 2];
     let bodies: Vec<Arc<OutMessage>> = (0..5).map(|_| body(&LARGE)).collect();
     let news: Vec<ToGateway> = (0..).zip(&bodies).map(|(session, body)| deliver(session, body)).collect();
-    let batches = to_batches(FromCarrier { partition: 0, epoch: 1, news: news.clone() });
+    let batches = to_batches(CarrierMessages { partition: 0, epoch: 1, news: news.clone() });
     assert_eq!(batches.len(), 3);
     assert_eq!(batches.iter().flat_map(|batch| over_the_wire(batch).news).collect::<Vec<_>>(), news);
     let acks: Vec<ToCarrier> =
@@ -139,7 +140,7 @@ fn what_is_too_much_for_one_batch_goes_in_several_in_order() {
 }
 
 #[test]
-fn a_stream_begins_with_a_hello_of_our_version_and_with_nothing_else() {
+fn a_stream_must_start_with_a_hello_of_this_version() {
     let gateway = GatewayId { node: 4, incarnation: 9 };
     assert_eq!(from_hello(Some(to_hello(gateway))), Ok(gateway));
     let hello =
@@ -147,21 +148,21 @@ fn a_stream_begins_with_a_hello_of_our_version_and_with_nothing_else() {
     assert!(from_hello(Some(hello(LINK_VERSION + 1, 4))).is_err());
     assert!(from_hello(Some(hello(LINK_VERSION, 70_000))).is_err());
     assert!(from_hello(None).is_err());
-    assert!(from_told(to_hello(gateway)).is_err(), "and never again");
+    assert!(from_told(to_hello(gateway)).is_err(), "a second hello");
     assert_eq!(from_welcome(Some(to_welcome())), Ok(()));
     assert!(from_welcome(Some(to_serving(&[]))).is_err());
 }
 
 #[test]
-fn what_is_served_arrives_as_it_was_said() {
+fn served_partitions_decode_to_what_was_encoded() {
     let down = to_serving(&[None, Some(4), None, Some(9), None]);
-    let Some(link_down::Says::Serving(serving)) = down.says else { panic!("it says what is served") };
+    let Some(link_down::Says::Serving(serving)) = down.says else { panic!("not a report of served partitions") };
     assert_eq!(from_serving(serving), Ok(vec![None, Some(4), None, Some(9)]));
     assert_eq!(from_serving(LinkServing::default()), Ok(Vec::new()));
 }
 
 #[test]
-fn what_is_garbled_is_refused() {
+fn malformed_messages_are_rejected() {
     let told = |says| {
         let messages = vec![LinkMessage { says }];
         LinkUp { says: Some(link_up::Says::Told(LinkTold { partition: 0, messages })) }
@@ -171,16 +172,17 @@ fn what_is_garbled_is_refused() {
     assert!(from_told(told(ack(String::new()))).is_err());
     assert!(from_told(told(ack("x".repeat(UID_MAX_BYTES + 1)))).is_err());
     let mut batch =
-        batch_of(&to_batches(FromCarrier { partition: 0, epoch: 1, news: vec![deliver(1, &body(b"x"))] })[0]).clone();
+        batch_of(&to_batches(CarrierMessages { partition: 0, epoch: 1, news: vec![deliver(1, &body(b"x"))] })[0])
+            .clone();
     batch.bodies.clear();
-    assert!(from_batch(batch).is_err(), "a delivery whose body is not there");
+    assert!(from_batch(batch).is_err(), "a delivery without a payload");
     assert!(from_request(PeopleRequest { partition: 0, ask: None }).is_err());
     assert!(from_response(0, PeopleResponse { told: None }).is_err());
 }
 
 #[test]
-fn every_question_and_every_answer_arrives_as_it_was() {
-    let ask = PeopleAsk::Inbox { uid: uid(), platform: Some(Platform::new("web").unwrap()), after: 3, limit: 50 };
+fn every_query_and_answer_decodes_to_what_was_encoded() {
+    let ask = PeopleQuery::Inbox { uid: uid(), platform: Some(Platform::new("web").unwrap()), after: 3, limit: 50 };
     assert_eq!(from_request(to_request(5, &ask)), Ok((5, ask)));
     let view = InboxView {
         epoch: "e1".into(),
@@ -198,7 +200,7 @@ fn every_question_and_every_answer_arrives_as_it_was() {
     };
     let answers = [
         None,
-        Some(Ok(PeopleTold::Inbox(view))),
+        Some(Ok(PeopleReply::Inbox(view))),
         Some(Err(PeopleError::NoOwner(5))),
         Some(Err(PeopleError::Unavailable("why".to_owned()))),
         Some(Err(PeopleError::Overloaded(5))),

@@ -1,4 +1,4 @@
-//! Who came and who went, published to the system topic `_presence`: one JSON record a turn, keyed by the user's id.
+//! Events about users that came online or went offline, in the system topic `_presence`: one JSON record per event, keyed by user id.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use whimbrel_model::{Clock, Headers, IdMint, Record, Timestamp};
 
 use whimbrel_catalogue::topics::{Placement, Registry};
 
-/// A user came online, or went.
+/// A user came online or went offline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PresenceEvent {
     pub uid: Uid,
     pub online: bool,
-    /// Greater than that of every earlier event about the user.
+    /// Greater than in every earlier event about the user.
     pub version: u64,
-    /// When it became so.
+    /// When the state changed.
     pub at: Timestamp,
-    /// Sessions that the user has now.
+    /// The user's current number of sessions.
     pub sessions: usize,
 }
 
@@ -34,13 +34,11 @@ impl PresenceEvent {
     }
 }
 
-/// Where events go.
 pub trait PresenceEvents: Send + Sync {
-    /// All of them, in order for each user. Where it fails, some may have been written; they are brought again.
+    /// Publishes all events, in order for each user. After an error some may be written; the caller repeats all.
     fn publish(&self, events: Vec<PresenceEvent>) -> PortFuture<'_, Result<(), String>>;
 }
 
-/// Appends events to `_presence`.
 pub struct PresenceTopic {
     pub log: Arc<dyn Log>,
     pub topics: Arc<Registry>,
@@ -68,7 +66,6 @@ impl PresenceEvents for PresenceTopic {
     }
 }
 
-/// Where nobody wants to hear.
 pub struct NoEvents;
 
 impl PresenceEvents for NoEvents {
@@ -82,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_reads_as_documented() {
+    fn an_event_is_encoded_as_documented() {
         let event = PresenceEvent {
             uid: Uid::new("eva").unwrap(),
             online: true,

@@ -1,31 +1,31 @@
-//! Every bound of presence, in one place.
+//! The bounds of presence.
 
-/// News of one packet; more that came in the same moment go into the next.
+/// Changes in one packet, at most. Further changes go into the next packet.
 pub const NEWS_PER_PACKET_MAX: usize = 4_096;
-/// Times that a writer asks for the same, the first included, before it turns to something else.
+/// Attempts of a query to a gateway, the first one included. Then the writer requests a snapshot, or pauses.
 pub const ASKS_MAX: u32 = 3;
-/// Packets that one question asks for; where more are missing, the whole picture is smaller.
+/// Packets in one query, at most. If more are missing, a snapshot is smaller.
 pub const ASKED_NUMBERS_MAX: usize = 256;
-/// Packets and news of one gateway that wait in a shard's memory for what is missing before them. What comes beyond is as if it was lost.
+/// Packets and changes of one gateway that a shard buffers behind a gap, at most. Further ones count as lost.
 pub const BUFFERED_PACKETS_MAX: usize = 4_096;
 pub const BUFFERED_NEWS_MAX: usize = 262_144;
-/// Packets that wait for a shard's writer, and posts that wait for one other node.
+/// Packets that wait for a shard's writer, and messages that wait for one other node, at most.
 pub const WRITER_QUEUE_MAX: usize = 1_024;
 pub const POSTS_QUEUED_MAX: usize = 1_024;
-/// Posts that one call takes, and news therein at most (and one packet's).
+/// Messages in one call, and changes in them, at most. A single packet may exceed the latter.
 pub const POSTS_PER_CALL_MAX: usize = 256;
 pub const NEWS_PER_CALL_MAX: usize = 16_384;
-/// Answers to questions that wait for a shard's writer: of each gateway at most one question is open.
+/// Answers that wait for a shard's writer, at most. Each gateway has at most one open query.
 pub const ANSWERS_QUEUED_MAX: usize = 256;
-/// Other nodes that posts go to.
+/// Other nodes with a queue, at most.
 pub const OUTLETS_MAX: usize = 4_096;
-/// Users whose change waits to be published; beyond, the oldest are published early.
+/// Users whose change waits to be published, at most. Beyond, the oldest are published early.
 pub const PENDING_EVENTS_MAX: usize = 131_072;
-/// Events of one append.
+/// Events in one append, at most.
 pub const EVENTS_PER_APPEND_MAX: usize = 512;
-/// Bytes of one message on the internal port: a whole picture of one shard with its framing.
+/// Bytes of one message on the internal port, at most: a snapshot of one shard with its framing.
 pub const MESSAGE_BYTES_MAX: usize = 256 << 20;
-/// Users of one question to a reader.
+/// Users in one query to a reader, at most.
 pub const READ_USERS_MAX: usize = 10_000;
-/// Steps that a writer takes before it looks at what else there is.
+/// Packets that a writer takes before it handles other inputs, at most.
 pub const STEPS_AT_ONCE_MAX: usize = 256;

@@ -1,21 +1,22 @@
-//! The role `presence`: who is online, where, since when, and how fresh that answer is.
+//! The role `presence`: which users are online, where, since when, and how fresh that answer is.
 //!
-//! A gateway's comings and goings are gathered by its [`reporter`] into numbered packets, each sent on two paths; a [`proxy`] spreads them
-//! over the writers of every data centre; a [`writer`] follows its [`ledger`], writes its shard of the store `Sessions` and publishes to
-//! `_presence`; a [`reader`] answers from the store and refuses where that is stale. [`station`] is all of it in one process, and what other
-//! nodes ask of it over [`service`].
+//! A gateway's [`reporter`] gathers arrivals and departures into numbered packets and sends each on two paths. A [`proxy`] spreads them
+//! over the writers of every data centre. A [`writer`] follows its [`gateway_tracker`], writes its shard of the store `Sessions` and
+//! publishes to `_presence`. A [`reader`] answers from the store, and rejects queries if it is stale. [`node`] assembles these in one
+//! process, and [`service`] serves other nodes.
 //!
-//! Presence shows; it decides nothing. Who may have a session is the carrier's affair, and nothing here reaches a device.
+//! Presence decides nothing: carriers admit sessions, and nothing here reaches a device.
 
-pub mod book;
+pub mod cluster_follower;
 pub mod debounce;
 pub mod events;
-pub mod figures;
-pub mod following;
-pub mod ledger;
+pub mod gateway_tracker;
 pub mod limits;
-pub mod living;
+pub mod live_members;
+pub mod metrics;
+pub mod node;
 pub mod packet;
+pub mod packet_log;
 pub mod peers;
 pub mod proxy;
 pub mod reader;
@@ -23,18 +24,17 @@ pub mod remote;
 pub mod reporter;
 pub mod service;
 pub mod settings;
-pub mod station;
-mod watch;
+mod staleness;
 pub mod wire;
 pub mod writer;
 
+pub use cluster_follower::PRESENCE_ROLE;
 pub use events::{NoEvents, PresenceEvent, PresenceEvents, PresenceTopic};
-pub use following::PRESENCE_ROLE;
-pub use living::Living;
+pub use live_members::LiveMembers;
+pub use node::{PresenceNode, PresenceNodeParts};
 pub use packet::shard_of;
 pub use peers::PresencePeers;
 pub use remote::Remote;
 pub use reporter::GatewayReporter;
-pub use service::{PresenceDoor, presence_service};
+pub use service::{PresenceService, presence_service};
 pub use settings::{PresenceSettings, PresenceSettingsError};
-pub use station::{Station, StationParts};

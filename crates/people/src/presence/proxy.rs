@@ -1,21 +1,20 @@
-//! The proxy: spreads a packet by the users' hash over the writers of every data centre. It keeps nothing; any number of them may run, and a
-//! gateway uses two.
+//! The proxy: spreads a packet over the writers of every data centre, by the users' shards. Stateless; a gateway uses two proxies.
 //!
-//! Every number goes to every writer, empty where it has none of the writer's users: so a gap that a writer sees is one.
+//! Every number goes to every writer, empty if it has none of the writer's users. So a missing number is always a gap.
 
 use std::sync::Arc;
 
-use super::packet::{News, Packet, ShardPacket, shard_of};
-use super::remote::{Outlets, Post};
-use super::settings::{Layout, Place};
-use super::writer::WriterDesk;
+use super::packet::{Packet, SessionChange, ShardPacket, shard_of};
+use super::remote::{PeerMessage, PeerQueues};
+use super::settings::{Layout, NodeLocation};
+use super::writer::WriterQueues;
 
-/// What each place gets of a packet, in the order of the layout's places.
+/// The parts of a packet for each location, in the order of the layout.
 pub fn spread(packet: &Packet, layout: &Layout) -> Vec<Vec<ShardPacket>> {
     let mut by_place: Vec<Vec<ShardPacket>> = layout.places().iter().map(|_| Vec::new()).collect();
     for (centre, places) in layout.centres().iter().enumerate() {
         let shards = places.len() as u32;
-        let mut parts: Vec<Vec<News>> = places.iter().map(|_| Vec::new()).collect();
+        let mut parts: Vec<Vec<SessionChange>> = places.iter().map(|_| Vec::new()).collect();
         for news in &packet.news {
             parts[shard_of(&news.uid, shards) as usize].push(news.clone());
         }
@@ -28,24 +27,24 @@ pub fn spread(packet: &Packet, layout: &Layout) -> Vec<Vec<ShardPacket>> {
     by_place
 }
 
-/// Spreads packets: to the writers of this process directly, to others through their queues.
+/// Passes parts of packets to the writers of this process directly, and to others through their queues.
 pub struct Proxy {
     layout: Arc<Layout>,
-    desk: Arc<WriterDesk>,
-    outlets: Arc<Outlets>,
+    writers: Arc<WriterQueues>,
+    peer_queues: Arc<PeerQueues>,
 }
 
 impl Proxy {
-    pub fn new(layout: Arc<Layout>, desk: Arc<WriterDesk>, outlets: Arc<Outlets>) -> Self {
-        Self { layout, desk, outlets }
+    pub fn new(layout: Arc<Layout>, writers: Arc<WriterQueues>, peer_queues: Arc<PeerQueues>) -> Self {
+        Self { layout, writers, peer_queues }
     }
 
-    /// Never waits.
+    /// Spreads a packet. Never waits.
     pub fn relay(&self, packet: &Packet) {
         for (place, packets) in self.layout.places().iter().zip(spread(packet, &self.layout)) {
             match place {
-                Place::ThisProcess => packets.into_iter().for_each(|packet| self.desk.take(packet)),
-                Place::At(address) => self.outlets.post(address, Post::Report(packets)),
+                NodeLocation::ThisProcess => packets.into_iter().for_each(|packet| self.writers.take(packet)),
+                NodeLocation::At(address) => self.peer_queues.post(address, PeerMessage::Report(packets)),
             }
         }
     }
@@ -61,7 +60,7 @@ mod tests {
 
     fn packet(users: u64) -> Packet {
         let gateway = GatewayId { node: 1, incarnation: 7 };
-        let news = (0..users).map(|number| News {
+        let news = (0..users).map(|number| SessionChange {
             uid: Uid::new(&format!("user-{number}")).unwrap(),
             session: OnlineSession {
                 session: SessionId { gateway, number },
@@ -94,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn each_data_centre_gets_each_piece_of_news_once_in_the_users_shard() {
+    fn each_data_centre_gets_each_change_once_in_the_users_shard() {
         let packet = packet(100);
         let layout = layout();
         for centre in 0..2 {

@@ -1,6 +1,6 @@
-//! The gateway's side: says who came and went in numbered packets on two paths, and answers writers who missed some.
+//! The gateway side: reports arrivals and departures in numbered packets on two paths, and answers queries of writers.
 //!
-//! It knows who is there because it was told; it never asks the gateway, and never makes the gateway wait for anything but a short lock.
+//! It learns of sessions only from calls of the gateway, and delays the gateway only for a short lock.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,24 +12,23 @@ use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, OnlineSession, SessionId, Uid};
 use whimbrel_model::ports::Reporter;
 
-use super::book::Book;
-use super::figures::Figures;
-use super::living::Living;
-use super::packet::{Answer, AskGateway, Packet};
+use super::live_members::LiveMembers;
+use super::metrics::PresenceMetrics;
+use super::packet::{GatewayQuery, GatewayReply, Packet};
+use super::packet_log::PacketLog;
 use super::proxy::Proxy;
-use super::remote::{Outlets, Post};
-use super::settings::{Place, PresenceSettings};
+use super::remote::{PeerMessage, PeerQueues};
+use super::settings::{NodeLocation, PresenceSettings};
 
-/// The reporter of this process's gateway.
 pub struct GatewayReporter {
-    book: Mutex<Book>,
+    packet_log: Mutex<PacketLog>,
     began: Instant,
     gather: Duration,
     /// This process's internal address.
     me: String,
     proxy: Arc<Proxy>,
-    outlets: Arc<Outlets>,
-    figures: Arc<Figures>,
+    peer_queues: Arc<PeerQueues>,
+    metrics: Arc<PresenceMetrics>,
 }
 
 impl GatewayReporter {
@@ -37,44 +36,42 @@ impl GatewayReporter {
         settings: &PresenceSettings,
         me: &str,
         proxy: Arc<Proxy>,
-        outlets: Arc<Outlets>,
-        figures: Arc<Figures>,
+        peer_queues: Arc<PeerQueues>,
+        metrics: Arc<PresenceMetrics>,
     ) -> Self {
         Self {
-            book: Mutex::new(Book::new(settings.book_limits(), me)),
+            packet_log: Mutex::new(PacketLog::new(settings.packet_log_limits(), me)),
             began: Instant::now(),
             gather: settings.gather,
             me: me.to_owned(),
             proxy,
-            outlets,
-            figures,
+            peer_queues,
+            metrics,
         }
     }
 
-    /// The node has joined, or joined again: everything is reported anew under that incarnation.
+    /// The node has joined, for the first time or again. Everything is reported under the new incarnation.
     pub fn reincarnate(&self, gateway: GatewayId) {
         let now_ms = self.now_ms();
-        self.book().reincarnate(gateway, now_ms);
+        self.packet_log().reincarnate(gateway, now_ms);
     }
 
-    /// Answers a writer. An incarnation that is not this gateway's is answered with the one that is.
-    pub fn answer(&self, ask: &AskGateway) -> Answer {
+    /// Answers a query. A query for another incarnation is answered with the current one.
+    pub fn answer(&self, ask: &GatewayQuery) -> GatewayReply {
         let now_ms = self.now_ms();
-        self.book().answer(ask, now_ms)
+        self.packet_log().answer(ask, now_ms)
     }
 
-    /// Which incarnation it reports as.
     pub fn gateway(&self) -> Option<GatewayId> {
-        self.book().gateway()
+        self.packet_log().gateway()
     }
 
-    /// Sessions that are there.
     pub fn sessions(&self) -> usize {
-        self.book().len()
+        self.packet_log().len()
     }
 
     /// Sends packets, each on two paths, until `shutdown`.
-    pub async fn run(&self, living: watch::Receiver<Arc<Living>>, shutdown: CancellationToken) {
+    pub async fn run(&self, living: watch::Receiver<Arc<LiveMembers>>, shutdown: CancellationToken) {
         let mut ticks = tokio::time::interval(self.gather);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -84,28 +81,28 @@ impl GatewayReporter {
             }
             let now_ms = self.now_ms();
             let (packets, gateway) = {
-                let mut book = self.book();
-                (book.cut(now_ms), book.gateway())
+                let mut packet_log = self.packet_log();
+                (packet_log.cut(now_ms), packet_log.gateway())
             };
             let Some(gateway) = gateway.filter(|_| !packets.is_empty()) else { continue };
             let paths = living.borrow().paths(&self.me, gateway.node);
             for packet in packets {
-                self.figures.packets_sent.increment(1);
-                self.figures.news_sent.increment(packet.news.len() as u64);
+                self.metrics.packets_sent.increment(1);
+                self.metrics.news_sent.increment(packet.news.len() as u64);
                 paths.iter().for_each(|path| self.send(path, &packet));
             }
         }
     }
 
-    fn send(&self, path: &Place, packet: &Arc<Packet>) {
+    fn send(&self, path: &NodeLocation, packet: &Arc<Packet>) {
         match path {
-            Place::ThisProcess => self.proxy.relay(packet),
-            Place::At(address) => self.outlets.post(address, Post::Relay(packet.clone())),
+            NodeLocation::ThisProcess => self.proxy.relay(packet),
+            NodeLocation::At(address) => self.peer_queues.post(address, PeerMessage::Relay(packet.clone())),
         }
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn packet_log(&self) -> MutexGuard<'_, PacketLog> {
+        self.packet_log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn now_ms(&self) -> u64 {
@@ -114,11 +111,11 @@ impl GatewayReporter {
 }
 
 impl Reporter for GatewayReporter {
-    fn came(&self, uid: &Uid, session: OnlineSession) {
-        self.book().came(uid, session);
+    fn session_started(&self, uid: &Uid, session: OnlineSession) {
+        self.packet_log().came(uid, session);
     }
 
-    fn went(&self, _uid: &Uid, session: SessionId, at: Timestamp) {
-        self.book().went(session, at);
+    fn session_ended(&self, _uid: &Uid, session: SessionId, at: Timestamp) {
+        self.packet_log().went(session, at);
     }
 }

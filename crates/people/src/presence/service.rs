@@ -1,42 +1,41 @@
-//! The internal port's side of presence: what other nodes send and ask goes to the station of this one.
+//! The gRPC service for presence messages and queries of other nodes.
 
 use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
 use super::limits::MESSAGE_BYTES_MAX;
-use super::station::Station;
-use super::wire::{self, Garbled};
+use super::node::PresenceNode;
+use super::wire;
 use protocol::presence_server::{Presence, PresenceServer};
 use whimbrel_cluster::Admission;
-use whimbrel_cluster::wire::protocol;
+use whimbrel_cluster::wire::{Malformed, protocol};
 
 /// The service `whimbrel.internal.v1.Presence`, to be mounted on the internal port.
 ///
-/// Where a key is set, whoever does not bring it is refused before anything is looked at.
-pub fn presence_service(station: Arc<Station>, admission: impl Into<Admission>) -> PresenceServer<PresenceDoor> {
-    let door = PresenceDoor { station, admission: admission.into() };
-    PresenceServer::new(door).max_decoding_message_size(MESSAGE_BYTES_MAX)
+/// If a key is configured, calls without it are rejected before anything else is read.
+pub fn presence_service(node: Arc<PresenceNode>, admission: impl Into<Admission>) -> PresenceServer<PresenceService> {
+    let service = PresenceService { node, admission: admission.into() };
+    PresenceServer::new(service).max_decoding_message_size(MESSAGE_BYTES_MAX)
 }
 
-/// Who answers other nodes.
-pub struct PresenceDoor {
-    station: Arc<Station>,
+pub struct PresenceService {
+    node: Arc<PresenceNode>,
     admission: Admission,
 }
 
-fn refused(garbled: Garbled) -> Status {
-    Status::invalid_argument(garbled.to_string())
+fn refused(malformed: Malformed) -> Status {
+    Status::invalid_argument(malformed.to_string())
 }
 
 #[tonic::async_trait]
-impl Presence for PresenceDoor {
+impl Presence for PresenceService {
     async fn report(
         &self,
         request: Request<protocol::ReportRequest>,
     ) -> Result<Response<protocol::ReportResponse>, Status> {
         self.admission.admit(&request)?;
-        self.station.take(wire::from_report(request.into_inner()).map_err(refused)?);
+        self.node.take(wire::from_report(request.into_inner()).map_err(refused)?);
         Ok(Response::new(protocol::ReportResponse {}))
     }
 
@@ -46,7 +45,7 @@ impl Presence for PresenceDoor {
     ) -> Result<Response<protocol::PresenceAskResponse>, Status> {
         self.admission.admit(&request)?;
         let (ask, forward) = wire::from_ask(request.into_inner()).map_err(refused)?;
-        let answer = self.station.answer(ask, forward).await.map_err(Status::unavailable)?;
+        let answer = self.node.answer(ask, forward).await.map_err(Status::unavailable)?;
         Ok(Response::new(wire::to_answer(answer)))
     }
 
@@ -56,7 +55,7 @@ impl Presence for PresenceDoor {
     ) -> Result<Response<protocol::PresenceReadResponse>, Status> {
         self.admission.admit(&request)?;
         let (centre, shard, uids) = wire::from_read(request.into_inner()).map_err(refused)?;
-        let heard = self.station.read(centre, shard, uids).await.map_err(Status::unavailable)?;
+        let heard = self.node.read(centre, shard, uids).await.map_err(Status::unavailable)?;
         Ok(Response::new(wire::to_heard(heard)))
     }
 }

@@ -1,9 +1,9 @@
-//! How presence is laid out and how it behaves, checked once.
+//! The settings and the shard layout of presence, with their validation.
 
 use std::time::Duration;
 
-use super::book::BookLimits;
-use super::ledger::LedgerTimes;
+use super::gateway_tracker::TrackerTimes;
+use super::packet_log::PacketLogLimits;
 
 /// Shards of a data centre that has none configured.
 pub const SHARDS_DEFAULT: u32 = 16;
@@ -11,36 +11,36 @@ pub const SHARDS_DEFAULT: u32 = 16;
 pub const SHARDS_MAX: usize = 1_024;
 pub const CENTRES_MAX: usize = 16;
 
-/// The settings of presence. Writers are fixed here, never chosen by who is there, so that a user's shard never moves.
+/// The settings of presence. The writers are fixed here and independent of the live nodes, so that a user's shard never moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PresenceSettings {
-    /// Shards of a data centre whose writers are not listed: all of them in this process.
+    /// The number of shards, if `writers` is empty: all of them in this process.
     pub shards: u32,
-    /// For each data centre the internal address of each shard's writer; an empty one is this process. Empty: one data centre, here.
+    /// For each data centre, the internal address of each shard's writer. An empty address is this process. Empty: one data centre, here.
     pub writers: Vec<Vec<String>>,
-    /// Which of them this process is in.
+    /// The index of this process's data centre.
     pub here: usize,
-    /// How long comings and goings are gathered into one packet.
+    /// How long changes are gathered into one packet.
     pub gather: Duration,
-    /// The longest that a gateway says nothing.
+    /// The longest time between two packets of a gateway.
     pub heartbeat: Duration,
-    /// How long and how much of packets a gateway keeps.
+    /// How long, and how many bytes of, packets a gateway retains.
     pub keep: Duration,
     pub keep_bytes: usize,
-    /// How much fresher its picture has become before a writer tells its store so, and beyond which age a reader refuses to answer.
+    /// How much newer the state must be before a writer updates its store's freshness, and the age beyond which a reader rejects queries.
     pub keep_alive: Duration,
     pub stale_after: Duration,
-    /// A user that comes and goes within this is told of once, as it is then.
+    /// A user that comes and goes within this time causes one event, with the final state.
     pub debounce: Duration,
-    /// Whether comings and goings are published to `_presence`.
+    /// Whether presence events are published to `_presence`.
     pub events: bool,
-    /// Sessions of a lost gateway that one shard clears away in a second, with the events about them.
+    /// Users of a void gateway that one shard removes per second, with the events about them.
     pub sweep_per_second: u32,
-    /// How long a gateway's first picture may take to come before a log line says that its shards are not fresh for the lack of it.
-    pub draw_within: Duration,
-    /// How long another node may take to take a packet, or to answer.
+    /// How long the first snapshot of a gateway may take before the log reports the shard as stale.
+    pub snapshot_timeout: Duration,
+    /// Timeout of calls to other nodes.
     pub answer_within: Duration,
-    pub ledger: LedgerTimes,
+    pub tracker: TrackerTimes,
 }
 
 impl Default for PresenceSettings {
@@ -58,41 +58,38 @@ impl Default for PresenceSettings {
             debounce: Duration::from_secs(1),
             events: true,
             sweep_per_second: 2_000,
-            draw_within: Duration::from_secs(10),
+            snapshot_timeout: Duration::from_secs(10),
             answer_within: Duration::from_secs(1),
-            ledger: LedgerTimes::default(),
+            tracker: TrackerTimes::default(),
         }
     }
 }
 
-/// Settings that cannot be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PresenceSettingsError {
-    #[error("presence needs 1 to {SHARDS_MAX} shards in a data centre")]
+    #[error("a data centre must have 1 to {SHARDS_MAX} shards")]
     Shards,
-    #[error("presence is spread over 1 to {CENTRES_MAX} data centres")]
+    #[error("presence supports at most {CENTRES_MAX} data centres")]
     Centres,
-    #[error("`here` is data centre {0}, which `writers` does not have")]
+    #[error("`here` is data centre {0}, which `writers` does not contain")]
     Here(usize),
-    #[error("data centre {0} is another one: the address of each of its writers must be listed")]
+    #[error("`writers` must list the address of every writer of data centre {0}, because it is remote")]
     Elsewhere(usize),
-    #[error(
-        "`stale_after` must be longer than `heartbeat` and `keep_alive` together, or nothing is ever fresh for long"
-    )]
+    #[error("`stale_after` must be longer than `heartbeat` plus `keep_alive`")]
     NeverFresh,
-    #[error("`{0}` must be longer than nothing")]
+    #[error("`{0}` must be greater than zero")]
     Zero(&'static str),
 }
 
 impl PresenceSettings {
-    /// The same with another `stale_after`: gateways and writers say often enough that they live, and who is silent is asked in time.
+    /// Sets `stale_after`, and derives the other times from it, so that a lost heartbeat does not make a shard stale.
     pub fn with_stale_after(self, stale_after: Duration) -> Self {
         let usual = Self::default();
         let heartbeat = usual.heartbeat.min(stale_after / 3);
         let keep_alive = usual.keep_alive.min(stale_after / 6);
         let silent_after_ms = 2 * heartbeat.as_millis() as u64;
-        let ledger = LedgerTimes { silent_after_ms, ..self.ledger };
-        Self { heartbeat, keep_alive, stale_after, ledger, ..self }
+        let tracker = TrackerTimes { silent_after_ms, ..self.tracker };
+        Self { heartbeat, keep_alive, stale_after, tracker, ..self }
     }
 
     pub fn check(&self) -> Result<(), PresenceSettingsError> {
@@ -125,8 +122,8 @@ impl PresenceSettings {
         zero.map_or(Ok(()), |(name, _)| Err(PresenceSettingsError::Zero(name)))
     }
 
-    pub(super) fn book_limits(&self) -> BookLimits {
-        BookLimits {
+    pub(super) fn packet_log_limits(&self) -> PacketLogLimits {
+        PacketLogLimits {
             keep_ms: self.keep.as_millis() as u64,
             keep_bytes: self.keep_bytes,
             heartbeat_ms: self.heartbeat.as_millis() as u64,
@@ -134,18 +131,18 @@ impl PresenceSettings {
     }
 }
 
-/// Where each shard's writer is.
+/// The location of a shard's writer, or of a proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum NodeLocation {
     ThisProcess,
     At(String),
 }
 
-/// The writers of all data centres. Each place is there once, however many shards it has.
+/// The writers of all data centres. Each location is listed once, however many shards it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    places: Vec<Place>,
-    /// For each data centre, for each shard, the index of its place.
+    places: Vec<NodeLocation>,
+    /// For each data centre and shard, the index of its location.
     centres: Vec<Vec<usize>>,
     here: usize,
 }
@@ -161,7 +158,7 @@ impl Layout {
             let writers = if writers.is_empty() { &all_here } else { writers };
             let shards = writers.iter().map(|address| {
                 let is_me = address.is_empty() || address == me;
-                layout.index_of(if is_me { Place::ThisProcess } else { Place::At(address.clone()) })
+                layout.index_of(if is_me { NodeLocation::ThisProcess } else { NodeLocation::At(address.clone()) })
             });
             let shards = shards.collect();
             layout.centres.push(shards);
@@ -169,14 +166,14 @@ impl Layout {
         layout
     }
 
-    fn index_of(&mut self, place: Place) -> usize {
+    fn index_of(&mut self, place: NodeLocation) -> usize {
         self.places.iter().position(|each| *each == place).unwrap_or_else(|| {
             self.places.push(place);
             self.places.len() - 1
         })
     }
 
-    pub fn places(&self) -> &[Place] {
+    pub fn places(&self) -> &[NodeLocation] {
         &self.places
     }
 
@@ -192,14 +189,14 @@ impl Layout {
         self.centres[centre].len() as u32
     }
 
-    pub fn place_of(&self, centre: usize, shard: u32) -> &Place {
+    pub fn place_of(&self, centre: usize, shard: u32) -> &NodeLocation {
         &self.places[self.centres[centre][shard as usize]]
     }
 
     /// The shards of this data centre that this process writes.
     pub fn own_shards(&self) -> Vec<u32> {
         let shards = 0..self.shards(self.here);
-        shards.filter(|shard| *self.place_of(self.here, *shard) == Place::ThisProcess).collect()
+        shards.filter(|shard| *self.place_of(self.here, *shard) == NodeLocation::ThisProcess).collect()
     }
 }
 
@@ -208,14 +205,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_is_called_stale_a_lost_heartbeat_does_not_make_it_so() {
+    fn a_lost_heartbeat_makes_nothing_stale_whatever_stale_after_is() {
         let usual = PresenceSettings::default();
         assert_eq!(usual.clone().with_stale_after(usual.stale_after), usual);
         for stale_after in [1, 3, 60].map(Duration::from_secs) {
             let settings = usual.clone().with_stale_after(stale_after);
             assert_eq!(settings.check(), Ok(()));
             assert!(2 * settings.heartbeat + settings.keep_alive < stale_after, "{settings:?}");
-            assert!(Duration::from_millis(settings.ledger.silent_after_ms) < stale_after, "{settings:?}");
+            assert!(Duration::from_millis(settings.tracker.silent_after_ms) < stale_after, "{settings:?}");
         }
         let settings = PresenceSettings { heartbeat: usual.stale_after, ..usual };
         assert_eq!(settings.check(), Err(PresenceSettingsError::NeverFresh));

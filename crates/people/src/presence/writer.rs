@@ -1,11 +1,11 @@
-//! The writer of a shard: the ledger's hands. It takes packets, asks gateways, writes the shard's store and publishes who came and went.
+//! The writer of a shard, the shell of the tracker: takes packets, queries gateways, writes the shard's store and publishes events.
 //!
-//! A shard has one writer, and everything about it happens in one task, in order. Where the store fails, the writer forgets everything and
-//! begins again as if it had just started: gateways that died are void, the pictures of the living are asked for.
+//! A shard has one writer, and one task does all of its work, in order. If the store fails, the writer drops its state and starts again:
+//! dead gateways are void, and the live ones are asked for snapshots.
 //!
-//! What it tells its store to be fresh is what the ledger vouches for, and never more: as of when the gateway that was heard from the longest
-//! ago was, of all that have their lease; nothing while the picture of one of them has not come. So no reader takes old news for new, or whom
-//! the writer has not heard of for offline. Which gateway it waits for is logged and counted.
+//! The writer reports freshness to its store only as far as the tracker confirms it: the time of the least fresh gateway that has a lease,
+//! and nothing while a snapshot is missing. So no reader takes outdated state for current, or users of an unknown gateway for offline. The
+//! log and a metric name the gateways that delay it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,124 +17,126 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::Clock;
 use whimbrel_model::people::{GatewayId, Uid};
-use whimbrel_model::ports::{SessionNews, Sessions, SessionsError, UserChange};
+use whimbrel_model::ports::{SessionUpdate, Sessions, SessionsError, UserChange};
 
-use super::debounce::{Debounce, Turn};
+use super::debounce::{EventDebouncer, OnlineChange};
 use super::events::{PresenceEvent, PresenceEvents};
-use super::figures::Figures;
-use super::ledger::{Ledger, LedgerCounts, Question, Todo};
+use super::gateway_tracker::{GatewayTracker, QueryAttempt, TrackerCounts, TrackerEffect};
 use super::limits::{ANSWERS_QUEUED_MAX, EVENTS_PER_APPEND_MAX, STEPS_AT_ONCE_MAX, WRITER_QUEUE_MAX};
-use super::living::Living;
-use super::packet::{Answer, AskGateway, Packet, ShardPacket, as_session_news, version_of_picture};
+use super::live_members::LiveMembers;
+use super::metrics::PresenceMetrics;
+use super::packet::{GatewayQuery, GatewayReply, Packet, ShardPacket, as_session_news, version_of_snapshot};
 use super::remote::Remote;
 use super::reporter::GatewayReporter;
 use super::settings::PresenceSettings;
-use super::watch::Watch;
+use super::staleness::StalenessMonitor;
 
-/// How often a writer looks at the time.
+/// The interval of a writer's periodic work.
 const TICK: Duration = Duration::from_millis(50);
-/// What one append of events may take, and how long those that failed wait.
+/// Timeout of one append of events, and the delay before a failed one is retried.
 const PUBLISH_WITHIN: Duration = Duration::from_secs(5);
 const PUBLISH_AGAIN_MS: u64 = 500;
 
-/// Where packets for the writers of this process are put.
-pub struct WriterDesk {
+pub struct WriterQueues {
     centre: u32,
-    queues: HashMap<u32, mpsc::Sender<Arrived>>,
-    figures: Arc<Figures>,
+    queues: HashMap<u32, mpsc::Sender<TimedPacket>>,
+    metrics: Arc<PresenceMetrics>,
 }
 
-/// A packet, and when it was put there: while the writer waits for its store, packets grow old.
-pub struct Arrived {
+/// A packet with its arrival time: it may wait while the writer waits for its store.
+pub struct TimedPacket {
     packet: Packet,
     at: Instant,
 }
 
-impl WriterDesk {
-    /// The desk, and each shard's end of it.
-    pub fn new(centre: u32, shards: &[u32], figures: Arc<Figures>) -> (Self, Vec<(u32, mpsc::Receiver<Arrived>)>) {
+impl WriterQueues {
+    /// Creates the queues, and each shard's receiving end.
+    pub fn new(
+        centre: u32,
+        shards: &[u32],
+        metrics: Arc<PresenceMetrics>,
+    ) -> (Self, Vec<(u32, mpsc::Receiver<TimedPacket>)>) {
         let (mut queues, mut ends) = (HashMap::new(), Vec::new());
         for shard in shards {
             let (sender, receiver) = mpsc::channel(WRITER_QUEUE_MAX);
             queues.insert(*shard, sender);
             ends.push((*shard, receiver));
         }
-        (Self { centre, queues, figures }, ends)
+        (Self { centre, queues, metrics }, ends)
     }
 
     pub fn has(&self, centre: u32, shard: u32) -> bool {
         centre == self.centre && self.queues.contains_key(&shard)
     }
 
-    /// Never waits. A packet that there is no room for, or no writer, is lost.
+    /// Queues a packet. Never waits: a packet without room or without a writer is lost.
     pub fn take(&self, ShardPacket { centre, shard, packet }: ShardPacket) {
         let queue = self.queues.get(&shard).filter(|_| centre == self.centre);
-        if queue.is_none_or(|queue| queue.try_send(Arrived { packet, at: Instant::now() }).is_err()) {
-            self.figures.packets_lost.increment(1);
+        if queue.is_none_or(|queue| queue.try_send(TimedPacket { packet, at: Instant::now() }).is_err()) {
+            self.metrics.packets_lost.increment(1);
         }
     }
 }
 
-/// What a writer works with.
 pub struct WriterParts {
     pub shard: u32,
-    /// Shards of the data centre.
+    /// The number of shards of the data centre.
     pub shards: u32,
     pub settings: Arc<PresenceSettings>,
     /// This process's internal address.
     pub me: String,
     pub sessions: Arc<dyn Sessions>,
-    pub living: watch::Receiver<Arc<Living>>,
+    pub living: watch::Receiver<Arc<LiveMembers>>,
     pub remote: Arc<dyn Remote>,
-    /// The gateway of this process, which is asked directly.
+    /// The gateway of this process, which is called directly.
     pub reporter: Arc<GatewayReporter>,
     pub events: Arc<dyn PresenceEvents>,
     pub clock: Arc<dyn Clock>,
-    pub figures: Arc<Figures>,
+    pub metrics: Arc<PresenceMetrics>,
 }
 
 /// Writes a shard until `shutdown`.
-pub async fn write(parts: WriterParts, packets: mpsc::Receiver<Arrived>, shutdown: CancellationToken) {
-    let writing = Writer::new(parts).run(packets);
+pub async fn write(parts: WriterParts, packets: mpsc::Receiver<TimedPacket>, shutdown: CancellationToken) {
+    let writing = ShardWriter::new(parts).run(packets);
     shutdown.run_until_cancelled(writing).await;
 }
 
-type Told = (u64, GatewayId, Answer);
+type QueryResult = (u64, GatewayId, GatewayReply);
 
-struct Writer {
+struct ShardWriter {
     parts: WriterParts,
-    ledger: Ledger,
-    counted: LedgerCounts,
-    debounce: Debounce,
+    tracker: GatewayTracker,
+    counted: TrackerCounts,
+    debounce: EventDebouncer,
     began: Instant,
-    /// When the store was last looked through for the dead; `None`: not yet, or it failed since.
+    /// When the writer last read the store for void gateways. `None`: not yet, or the store has failed since.
     begun_at_ms: Option<u64>,
-    is_drawn: bool,
-    /// As of when the store was told to be fresh.
-    vouched_ms: Option<u64>,
-    watch: Watch,
-    /// There may be sessions of void gateways.
+    has_snapshot: bool,
+    /// As of when the store was last reported as fresh.
+    reported_fresh_ms: Option<u64>,
+    staleness: StalenessMonitor,
+    /// The store may have sessions of void gateways.
     is_sweeping: bool,
     asks: JoinSet<()>,
-    answers: mpsc::Sender<Told>,
-    answered: Option<mpsc::Receiver<Told>>,
+    answers: mpsc::Sender<QueryResult>,
+    answered: Option<mpsc::Receiver<QueryResult>>,
     /// One append at a time, so that a user's events keep their order.
-    publishing: JoinSet<(Vec<Turn>, Result<(), String>)>,
+    publishing: JoinSet<(Vec<OnlineChange>, Result<(), String>)>,
     has_failed: bool,
 }
 
-impl Writer {
+impl ShardWriter {
     fn new(parts: WriterParts) -> Self {
         let (answers, answered) = mpsc::channel(ANSWERS_QUEUED_MAX);
         Self {
-            ledger: Ledger::new(parts.settings.ledger),
-            counted: LedgerCounts::default(),
-            debounce: Debounce::new(parts.settings.debounce.as_millis() as u64),
+            tracker: GatewayTracker::new(parts.settings.tracker),
+            counted: TrackerCounts::default(),
+            debounce: EventDebouncer::new(parts.settings.debounce.as_millis() as u64),
             began: Instant::now(),
             begun_at_ms: None,
-            is_drawn: false,
-            vouched_ms: None,
-            watch: Watch::new(parts.shard, &parts.settings),
+            has_snapshot: false,
+            reported_fresh_ms: None,
+            staleness: StalenessMonitor::new(parts.shard, &parts.settings),
             is_sweeping: false,
             asks: JoinSet::new(),
             answers,
@@ -145,7 +147,7 @@ impl Writer {
         }
     }
 
-    async fn run(mut self, mut packets: mpsc::Receiver<Arrived>) {
+    async fn run(mut self, mut packets: mpsc::Receiver<TimedPacket>) {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut living = self.parts.living.clone();
@@ -161,8 +163,8 @@ impl Writer {
                 }
                 Some((ask, gateway, answer)) = answered.recv() => {
                     let now_ms = self.now_ms();
-                    let todo = self.ledger.answered(ask, gateway, answer, now_ms);
-                    self.carry_out(todo).await;
+                    let todo = self.tracker.answered(ask, gateway, answer, now_ms);
+                    self.perform(todo).await;
                 }
                 Ok(()) = living.changed() => {
                     let seen = living.borrow_and_update().clone();
@@ -174,23 +176,23 @@ impl Writer {
         }
     }
 
-    async fn take(&mut self, packets: impl Iterator<Item = Arrived>) {
+    async fn take(&mut self, packets: impl Iterator<Item = TimedPacket>) {
         let mut todo = Vec::new();
-        for Arrived { packet, at } in packets {
-            self.parts.figures.packets_taken.increment(1);
-            // Before the writer has begun, a packet tells nothing that the picture will not.
+        for TimedPacket { packet, at } in packets {
+            self.parts.metrics.packets_taken.increment(1);
+            // Before the start is complete, packets add nothing that the snapshot will not have.
             if self.begun_at_ms.is_some() {
                 let came_ms = at.saturating_duration_since(self.began).as_millis() as u64;
-                todo.extend(self.ledger.packet(packet, came_ms));
+                todo.extend(self.tracker.packet(packet, came_ms));
             }
         }
-        self.carry_out(todo).await;
+        self.perform(todo).await;
     }
 
-    async fn look(&mut self, living: Arc<Living>) {
+    async fn look(&mut self, living: Arc<LiveMembers>) {
         if self.begun_at_ms.is_some() {
-            let todo = self.ledger.living(&living.gateways, self.now_ms());
-            self.carry_out(todo).await;
+            let todo = self.tracker.living(&living.gateways, self.now_ms());
+            self.perform(todo).await;
         }
     }
 
@@ -199,8 +201,8 @@ impl Writer {
         if self.begun_at_ms.is_none() {
             self.begin().await;
         }
-        let todo = self.ledger.tick(self.now_ms());
-        self.carry_out(todo).await;
+        let todo = self.tracker.tick(self.now_ms());
+        self.perform(todo).await;
         if self.begun_at_ms.is_some()
             && let Err(error) = self.keep().await
         {
@@ -210,7 +212,7 @@ impl Writer {
         self.count();
     }
 
-    /// Looks through the store: what is of gateways that do not live is void.
+    /// Reads the gateways in the store: those that are not live are void.
     async fn begin(&mut self) {
         let living = self.parts.living.borrow().clone();
         let known = match self.parts.sessions.gateways(self.parts.shard).await {
@@ -221,59 +223,59 @@ impl Writer {
         let now_ms = self.now_ms();
         self.begun_at_ms = Some(now_ms);
         self.is_sweeping = true;
-        let mut todo: Vec<Todo> = dead.flat_map(|gateway| self.ledger.void(gateway)).collect();
-        todo.extend(self.ledger.living(&living.gateways, now_ms));
-        self.carry_out(todo).await;
+        let mut todo: Vec<TrackerEffect> = dead.flat_map(|gateway| self.tracker.void(gateway)).collect();
+        todo.extend(self.tracker.living(&living.gateways, now_ms));
+        self.perform(todo).await;
     }
 
-    /// The store failed: what it knows is not known any more.
+    /// Starts again after a failure of the store: its contents are unknown.
     fn begin_again(&mut self, error: &SessionsError) {
         self.count();
         if !self.has_failed {
-            tracing::warn!(shard = self.parts.shard, %error, "a writer of presence begins again: its store failed");
+            tracing::warn!(shard = self.parts.shard, %error, "the presence store failed; the writer starts again");
             self.has_failed = true;
         }
-        self.parts.figures.store_failures.increment(1);
-        if std::mem::take(&mut self.is_drawn) {
-            self.parts.figures.shards_drawn.decrement(1.0);
+        self.parts.metrics.store_failures.increment(1);
+        if std::mem::take(&mut self.has_snapshot) {
+            self.parts.metrics.shards_drawn.decrement(1.0);
         }
-        self.ledger = Ledger::new(self.parts.settings.ledger);
-        self.counted = LedgerCounts::default();
-        (self.begun_at_ms, self.vouched_ms) = (None, None);
+        self.tracker = GatewayTracker::new(self.parts.settings.tracker);
+        self.counted = TrackerCounts::default();
+        (self.begun_at_ms, self.reported_fresh_ms) = (None, None);
     }
 
-    async fn carry_out(&mut self, todo: Vec<Todo>) {
-        if let Err(error) = self.try_carry_out(todo).await {
+    async fn perform(&mut self, todo: Vec<TrackerEffect>) {
+        if let Err(error) = self.try_perform(todo).await {
             self.begin_again(&error);
         }
     }
 
-    async fn try_carry_out(&mut self, todo: Vec<Todo>) -> Result<(), SessionsError> {
+    async fn try_perform(&mut self, todo: Vec<TrackerEffect>) -> Result<(), SessionsError> {
         let shard = self.parts.shard;
-        let mut news: Vec<SessionNews> = Vec::new();
+        let mut news: Vec<SessionUpdate> = Vec::new();
         for todo in todo {
             match todo {
-                // Adjacent packets are one step for the store.
-                Todo::Apply { number, news: more, .. } => news.extend(as_session_news(number, more)),
-                Todo::Replace { gateway, as_of, sessions } => {
+                // Adjacent packets are one write to the store.
+                TrackerEffect::Apply { number, news: more, .. } => news.extend(as_session_news(number, more)),
+                TrackerEffect::Replace { gateway, as_of, sessions } => {
                     self.put(std::mem::take(&mut news)).await?;
-                    let version = version_of_picture(as_of);
+                    let version = version_of_snapshot(as_of);
                     let changes = self.parts.sessions.replace(shard, gateway, version, sessions).await?;
                     self.note(changes);
                 }
-                Todo::Void(gateway) => {
+                TrackerEffect::Void(gateway) => {
                     self.put(std::mem::take(&mut news)).await?;
                     self.parts.sessions.void(shard, gateway).await?;
-                    self.parts.figures.voided.increment(1);
+                    self.parts.metrics.voided.increment(1);
                     self.is_sweeping = true;
                 }
-                Todo::Ask(question) => self.ask(question),
+                TrackerEffect::Ask(question) => self.ask(question),
             }
         }
         self.put(news).await
     }
 
-    async fn put(&mut self, news: Vec<SessionNews>) -> Result<(), SessionsError> {
+    async fn put(&mut self, news: Vec<SessionUpdate>) -> Result<(), SessionsError> {
         if !news.is_empty() {
             let changes = self.parts.sessions.put(self.parts.shard, news).await?;
             self.note(changes);
@@ -286,14 +288,16 @@ impl Writer {
         changes.into_iter().for_each(|change| self.debounce.note(change, at, now_ms));
     }
 
-    /// Tells the store that the writer lives and as of when its picture is true, and clears away a little of what is void.
+    /// Reports the freshness to the store, and removes a few sessions of void gateways.
     async fn keep(&mut self) -> Result<(), SessionsError> {
         let (settings, shard, now_ms) = (self.parts.settings.clone(), self.parts.shard, self.now_ms());
-        self.look_at_picture(now_ms);
-        let fresh_ms = self.ledger.fresh_at(now_ms);
-        let due_ms = self.vouched_ms.map_or(0, |vouched_ms| vouched_ms + settings.keep_alive.as_millis() as u64);
+        self.update_snapshot_state(now_ms);
+        let fresh_ms = self.tracker.fresh_at(now_ms);
+        let due_ms = self
+            .reported_fresh_ms
+            .map_or(0, |reported_fresh_ms| reported_fresh_ms + settings.keep_alive.as_millis() as u64);
         if let Some(fresh_ms) = fresh_ms.filter(|fresh_ms| *fresh_ms >= due_ms) {
-            self.vouched_ms = Some(fresh_ms);
+            self.reported_fresh_ms = Some(fresh_ms);
             self.parts.sessions.keep_alive(shard, now_ms - fresh_ms.min(now_ms)).await?;
         }
         if self.is_sweeping {
@@ -301,33 +305,33 @@ impl Writer {
             let at = self.parts.clock.now();
             let swept = self.parts.sessions.sweep(shard, limit as usize, at).await?;
             self.is_sweeping = !swept.is_empty();
-            self.parts.figures.swept.increment(swept.len() as u64);
-            // Whoever had a session that is swept was online, as far as the world was told.
+            self.parts.metrics.swept.increment(swept.len() as u64);
+            // Users with swept sessions were online according to the last events.
             self.note(swept.into_iter().map(|change| UserChange { was_online: true, ..change }).collect());
         }
         Ok(())
     }
 
-    /// Whether the picture is whole, and who keeps it from being fresh.
-    fn look_at_picture(&mut self, now_ms: u64) {
-        let figures = &self.parts.figures;
-        let is_drawn = self.ledger.undrawn().next().is_none();
-        match (std::mem::replace(&mut self.is_drawn, is_drawn), is_drawn) {
+    /// Updates whether every live gateway has a snapshot, and which ones make the shard stale.
+    fn update_snapshot_state(&mut self, now_ms: u64) {
+        let metrics = &self.parts.metrics;
+        let has_snapshot = self.tracker.without_snapshot().next().is_none();
+        match (std::mem::replace(&mut self.has_snapshot, has_snapshot), has_snapshot) {
             (false, true) => {
                 self.has_failed = false;
-                figures.shards_drawn.increment(1.0);
+                metrics.shards_drawn.increment(1.0);
             }
-            (true, false) => figures.shards_drawn.decrement(1.0),
+            (true, false) => metrics.shards_drawn.decrement(1.0),
             _ => {}
         }
-        self.watch.look(&self.ledger, now_ms);
+        self.staleness.update(&self.tracker, now_ms);
     }
 
-    fn ask(&mut self, question: Question) {
-        let Question { ask, gateway, address, wanted, attempt } = question;
+    fn ask(&mut self, question: QueryAttempt) {
+        let QueryAttempt { ask, gateway, address, wanted, attempt } = question;
         let parts = &self.parts;
         let (shard, shards) = (parts.shard, parts.shards);
-        let asked = AskGateway { gateway, address: address.clone(), shard, shards, wanted };
+        let asked = GatewayQuery { gateway, address: address.clone(), shard, shards, wanted };
         let detour = (attempt % 2 == 1)
             .then(|| parts.living.borrow().detour(&parts.me, &address, attempt / 2).map(str::to_owned))
             .flatten();
@@ -344,13 +348,13 @@ impl Writer {
             };
             match answer {
                 Ok(answer) => drop(answers.send((ask, gateway, answer)).await),
-                // The ledger asks again when it is time to.
-                Err(failure) => tracing::debug!(%gateway, attempt, failure, "a gateway could not be asked"),
+                // The tracker repeats the query when it is due.
+                Err(failure) => tracing::debug!(%gateway, attempt, failure, "the query to a gateway failed"),
             }
         });
     }
 
-    /// Publishes what is due, unless something is being published.
+    /// Publishes due events, unless an append is in progress.
     async fn publish(&mut self) {
         if !self.publishing.is_empty() {
             return;
@@ -378,36 +382,36 @@ impl Writer {
         let (events, sink) = (events.collect(), self.parts.events.clone());
         self.publishing.spawn(async move {
             let outcome = timeout(PUBLISH_WITHIN, sink.publish(events)).await;
-            (turns, outcome.unwrap_or_else(|_| Err("the log did not answer".to_owned())))
+            (turns, outcome.unwrap_or_else(|_| Err("timeout while appending to the log".to_owned())))
         });
     }
 
-    fn published(&mut self, outcome: Option<(Vec<Turn>, Result<(), String>)>) {
+    fn published(&mut self, outcome: Option<(Vec<OnlineChange>, Result<(), String>)>) {
         match outcome {
-            Some((turns, Ok(()))) => self.parts.figures.events.increment(turns.len() as u64),
+            Some((turns, Ok(()))) => self.parts.metrics.events.increment(turns.len() as u64),
             Some((turns, Err(error))) => {
-                tracing::debug!(shard = self.parts.shard, error, "events of presence are published later");
+                tracing::debug!(shard = self.parts.shard, error, "cannot publish presence events; retrying");
                 self.put_back(turns);
             }
             None => {}
         }
     }
 
-    fn put_back(&mut self, turns: Vec<Turn>) {
+    fn put_back(&mut self, turns: Vec<OnlineChange>) {
         let lost = self.debounce.put_back(turns, self.now_ms() + PUBLISH_AGAIN_MS);
-        self.parts.figures.events_lost.increment(lost as u64);
+        self.parts.metrics.events_lost.increment(lost as u64);
     }
 
-    /// Hands on what the ledger counted since the last time.
+    /// Adds the tracker's counters since the last call to the metrics.
     fn count(&mut self) {
-        let (figures, now, before) = (&self.parts.figures, self.ledger.counts, self.counted);
-        figures.packets_repeated.increment(now.repeated - before.repeated);
-        figures.packets_refused.increment(now.refused - before.refused);
-        figures.packets_lost.increment(now.overflowed - before.overflowed);
-        figures.gaps.increment(now.gaps - before.gaps);
-        figures.asks.increment(now.asks - before.asks);
-        figures.pictures.increment(now.pictures - before.pictures);
-        figures.unanswered.increment(now.unanswered - before.unanswered);
+        let (metrics, now, before) = (&self.parts.metrics, self.tracker.counts, self.counted);
+        metrics.packets_repeated.increment(now.repeated - before.repeated);
+        metrics.packets_refused.increment(now.refused - before.refused);
+        metrics.packets_lost.increment(now.overflowed - before.overflowed);
+        metrics.gaps.increment(now.gaps - before.gaps);
+        metrics.asks.increment(now.asks - before.asks);
+        metrics.snapshots.increment(now.snapshots - before.snapshots);
+        metrics.unanswered.increment(now.unanswered - before.unanswered);
         self.counted = now;
     }
 

@@ -1,5 +1,5 @@
-//! What an idle connection costs. Not a test of a property, so it runs only when it is asked for:
-//! `cargo test -p whimbrel-roles --test gateway footprint -- --ignored --nocapture`.
+//! Measures the memory of an idle connection. It tests no property, so it runs only on request:
+//! `cargo test -p whimbrel-people --test gateway footprint -- --ignored --nocapture`.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ fn resident_bytes() -> usize {
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
 }
 
-/// A device that is nothing but a descriptor: what it costs is the kernel's.
+/// A device that is only a file descriptor, so that its own memory is the kernel's.
 fn bare_device(address: std::net::SocketAddr, number: usize) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     let request = "GET /v1/connect HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
@@ -38,7 +38,7 @@ async fn bytes_of_an_idle_connection() {
     let address = scene.address;
     let (sent, mut devices) = tokio::sync::mpsc::unbounded_channel();
     let connecting = std::thread::spawn(move || {
-        // The first ones are there before the measurement begins.
+        // The first 100 are connected before the measurement starts.
         for number in 0..CONNECTIONS + 100 {
             sent.send(bare_device(address, number)).unwrap();
         }

@@ -1,4 +1,4 @@
-//! A client that is not ours, and a stream that is no socket.
+//! A third-party client, and a transport that is not a socket.
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -43,7 +43,7 @@ where
 }
 
 #[tokio::test]
-async fn tungstenite_speaks_json_in_fragments_with_pings_between() {
+async fn tungstenite_works_with_json_in_fragments_with_pings_between() {
     let mut scene = Scene::start().await;
     let mut socket = connect(&scene, Some("whimbrel.v1.json")).await;
     let hello = hello();
@@ -68,7 +68,7 @@ async fn tungstenite_speaks_json_in_fragments_with_pings_between() {
 }
 
 #[tokio::test]
-async fn tungstenite_speaks_protobuf() {
+async fn tungstenite_works_with_protobuf() {
     let mut scene = Scene::start().await;
     let mut socket = connect(&scene, Some("whimbrel.v1.proto")).await;
     let connect = client_frame::Connect { uid: Some("u1".into()), platform: Some("web".into()), ..Default::default() };
@@ -92,7 +92,7 @@ async fn tungstenite_speaks_protobuf() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_no_socket_carries_the_same() {
+async fn a_stream_that_is_not_a_socket_runs_the_same_session() {
     let mut scene = Scene::start().await;
     let (ours, theirs) = tokio::io::duplex(256);
     let service = TowerToHyperService::new(scene.gateway.router());
@@ -101,7 +101,7 @@ async fn a_stream_that_is_no_socket_carries_the_same() {
         let _ = builder.serve_connection_with_upgrades(TokioIo::new(theirs), service).await;
     });
     let (mut socket, _) = soon(tokio_tungstenite::client_async(request(&scene, None), ours)).await.unwrap();
-    // Whoever it is, nobody can say that it is on this machine.
+    // Without a peer address the device never counts as local.
     socket.send(Message::text(hello())).await.unwrap();
     let Some(Ok(Message::Close(Some(close)))) = soon(socket.next()).await else { panic!("not closed") };
     assert_eq!(u16::from(close.code), 4300);

@@ -1,4 +1,4 @@
-//! The gateway over real sockets, with carriers and presence that the test plays itself.
+//! Tests of the gateway over real sockets, with fake carriers and a fake presence reporter.
 
 mod footprint;
 mod foreign;

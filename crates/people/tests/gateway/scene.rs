@@ -1,4 +1,4 @@
-//! A gateway on a port of its own, what it tells carriers and presence, and a device.
+//! A gateway on its own port, recorders of its messages to carriers and presence, and a device.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,31 +12,31 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_model::people::{GatewayId, OnlineSession, SessionId, Uid};
 use whimbrel_model::ports::presence::Reporter;
 use whimbrel_model::ports::{
-    Admitted, Carriers, Delivery, DeliveryPlace, FromCarrier, GatewayDesk as _, NoCarrier, OutMessage, PeopleAsk,
-    PeopleError, PeopleTold, PortFuture, Tenure, ToCarrier, ToGateway,
+    Admitted, CarrierMessages, Carriers, Delivery, DeliveryPosition, LocalGateway as _, NoCarrier, OutMessage,
+    OwnerLink, PeopleError, PeopleQuery, PeopleReply, PortFuture, ToCarrier, ToGateway,
 };
 use whimbrel_model::{SystemClock, Timestamp};
-use whimbrel_people::gateway::tokens::{TokenSettings, Tokens};
-use whimbrel_people::gateway::websocket::{ClientSocket, Message};
+use whimbrel_people::gateway::tokens::{TokenSettings, TokenVerifier};
+use whimbrel_people::gateway::websocket::{ClientSocket, SocketMessage};
 use whimbrel_people::gateway::{Gateway, GatewaySettings};
 
 pub const PARTITIONS: u32 = 4;
-/// Of all partitions at the beginning.
-pub const FIRST_TENURE: Tenure = Tenure { number: 1, epoch: 1 };
+/// The owner_link of all partitions at the start.
+pub const FIRST_LINK: OwnerLink = OwnerLink { number: 1, epoch: 1 };
 pub const ID: GatewayId = GatewayId { node: 7, incarnation: 1 };
-/// What a test waits for at most. It only ends a test that would wait for ever.
+/// Upper bound of each wait. It only ends tests that would block forever.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Within the time that a test has patience.
+/// Waits at most [`PATIENCE`].
 pub async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.expect("it did not come about")
+    tokio::time::timeout(PATIENCE, future).await.expect("timeout in the test")
 }
 
-pub type Tenures = Vec<Option<Tenure>>;
+pub type OwnerLinks = Vec<Option<OwnerLink>>;
 
 struct Owners {
     told: mpsc::UnboundedSender<(u32, GatewayId, ToCarrier)>,
-    tenures: watch::Receiver<Arc<Tenures>>,
+    owner_links: watch::Receiver<Arc<OwnerLinks>>,
     is_away: AtomicBool,
 }
 
@@ -53,11 +53,11 @@ impl Carriers for Owners {
         Ok(())
     }
 
-    fn tenures(&self) -> watch::Receiver<Arc<Tenures>> {
-        self.tenures.clone()
+    fn owner_links(&self) -> watch::Receiver<Arc<OwnerLinks>> {
+        self.owner_links.clone()
     }
 
-    fn ask(&self, partition: u32, _: PeopleAsk) -> PortFuture<'_, Result<PeopleTold, PeopleError>> {
+    fn ask(&self, partition: u32, _: PeopleQuery) -> PortFuture<'_, Result<PeopleReply, PeopleError>> {
         Box::pin(async move { Err(PeopleError::NoOwner(partition)) })
     }
 }
@@ -71,11 +71,11 @@ pub enum Reported {
 struct Noted(mpsc::UnboundedSender<Reported>);
 
 impl Reporter for Noted {
-    fn came(&self, uid: &Uid, session: OnlineSession) {
+    fn session_started(&self, uid: &Uid, session: OnlineSession) {
         let _ = self.0.send(Reported::Came(uid.clone(), session));
     }
 
-    fn went(&self, uid: &Uid, session: SessionId, _: Timestamp) {
+    fn session_ended(&self, uid: &Uid, session: SessionId, _: Timestamp) {
         let _ = self.0.send(Reported::Went(uid.clone(), session));
     }
 }
@@ -85,7 +85,7 @@ pub struct Scene {
     pub address: SocketAddr,
     told: mpsc::UnboundedReceiver<(u32, GatewayId, ToCarrier)>,
     reported: mpsc::UnboundedReceiver<Reported>,
-    pub tenures: watch::Sender<Arc<Tenures>>,
+    pub owner_links: watch::Sender<Arc<OwnerLinks>>,
     owners: Arc<Owners>,
     _shutdown: tokio_util::sync::DropGuard,
 }
@@ -98,9 +98,9 @@ impl Scene {
     pub async fn with(settings: GatewaySettings, tokens: &TokenSettings) -> Self {
         let (told, told_here) = mpsc::unbounded_channel();
         let (noted, reported) = mpsc::unbounded_channel();
-        let (tenures, tenures_there) = watch::channel(Arc::new(vec![Some(FIRST_TENURE); PARTITIONS as usize]));
-        let owners = Arc::new(Owners { told, tenures: tenures_there, is_away: AtomicBool::new(false) });
-        let tokens = Tokens::new(tokens).unwrap();
+        let (owner_links, owner_links_there) = watch::channel(Arc::new(vec![Some(FIRST_LINK); PARTITIONS as usize]));
+        let owners = Arc::new(Owners { told, owner_links: owner_links_there, is_away: AtomicBool::new(false) });
+        let tokens = TokenVerifier::new(tokens).unwrap();
         let gateway = Gateway::new(settings, tokens, owners.clone(), Arc::new(Noted(noted)), Arc::new(SystemClock));
         gateway.reincarnate(ID);
         let shutdown = CancellationToken::new();
@@ -111,19 +111,19 @@ impl Scene {
         let ended = shutdown.clone().cancelled_owned();
         tokio::spawn(async move { axum::serve(listener, router).with_graceful_shutdown(ended).await });
         let _shutdown = shutdown.drop_guard();
-        Self { gateway, address, told: told_here, reported, tenures, owners, _shutdown }
+        Self { gateway, address, told: told_here, reported, owner_links, owners, _shutdown }
     }
 
     pub fn owners_are_away(&self, are_away: bool) {
         self.owners.is_away.store(are_away, Ordering::SeqCst);
     }
 
-    /// What the carriers are told next.
+    /// The next message to the carriers.
     pub async fn told(&mut self) -> ToCarrier {
         soon(self.told.recv()).await.unwrap().2
     }
 
-    /// The same, with the gateway's id.
+    /// The next message to the carriers, with the gateway's id.
     pub async fn told_by(&mut self) -> (GatewayId, ToCarrier) {
         let (_, by, told) = soon(self.told.recv()).await.unwrap();
         (by, told)
@@ -134,11 +134,11 @@ impl Scene {
     }
 
     pub fn say_as(&self, gateway: GatewayId, epoch: u64, news: Vec<ToGateway>) -> bool {
-        self.gateway.take(gateway, FromCarrier { partition: 0, epoch, news })
+        self.gateway.take(gateway, CarrierMessages { partition: 0, epoch, news })
     }
 
     pub fn say(&self, news: Vec<ToGateway>) {
-        assert!(self.say_as(ID, FIRST_TENURE.epoch, news));
+        assert!(self.say_as(ID, FIRST_LINK.epoch, news));
     }
 
     pub fn admit(&self, session: u64, cursor: u64) {
@@ -146,7 +146,7 @@ impl Scene {
         self.say(vec![ToGateway::Admitted(Box::new(admitted))]);
     }
 
-    /// A device that was let in, with its session's number.
+    /// An admitted device with its session number.
     pub async fn device(&mut self, uid: &str) -> (Device, u64) {
         let mut device = self.stranger().await;
         device.say(json!({"connect": {"uid": uid, "platform": "web", "device": "d1"}})).await;
@@ -161,11 +161,11 @@ impl Scene {
     pub async fn arrived(&mut self) -> u64 {
         match self.told().await {
             ToCarrier::Arrive(arrival) => arrival.session,
-            other => panic!("{other:?} and not an arrival"),
+            other => panic!("not an arrival: {other:?}"),
         }
     }
 
-    /// A device that has not said anything.
+    /// A device that has not identified itself.
     pub async fn stranger(&self) -> Device {
         Device(soon(ClientSocket::connect(self.address, "x", "/v1/connect", None)).await.unwrap())
     }
@@ -178,25 +178,25 @@ impl Device {
         self.0.send_text(frame.to_string()).await.unwrap();
     }
 
-    pub async fn next(&mut self) -> Option<Message> {
+    pub async fn next(&mut self) -> Option<SocketMessage> {
         soon(self.0.next()).await.unwrap()
     }
 
     /// The next frame.
     pub async fn hears(&mut self) -> Value {
         match self.next().await {
-            Some(Message::Text(text)) => serde_json::from_str(&text).unwrap(),
-            other => panic!("{other:?} and not a frame"),
+            Some(SocketMessage::Text(text)) => serde_json::from_str(&text).unwrap(),
+            other => panic!("not a frame: {other:?}"),
         }
     }
 
-    /// The code and reason that it is closed with, whatever comes before.
+    /// The code and reason of the close frame, skipping earlier frames.
     pub async fn is_closed(&mut self) -> (u16, String) {
         loop {
             match self.next().await {
-                Some(Message::Close(said)) => return said.unwrap(),
+                Some(SocketMessage::Close(said)) => return said.unwrap(),
                 Some(_) => {}
-                None => panic!("the stream ended without a word"),
+                None => panic!("the stream ended without a close frame"),
             }
         }
     }
@@ -208,11 +208,11 @@ pub fn message(payload: &[u8]) -> Arc<OutMessage> {
 }
 
 pub fn stored(session: u64, seq: u64, prev: u64, payload: &[u8]) -> ToGateway {
-    let place = DeliveryPlace::Stored { seq, prev };
+    let place = DeliveryPosition::Stored { seq, prev };
     ToGateway::Deliver(Delivery { session, place, again: false, message: message(payload) })
 }
 
 pub fn ephemeral(session: u64, place: u64, payload: &[u8]) -> ToGateway {
-    let place = DeliveryPlace::Ephemeral { place };
+    let place = DeliveryPosition::Ephemeral { place };
     ToGateway::Deliver(Delivery { session, place, again: false, message: message(payload) })
 }

@@ -9,12 +9,12 @@ use whimbrel_people::gateway::tokens::TokenSettings;
 
 use crate::scene::{Scene, ephemeral, stored};
 
-/// More than the kernel takes for a connection that nobody reads from, in both directions' buffers together.
+/// More than the kernel buffers for a connection without a reader, on both sides together.
 const MORE_THAN_SOCKETS_TAKE: u64 = 32 << 20;
 const PAYLOAD: usize = 32 << 10;
 
 #[tokio::test]
-async fn a_slow_reader_is_told_how_many_ephemeral_messages_it_lost() {
+async fn the_number_of_lost_ephemeral_messages_is_reported_to_a_slow_device() {
     let mut scene = Scene::start().await;
     let (mut device, session) = scene.device("u1").await;
     let payload = vec![b'x'; PAYLOAD];
@@ -30,13 +30,13 @@ async fn a_slow_reader_is_told_how_many_ephemeral_messages_it_lost() {
             None => got += 1,
         }
     }
-    assert!(lost > 0 && got > 0, "{got} came and {lost} were lost");
+    assert!(lost > 0 && got > 0, "{got} received, {lost} lost");
     scene.say(vec![ephemeral(session, sent + 1, b"on we go")]);
     assert_eq!(device.hears().await["message"]["payload"], "on we go");
 }
 
 #[tokio::test]
-async fn a_device_is_told_at_once_of_what_was_dropped_on_its_way_here() {
+async fn losses_between_carrier_and_gateway_are_reported_at_once() {
     let mut scene = Scene::start().await;
     let (mut device, session) = scene.device("u1").await;
     scene.say(vec![ToGateway::Lost { session, count: 3 }]);
@@ -44,7 +44,7 @@ async fn a_device_is_told_at_once_of_what_was_dropped_on_its_way_here() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_of_stored_messages_gets_every_one_when_it_reads() {
+async fn a_slow_device_gets_every_stored_message() {
     let mut scene = Scene::start().await;
     let (mut device, session) = scene.device("u1").await;
     let payload = vec![b'x'; PAYLOAD];
@@ -61,17 +61,17 @@ async fn a_slow_reader_of_stored_messages_gets_every_one_when_it_reads() {
                 expected += 1;
             }
             told = scene.told() => {
-                let ToCarrier::Announce(announced) = told else { panic!("{told:?} and not where it stands") };
+                let ToCarrier::Announce(announced) = told else { panic!("not an announcement: {told:?}") };
                 asked += 1;
                 say_from(&scene, announced.sent);
             }
         }
     }
-    assert!(asked > 0, "everything had room");
+    assert!(asked > 0, "the queue was never full");
 }
 
 #[tokio::test]
-async fn a_large_message_comes_whole() {
+async fn a_message_larger_than_the_queue_is_delivered() {
     let mut scene = Scene::start().await;
     let (mut device, session) = scene.device("u1").await;
     let payload = vec![b'y'; 8 << 20];
@@ -80,7 +80,7 @@ async fn a_large_message_comes_whole() {
 }
 
 #[tokio::test]
-async fn who_takes_nothing_for_long_is_closed() {
+async fn a_device_that_reads_nothing_is_closed() {
     let settings = GatewaySettings {
         stuck_wait: Duration::from_millis(250),
         ping_interval: Duration::from_millis(500),
@@ -94,13 +94,13 @@ async fn who_takes_nothing_for_long_is_closed() {
 }
 
 #[tokio::test]
-async fn who_asks_and_does_not_read_the_answers_is_closed() {
+async fn a_device_that_does_not_read_answers_is_closed() {
     let settings = GatewaySettings { queue_bytes_max: 1024, ..GatewaySettings::default() };
     let mut scene = Scene::with(settings, &TokenSettings::default()).await;
     let (mut device, _) = scene.device("u1").await;
-    let ping = whimbrel_people::gateway::websocket::Message::Ping(vec![b'x'; 125]);
+    let ping = whimbrel_people::gateway::websocket::SocketMessage::Ping(vec![b'x'; 125]);
     let asking = async {
-        // The gateway closes before this could end.
+        // The gateway closes the connection before this loop could end.
         while device.0.send(&ping).await.is_ok() {}
     };
     tokio::select! {

@@ -1,4 +1,4 @@
-//! Devices over a WebSocket, those that behave and those that do not.
+//! Devices over a WebSocket, including misbehaving ones.
 
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -7,12 +7,12 @@ use whimbrel_model::people::{CloseCode, SessionId};
 use whimbrel_model::ports::{ToCarrier, ToGateway};
 use whimbrel_people::gateway::GatewaySettings;
 use whimbrel_people::gateway::tokens::TokenSettings;
-use whimbrel_people::gateway::websocket::Message;
+use whimbrel_people::gateway::websocket::SocketMessage;
 
 use crate::scene::{ID, Reported, Scene, ephemeral, soon, stored};
 
 #[tokio::test]
-async fn a_device_is_let_in_and_told_where_it_stands() {
+async fn a_device_is_admitted_with_its_position() {
     let mut scene = Scene::start().await;
     let mut device = scene.stranger().await;
     let resume = json!({"epoch": "e1", "cursor": 41});
@@ -24,13 +24,13 @@ async fn a_device_is_let_in_and_told_where_it_stands() {
     let session = SessionId { gateway: ID, number: arrival.session };
     let expected = json!({"session": session.to_string(), "epoch": "e1", "head": 42, "resumed": false, "ping": 25000});
     assert_eq!(device.hears().await, json!({ "connected": expected }));
-    let Reported::Came(uid, shown) = scene.reported().await else { panic!("nobody came") };
+    let Reported::Came(uid, shown) = scene.reported().await else { panic!("no arrival was reported") };
     assert_eq!((uid.as_str(), shown.session), ("u1", session));
-    assert_eq!(scene.gateway.picture().len(), 1);
+    assert_eq!(scene.gateway.sessions().len(), 1);
 }
 
 #[tokio::test]
-async fn messages_come_in_order_and_acknowledgements_go_back() {
+async fn messages_keep_their_order_and_acknowledgements_reach_the_carrier() {
     let mut scene = Scene::start().await;
     let (mut device, session) = scene.device("u1").await;
     let news = vec![stored(session, 41, 40, b"one"), ephemeral(session, 1, b"now"), stored(session, 44, 41, b"two")];
@@ -46,38 +46,38 @@ async fn messages_come_in_order_and_acknowledgements_go_back() {
 }
 
 #[tokio::test]
-async fn who_leaves_is_gone_everywhere() {
+async fn a_departure_is_reported_to_carrier_and_presence() {
     let mut scene = Scene::start().await;
     let (device, session) = scene.device("u1").await;
     assert!(matches!(scene.reported().await, Reported::Came(..)));
     drop(device);
     assert!(matches!(scene.told().await, ToCarrier::Gone { session: s, .. } if s == session));
     assert!(matches!(scene.reported().await, Reported::Went(_, s) if s.number == session));
-    assert!(scene.gateway.picture().is_empty());
+    assert!(scene.gateway.sessions().is_empty());
 }
 
 #[tokio::test]
-async fn a_close_is_answered_with_its_code() {
+async fn a_close_is_answered_with_the_same_code() {
     let mut scene = Scene::start().await;
     let (mut device, _) = scene.device("u1").await;
-    device.0.send(&Message::Close(Some((1001, "bye".into())))).await.unwrap();
+    device.0.send(&SocketMessage::Close(Some((1001, "bye".into())))).await.unwrap();
     assert_eq!(device.is_closed().await.0, 1001);
     assert!(matches!(scene.told().await, ToCarrier::Gone { .. }));
     assert_eq!(device.next().await, None);
 }
 
 #[tokio::test]
-async fn either_side_may_ask_whether_the_other_is_there() {
+async fn pings_of_the_device_are_answered() {
     let mut scene = Scene::start().await;
     let (mut device, _) = scene.device("u1").await;
     device.say(json!({"ping": {}})).await;
     assert_eq!(device.hears().await, json!({"pong": {}}));
-    device.0.send(&Message::Ping(b"x".to_vec())).await.unwrap();
-    assert_eq!(device.next().await, Some(Message::Pong(b"x".to_vec())));
+    device.0.send(&SocketMessage::Ping(b"x".to_vec())).await.unwrap();
+    assert_eq!(device.next().await, Some(SocketMessage::Pong(b"x".to_vec())));
 }
 
 #[tokio::test]
-async fn what_cannot_be_understood_closes_with_a_reason() {
+async fn a_malformed_frame_closes_the_connection_with_a_reason() {
     let scene = Scene::start().await;
     let cases = [
         ("{", 4000),
@@ -108,12 +108,12 @@ async fn frames_out_of_turn_close_the_connection() {
         assert!(matches!(scene.told().await, ToCarrier::Gone { .. }));
     }
     let (mut device, _) = scene.device("u1").await;
-    device.0.send(&Message::Binary(b"{}".to_vec())).await.unwrap();
+    device.0.send(&SocketMessage::Binary(b"{}".to_vec())).await.unwrap();
     assert_eq!(device.is_closed().await.0, 4000);
 }
 
 #[tokio::test]
-async fn what_is_too_large_or_breaks_the_protocol_is_told_apart() {
+async fn too_large_frames_and_protocol_violations_have_different_close_codes() {
     let mut scene = Scene::start().await;
     let (mut device, _) = scene.device("u1").await;
     device.0.send_text("x".repeat((64 << 10) + 1)).await.unwrap();
@@ -126,7 +126,7 @@ async fn what_is_too_large_or_breaks_the_protocol_is_told_apart() {
 }
 
 #[tokio::test]
-async fn who_is_kicked_knows_why() {
+async fn a_kick_has_a_code_and_a_reason() {
     let mut scene = Scene::start().await;
     let (mut device, session) = scene.device("u1").await;
     let (code, reason) = (CloseCode::Replaced, "another phone".into());
@@ -136,7 +136,7 @@ async fn who_is_kicked_knows_why() {
 }
 
 #[tokio::test]
-async fn who_is_not_let_in_knows_why() {
+async fn a_rejection_has_a_code_and_a_reason() {
     let mut scene = Scene::start().await;
     let mut device = scene.stranger().await;
     device.say(json!({"connect": {"uid": "u1", "platform": "web"}})).await;
@@ -146,7 +146,7 @@ async fn who_is_not_let_in_knows_why() {
 }
 
 #[tokio::test]
-async fn what_was_cut_out_of_an_inbox_is_told_and_can_be_acknowledged() {
+async fn a_loss_from_the_inbox_is_reported_and_can_be_acknowledged() {
     let mut scene = Scene::start().await;
     let (mut device, session) = scene.device("u1").await;
     scene.say(vec![ToGateway::Truncated { session, from: 41, to: 57, prev: 0 }]);
@@ -156,7 +156,7 @@ async fn what_was_cut_out_of_an_inbox_is_told_and_can_be_acknowledged() {
 }
 
 #[tokio::test]
-async fn a_gateway_that_goes_down_tells_everybody_when_to_come_back() {
+async fn a_gateway_that_shuts_down_gives_each_device_a_reconnect_delay() {
     let mut scene = Scene::start().await;
     let (mut device, _) = scene.device("u1").await;
     let gateway = scene.gateway.clone();
@@ -171,7 +171,7 @@ async fn a_gateway_that_goes_down_tells_everybody_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn who_does_not_answer_a_ping_is_closed() {
+async fn a_device_that_does_not_answer_a_ping_is_closed() {
     let quick = std::time::Duration::from_millis(250);
     let settings = GatewaySettings { ping_interval: quick, pong_wait: quick, ..GatewaySettings::default() };
     let mut scene = Scene::with(settings, &TokenSettings::default()).await;
@@ -194,18 +194,18 @@ async fn who_does_not_answer_a_ping_is_closed() {
 }
 
 #[tokio::test]
-async fn who_answers_pings_stays() {
+async fn a_device_that_answers_pings_stays_connected() {
     let quick = std::time::Duration::from_millis(250);
     let settings = GatewaySettings { ping_interval: quick, pong_wait: quick * 8, ..GatewaySettings::default() };
     let mut scene = Scene::with(settings, &TokenSettings::default()).await;
     let (mut device, _) = scene.device("u1").await;
     for _ in 0..3 {
-        assert_eq!(device.next().await, Some(Message::Ping(Vec::new())));
+        assert_eq!(device.next().await, Some(SocketMessage::Ping(Vec::new())));
     }
 }
 
 #[tokio::test]
-async fn requests_that_are_no_handshake_are_refused_with_a_problem() {
+async fn invalid_handshakes_are_rejected_with_a_problem() {
     let scene = Scene::start().await;
     let get = |headers: &str| format!("GET /v1/connect HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n");
     let answer = exchange(&scene, &get("")).await;
@@ -220,7 +220,7 @@ async fn requests_that_are_no_handshake_are_refused_with_a_problem() {
 }
 
 #[tokio::test]
-async fn there_are_only_so_many_places_and_so_many_arrivals_in_a_second() {
+async fn open_connections_and_new_ones_per_second_are_bounded() {
     let settings = GatewaySettings { connections_max: 1, ..GatewaySettings::default() };
     let scene = Scene::with(settings, &TokenSettings::default()).await;
     let _one = scene.stranger().await;
@@ -237,7 +237,7 @@ async fn there_are_only_so_many_places_and_so_many_arrivals_in_a_second() {
 const HANDSHAKE: &str = "GET /v1/connect HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
                          sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 
-/// The first bytes of the answer to a handshake.
+/// The start of the answer to a handshake.
 async fn shake(scene: &Scene, more: &str) -> String {
     shake_with(scene, &format!("{HANDSHAKE}{more}\r\n")).await
 }
@@ -258,7 +258,7 @@ async fn exchange(scene: &Scene, request: &str) -> String {
     answer
 }
 
-/// A socket after its handshake, and nothing that speaks for it.
+/// A raw socket after its handshake.
 async fn shaken_hands(scene: &Scene) -> TcpStream {
     let mut stream = TcpStream::connect(scene.address).await.unwrap();
     stream.write_all(format!("{HANDSHAKE}\r\n").as_bytes()).await.unwrap();

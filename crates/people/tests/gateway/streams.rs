@@ -1,4 +1,4 @@
-//! Event streams and gRPC: the same sessions another way.
+//! Event streams and gRPC: the same sessions over other transports.
 
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -13,7 +13,7 @@ use whimbrel_people::gateway::GatewaySettings;
 use crate::scene::{ID, Scene, ephemeral, soon, stored};
 use crate::tokens::{bound_token, token, with_secret};
 
-/// An event stream that was asked for.
+/// An open event stream.
 struct Events(TcpStream, String);
 
 impl Events {
@@ -24,7 +24,7 @@ impl Events {
         Self(stream, String::new())
     }
 
-    /// Reads on until it has come, and takes everything up to its end.
+    /// Reads until the text has arrived, and returns everything up to its end.
     async fn until(&mut self, wanted: &str) -> String {
         loop {
             if let Some(at) = self.1.find(wanted) {
@@ -53,7 +53,7 @@ async fn post_ack(scene: &Scene, body: serde_json::Value) -> String {
 }
 
 #[tokio::test]
-async fn an_event_stream_has_the_same_frames_and_takes_acknowledgements_beside_it() {
+async fn an_event_stream_has_the_same_frames_and_acknowledgements_by_post() {
     let mut scene = Scene::start().await;
     let mut events = Events::open(&scene, "uid=u1&platform=web&device=d1&epoch=e1&cursor=7", "").await;
     let ToCarrier::Arrive(arrival) = scene.told().await else { panic!("no arrival") };
@@ -83,18 +83,20 @@ async fn an_event_stream_has_the_same_frames_and_takes_acknowledgements_beside_i
 }
 
 #[tokio::test]
-async fn a_device_that_reads_is_not_closed_for_a_window_that_is_larger_written_than_counted() {
+async fn a_device_that_reads_is_not_closed_for_a_window_that_grows_when_encoded() {
     let mut scene = Scene::start().await;
     let mut events = Events::open(&scene, "uid=u1&platform=web", "").await;
     let session = scene.arrived().await;
     scene.admit(session, 0);
-    // A whole window of what is written as base64, a third more than the carrier counts.
+    // A full window whose base64 is a third larger than the carrier's count.
     let (window, binary) = (64, vec![0xff; 4 << 10]);
     let say_from = |scene: &Scene, sent: u64| {
         scene.say((sent + 1..=window).map(|seq| stored(session, seq, seq - 1, &binary)).collect())
     };
     say_from(&scene, 0);
-    let ToCarrier::Announce(announced) = scene.told().await else { panic!("it was not asked for what had no room") };
+    let ToCarrier::Announce(announced) = scene.told().await else {
+        panic!("the gateway did not request the messages without room")
+    };
     assert!(announced.sent > 0 && announced.sent < window, "{}", announced.sent);
     say_from(&scene, announced.sent);
     for seq in 1..=window {
@@ -104,7 +106,7 @@ async fn a_device_that_reads_is_not_closed_for_a_window_that_is_larger_written_t
 }
 
 #[tokio::test]
-async fn an_acknowledgement_for_another_gateway_s_session_of_the_same_number_is_refused() {
+async fn an_acknowledgement_for_a_session_of_another_gateway_is_rejected() {
     let mut scene = Scene::start().await;
     let mut events = Events::open(&scene, "uid=u1&platform=web", "").await;
     let session = scene.arrived().await;
@@ -117,7 +119,7 @@ async fn an_acknowledgement_for_another_gateway_s_session_of_the_same_number_is_
         let answer = post_ack(&scene, ack(gateway)).await;
         assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("unknown_session"), "{gateway}: {answer}");
     }
-    // The session keeps the name that it was given when its gateway has to join again.
+    // A session keeps its id when its gateway gets a new incarnation.
     scene.gateway.reincarnate(elsewhere[1]);
     assert!(matches!(scene.told().await, ToCarrier::Announce(_)));
     let answer = post_ack(&scene, ack(ID)).await;
@@ -126,7 +128,7 @@ async fn an_acknowledgement_for_another_gateway_s_session_of_the_same_number_is_
 }
 
 #[tokio::test]
-async fn what_the_browser_saw_last_is_where_it_resumes() {
+async fn a_browser_resumes_from_its_last_event_id() {
     let mut scene = Scene::start().await;
     for (query, last, expected) in [
         ("", "e1:12", ("e1", 12)),
@@ -146,7 +148,7 @@ async fn what_the_browser_saw_last_is_where_it_resumes() {
 }
 
 #[tokio::test]
-async fn a_browser_that_was_told_of_a_loss_goes_on_behind_it() {
+async fn a_report_of_a_loss_moves_the_event_id_behind_it() {
     let mut scene = Scene::start().await;
     let mut events = Events::open(&scene, "uid=u1&platform=web", "").await;
     let session = scene.arrived().await;
@@ -157,7 +159,7 @@ async fn a_browser_that_was_told_of_a_loss_goes_on_behind_it() {
 }
 
 #[tokio::test]
-async fn an_event_stream_that_is_closed_says_why_and_ends() {
+async fn an_event_stream_ends_with_a_close_frame() {
     let mut scene = Scene::start().await;
     let mut events = Events::open(&scene, "uid=u1&platform=web", "connection: close\r\n").await;
     let session = scene.arrived().await;
@@ -169,7 +171,7 @@ async fn an_event_stream_that_is_closed_says_why_and_ends() {
 }
 
 #[tokio::test]
-async fn an_event_stream_needs_a_token_where_there_are_keys() {
+async fn an_event_stream_needs_a_token_if_there_are_keys() {
     let mut scene = Scene::with(GatewaySettings::default(), &with_secret()).await;
     let mut refused = Events::open(&scene, "uid=u1&platform=web", "").await;
     assert!(refused.until("bad_token").await.starts_with("HTTP/1.1 401"));
@@ -189,7 +191,7 @@ async fn an_event_stream_needs_a_token_where_there_are_keys() {
 }
 
 #[tokio::test]
-async fn a_token_for_one_platform_does_not_acknowledge_for_another_one_of_its_user() {
+async fn a_token_for_one_platform_cannot_acknowledge_for_another_one() {
     let mut scene = Scene::with(GatewaySettings::default(), &with_secret()).await;
     let _events = Events::open(&scene, &format!("token={}&platform=web", token("u1", 60.0)), "").await;
     let number = scene.arrived().await;
@@ -243,7 +245,7 @@ async fn a_grpc_stream_has_the_same_frames() {
 }
 
 #[tokio::test]
-async fn a_grpc_device_that_ends_its_side_is_sent_close_last() {
+async fn a_grpc_device_that_ends_its_side_gets_close_as_last_frame() {
     let mut scene = Scene::start().await;
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", scene.address)).unwrap();
     let mut client = GatewayClient::new(soon(endpoint.connect()).await.unwrap());

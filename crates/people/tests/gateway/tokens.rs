@@ -1,4 +1,4 @@
-//! Who may come in, and for how long.
+//! Authentication by token, and the expiry of tokens.
 
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ pub fn with_secret() -> TokenSettings {
     TokenSettings { keys, leeway: std::time::Duration::ZERO, ..TokenSettings::default() }
 }
 
-/// A token that ends in so many seconds.
+/// A token that expires in so many seconds.
 pub fn token(sub: &str, seconds: f64) -> String {
     let now = whimbrel_model::SystemClock.now().as_millis() as f64 / 1000.0;
     signed(&json!({"sub": sub, "exp": now + seconds}))
@@ -44,7 +44,7 @@ async fn connecting(scene: &Scene, connect: Value) -> Device {
 }
 
 #[tokio::test]
-async fn a_token_says_who_the_user_is() {
+async fn a_token_identifies_the_user() {
     let mut scene = scene().await;
     let _device = connecting(&scene, json!({"token": token("u9", 60.0), "platform": "ios"})).await;
     let ToCarrier::Arrive(arrival) = scene.told().await else { panic!("no arrival") };
@@ -52,7 +52,7 @@ async fn a_token_says_who_the_user_is() {
 }
 
 #[tokio::test]
-async fn tokens_that_are_bad_expired_foreign_or_missing_do_not_let_in() {
+async fn malformed_expired_foreign_and_missing_tokens_are_rejected() {
     let scene = scene().await;
     let bound = bound_token("u1", "ios");
     let foreign = encode(&Header::default(), &json!({"sub": "u1"}), &EncodingKey::from_secret(&[1; 32])).unwrap();
@@ -82,14 +82,14 @@ async fn a_session_ends_with_its_token() {
 }
 
 #[tokio::test]
-async fn a_new_token_of_the_same_user_prolongs_a_session_and_that_of_another_ends_it() {
+async fn a_refresh_extends_the_session_and_a_token_of_another_user_ends_it() {
     let mut scene = scene().await;
     let mut device = connecting(&scene, json!({"token": token("u1", 1.5), "platform": "web"})).await;
     let session = scene.arrived().await;
     scene.admit(session, 0);
     device.hears().await;
     device.say(json!({"refresh": {"token": token("u1", 600.0)}})).await;
-    // Another one whose token ends later than the first token of this one would have.
+    // A second session, whose token expires later than the first token of the first session.
     let mut other = connecting(&scene, json!({"token": token("u3", 2.0), "platform": "web"})).await;
     let session = scene.arrived().await;
     scene.admit(session, 0);
@@ -101,7 +101,7 @@ async fn a_new_token_of_the_same_user_prolongs_a_session_and_that_of_another_end
 }
 
 #[tokio::test]
-async fn without_keys_a_user_is_taken_at_their_word_only_from_this_machine() {
+async fn without_keys_a_uid_is_accepted_from_this_machine_only() {
     let scene = Scene::start().await;
     let mut request = format!("ws://{}/v1/connect", scene.address).into_client_request().unwrap();
     request.headers_mut().insert("x-forwarded-for", "203.0.113.9".parse().unwrap());

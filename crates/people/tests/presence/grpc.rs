@@ -1,20 +1,20 @@
-//! The same over gRPC on real sockets, with the internal key.
+//! Presence over gRPC on real sockets, with the internal key.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use whimbrel_cluster::{PeerSettings, Peers};
-use whimbrel_people::presence::packet::{AskGateway, Wanted};
+use whimbrel_cluster::{PeerClients, PeerSettings};
+use whimbrel_people::presence::packet::{GatewayQuery, QueryKind};
 use whimbrel_people::presence::{PresencePeers, PresenceSettings, Remote, presence_service};
 
+use super::process::{PresenceProcess, counts, gateway, living};
 use super::store::MemoryStore;
-use super::town::{House, counts, gateway, living};
 
 fn peers(key: &str) -> Arc<dyn Remote> {
     let settings = PeerSettings { internal_key: Some(key.to_owned()), ..PeerSettings::default() };
-    Arc::new(PresencePeers::new(Arc::new(Peers::new(settings).expect("a good key"))))
+    Arc::new(PresencePeers::new(Arc::new(PeerClients::new(settings).expect("a valid key"))))
 }
 
 async fn listen() -> (TcpListener, SocketAddr) {
@@ -23,25 +23,26 @@ async fn listen() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-fn serve(listener: TcpListener, house: &House) {
-    let service = presence_service(house.station.clone(), Some("secret"));
+fn serve(listener: TcpListener, process: &PresenceProcess) {
+    let service = presence_service(process.node.clone(), Some("secret"));
     let router = tonic::service::Routes::new(service).into_axum_router();
     tokio::spawn(async move { axum::serve(listener, router).await });
 }
 
 #[tokio::test]
-async fn two_processes_show_each_others_users() {
+async fn two_processes_report_each_others_users() {
     let ((listener_a, a), (listener_b, b)) = (listen().await, listen().await);
     let (a, b) = (a.to_string(), b.to_string());
     let cluster = living(&[(gateway(1, 10), &a), (gateway(2, 10), &b)], &[&a, &b]);
     let (_living, receiver) = watch::channel(cluster);
     let settings = PresenceSettings { writers: vec![vec![a.clone(), b.clone()]], ..PresenceSettings::default() };
-    let open = |me: &str| House::open(me, settings.clone(), MemoryStore::new(), peers("secret"), receiver.clone());
+    let open =
+        |me: &str| PresenceProcess::open(me, settings.clone(), MemoryStore::new(), peers("secret"), receiver.clone());
     let (first, second) = (open(&a), open(&b));
     serve(listener_a, &first);
     serve(listener_b, &second);
-    first.station.reporter().reincarnate(gateway(1, 10));
-    second.station.reporter().reincarnate(gateway(2, 10));
+    first.node.reporter().reincarnate(gateway(1, 10));
+    second.node.reporter().reincarnate(gateway(2, 10));
     let mut there = counts(&[]);
     for number in 0..40 {
         let user = format!("user-{number}");
@@ -68,22 +69,23 @@ async fn two_processes_show_each_others_users() {
 }
 
 #[tokio::test]
-async fn who_does_not_bring_the_key_is_refused() {
+async fn a_call_with_a_wrong_key_is_rejected() {
     let (listener, address) = listen().await;
     let address = address.to_string();
     let (_living, receiver) = watch::channel(living(&[(gateway(1, 10), &address)], &[&address]));
-    let house = House::open(&address, PresenceSettings::default(), MemoryStore::new(), peers("secret"), receiver);
-    house.station.reporter().reincarnate(gateway(1, 10));
-    serve(listener, &house);
+    let process =
+        PresenceProcess::open(&address, PresenceSettings::default(), MemoryStore::new(), peers("secret"), receiver);
+    process.node.reporter().reincarnate(gateway(1, 10));
+    serve(listener, &process);
     let ask = |remote: Arc<dyn Remote>| {
         let address = address.clone();
         async move {
-            let asked = AskGateway {
+            let asked = GatewayQuery {
                 gateway: gateway(1, 10),
                 address: address.as_str().into(),
                 shard: 0,
                 shards: 1,
-                wanted: Wanted::Picture,
+                wanted: QueryKind::Snapshot,
             };
             remote.ask(&address, asked, false).await
         }

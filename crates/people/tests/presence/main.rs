@@ -1,9 +1,8 @@
-//! Presence as its users see it: stations with real tasks, over honest stores in memory, on networks that lose what they carry. One binary, a
-//! file for each property's home.
+//! Presence end to end: nodes with real tasks, over correct stores in memory, on lossy networks.
 
-mod alone;
-mod apart;
+mod cluster;
 mod grpc;
 mod network;
+mod process;
+mod single_process;
 mod store;
-mod town;

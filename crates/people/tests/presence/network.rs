@@ -1,4 +1,4 @@
-//! A network in memory between stations, that loses, repeats and delays what it carries by a fixed sequence of chance.
+//! An in-memory network between presence nodes that loses, repeats and delays messages by a fixed pseudo-random sequence.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use whimbrel_model::people::Uid;
-use whimbrel_model::ports::{Heard, PortFuture, UserSessions};
-use whimbrel_people::presence::packet::{Answer, AskGateway};
-use whimbrel_people::presence::remote::Post;
-use whimbrel_people::presence::{Remote, Station};
+use whimbrel_model::ports::{Confirmed, PortFuture, UserSessions};
+use whimbrel_people::presence::packet::{GatewayQuery, GatewayReply};
+use whimbrel_people::presence::remote::PeerMessage;
+use whimbrel_people::presence::{PresenceNode, Remote};
 
 #[derive(Default)]
 pub struct Network {
-    stations: Mutex<HashMap<String, Arc<Station>>>,
+    nodes: Mutex<HashMap<String, Arc<PresenceNode>>>,
     cut_off: Mutex<HashSet<String>>,
     draws: AtomicU64,
-    /// Of a hundred messages, so many are lost.
+    /// Percentage of messages that are lost.
     pub loses: AtomicU64,
     pub lost: AtomicU64,
     pub repeated: AtomicU64,
@@ -27,15 +27,15 @@ impl Network {
         Arc::default()
     }
 
-    pub fn add(&self, address: &str, station: Arc<Station>) {
-        self.stations.lock().unwrap().insert(address.to_owned(), station);
+    pub fn add(&self, address: &str, node: Arc<PresenceNode>) {
+        self.nodes.lock().unwrap().insert(address.to_owned(), node);
     }
 
     pub fn remove(&self, address: &str) {
-        self.stations.lock().unwrap().remove(address);
+        self.nodes.lock().unwrap().remove(address);
     }
 
-    /// Nothing comes from there or goes there any more.
+    /// Cuts all connections from and to that address.
     pub fn cut_off(&self, address: &str) {
         self.cut_off.lock().unwrap().insert(address.to_owned());
     }
@@ -44,12 +44,12 @@ impl Network {
         self.cut_off.lock().unwrap().clear();
     }
 
-    fn between(&self, from: &str, to: &str) -> Result<Arc<Station>, String> {
+    fn between(&self, from: &str, to: &str) -> Result<Arc<PresenceNode>, String> {
         let cut_off = self.cut_off.lock().unwrap();
         if from != to && (cut_off.contains(from) || cut_off.contains(to)) {
             return Err("cut off".to_owned());
         }
-        self.stations.lock().unwrap().get(to).cloned().ok_or_else(|| "nobody there".to_owned())
+        self.nodes.lock().unwrap().get(to).cloned().ok_or_else(|| "no node there".to_owned())
     }
 
     fn below(&self, bound: u64) -> u64 {
@@ -64,20 +64,20 @@ impl Network {
         loses
     }
 
-    async fn carry(&self, from: &str, to: &str) -> Result<Arc<Station>, String> {
+    async fn carry(&self, from: &str, to: &str) -> Result<Arc<PresenceNode>, String> {
         tokio::time::sleep(Duration::from_millis(1 + self.below(20))).await;
-        let station = self.between(from, to)?;
-        if self.loses() { Err("lost on the way".to_owned()) } else { Ok(station) }
+        let node = self.between(from, to)?;
+        if self.loses() { Err("lost on the way".to_owned()) } else { Ok(node) }
     }
 }
 
-/// A station's end of the network: at which address.
+/// A node's connection to the network, with its address.
 pub struct Line(pub Arc<Network>, pub String);
 
 impl Remote for Line {
-    fn send<'a>(&'a self, address: &'a str, posts: Vec<Post>) -> PortFuture<'a, Result<(), String>> {
+    fn send<'a>(&'a self, address: &'a str, posts: Vec<PeerMessage>) -> PortFuture<'a, Result<(), String>> {
         Box::pin(async move {
-            // Each post has its own luck; the sender hears nothing of it.
+            // Each message is lost or repeated independently; the sender gets no error.
             let mut all_posts = Vec::new();
             for post in posts {
                 if self.0.below(5) == 0 {
@@ -96,7 +96,12 @@ impl Remote for Line {
         })
     }
 
-    fn ask<'a>(&'a self, address: &'a str, ask: AskGateway, forward: bool) -> PortFuture<'a, Result<Answer, String>> {
+    fn ask<'a>(
+        &'a self,
+        address: &'a str,
+        ask: GatewayQuery,
+        forward: bool,
+    ) -> PortFuture<'a, Result<GatewayReply, String>> {
         Box::pin(async move {
             let answer = self.0.carry(&self.1, address).await?.answer(ask, forward).await;
             if self.0.loses() { Err("the answer was lost".to_owned()) } else { answer }
@@ -109,9 +114,9 @@ impl Remote for Line {
         centre: u32,
         shard: u32,
         uids: Vec<Uid>,
-    ) -> PortFuture<'a, Result<Heard<Vec<UserSessions>>, String>> {
+    ) -> PortFuture<'a, Result<Confirmed<Vec<UserSessions>>, String>> {
         Box::pin(async move {
-            // Readers are not what is under test: their network loses nothing.
+            // Readers are not under test: their network loses nothing.
             self.0.between(&self.1, address)?.read(centre, shard, uids).await
         })
     }

@@ -1,4 +1,4 @@
-//! A store of sessions in memory that can be made to fail. Time is tokio's.
+//! An in-memory session store that can be made to fail. It uses tokio's clock.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, OnlineSession, SessionId, Uid};
-use whimbrel_model::ports::{Heard, PortFuture, SessionNews, Sessions, SessionsError, UserChange, UserSessions};
+use whimbrel_model::ports::{Confirmed, PortFuture, SessionUpdate, Sessions, SessionsError, UserChange, UserSessions};
 
 #[derive(Default)]
 pub struct MemoryStore {
@@ -57,8 +57,8 @@ impl Shard {
         changes.collect()
     }
 
-    fn take(&mut self, news: SessionNews) {
-        let SessionNews { uid, version, session, gone_at } = news;
+    fn take(&mut self, news: SessionUpdate) {
+        let SessionUpdate { uid, version, session, gone_at } = news;
         let id = session.session;
         if self.is_void(id.gateway) || self.rows.get(&id).is_some_and(|row| row.version > version) {
             return;
@@ -93,7 +93,7 @@ impl MemoryStore {
 }
 
 impl Sessions for MemoryStore {
-    fn put(&self, shard: u32, news: Vec<SessionNews>) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>> {
+    fn put(&self, shard: u32, news: Vec<SessionUpdate>) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>> {
         self.with(shard, move |shard| {
             let uids = news.iter().map(|news| news.uid.clone()).collect();
             shard.change(uids, |shard| news.into_iter().for_each(|news| shard.take(news)))
@@ -114,7 +114,7 @@ impl Sessions for MemoryStore {
             shard.change(uids, |shard| {
                 gone.iter().for_each(|(id, _)| drop(shard.rows.remove(id)));
                 for (uid, session) in sessions {
-                    shard.take(SessionNews { uid, version, session, gone_at: None });
+                    shard.take(SessionUpdate { uid, version, session, gone_at: None });
                 }
             })
         })
@@ -158,7 +158,7 @@ impl Sessions for MemoryStore {
         self.with(shard, move |shard| shard.heard = Instant::now().checked_sub(Duration::from_millis(behind_ms)))
     }
 
-    fn of(&self, shard: u32, uids: Vec<Uid>) -> PortFuture<'_, Result<Heard<Vec<UserSessions>>, SessionsError>> {
+    fn of(&self, shard: u32, uids: Vec<Uid>) -> PortFuture<'_, Result<Confirmed<Vec<UserSessions>>, SessionsError>> {
         self.with(shard, move |shard| {
             let found = uids.iter().map(|uid| {
                 let rows = shard.rows.values().filter(|row| row.uid == *uid);
@@ -169,7 +169,7 @@ impl Sessions for MemoryStore {
                 }
             });
             let ago_ms = shard.heard.map(|heard| heard.elapsed().as_millis() as u64);
-            Heard { ago_ms, found: found.collect() }
+            Confirmed { ago_ms, found: found.collect() }
         })
     }
 }

@@ -1,12 +1,12 @@
-//! `whimbrel bench deliver`: how fast subscriptions deliver beside a bare client loop, how soon a message reaches its subscriber, and
-//! what one failing subscriber costs the others.
+//! `whimbrel bench deliver`: the delivery rate of subscriptions compared with a bare client loop, the latency of a delivery, and the cost
+//! of a failing endpoint for other subscriptions.
 //!
-//! Every rate is what a sink counted: a process of this same binary that answers callbacks. The bare loop calls the same sink with the
-//! same concurrency in turns with the deliveries, so that what the machine does meanwhile meets both.
+//! A sink counts every rate: a process of this binary that answers callbacks. The bare loop calls the same sink with the same concurrency,
+//! alternating with the deliveries, so that other activity of the machine affects both.
 
 mod backlog;
-mod bare;
-mod disturbed;
+mod bare_loop;
+mod disturbance;
 mod rates;
 pub mod sink;
 mod sink_process;
@@ -18,43 +18,40 @@ use std::time::{Duration, Instant};
 use whimbrel_client::{RetrySettings, SubscriptionSettings, TopicSettings};
 
 use self::sink_process::SinkProcess;
-use super::load::{Pace, Requests};
-use super::stage::{self, Stage};
-use crate::cli::{BenchDeliverArgs, DeliverRound, Failure};
+use super::load::{LoadPace, Requests};
+use super::stage::{self, BenchStage};
+use crate::cli::{BenchDeliverArgs, CliError, DeliverRound};
 
-/// Bytes of a delivered payload.
 const PAYLOAD_BYTES: usize = 256;
-/// Callbacks at the same time, of a subscription and of the bare loop.
+/// Concurrent callbacks, of a subscription and of the bare loop.
 const CONCURRENCY: u32 = 64;
-/// Messages of one batch that a topic is filled with; each has a key of its own.
+/// Messages of one batch that fills a topic; each has a key of its own.
 const BATCH_MESSAGES: usize = 1000;
 const BATCH_CONNECTIONS: usize = 4;
-/// Messages that a topic is filled with at least: pausing and resuming take their time too, however short a measurement is.
+/// Minimum number of messages in a topic: pausing and resuming take time too, however short a measurement is.
 const FILL_MESSAGES_MIN: u64 = 30_000;
-/// How long filling a topic may take.
 const FILL_WAIT: Duration = Duration::from_secs(600);
-/// How long a subscription may take to deliver its first message.
+/// Timeout for the first delivery of a subscription.
 const FIRST_WAIT: Duration = Duration::from_secs(30);
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
-/// How often the two sides of a ratio take turns: short ones, so that what others do on the machine meets both.
+/// Number of turns of each side of a ratio: short ones, so that other activity of the machine affects both.
 const TURNS: u32 = 5;
 const QUICK_TURNS: u32 = 2;
-/// Messages of a quick run's backlog, instead of a million.
+/// Backlog of a quick run, instead of a million messages.
 const QUICK_BACKLOG: u32 = 5000;
-/// What every callback is signed with.
+/// The secret that signs every callback.
 const SECRET: &str = "whsec_d2hpbWJyZWwtYmVuY2gtc2VjcmV0LTAxMjM0NQ==";
-/// What the topics and subscriptions of the bench begin with.
+/// Prefix of the topics and subscriptions of the benchmark.
 const NAME_PREFIX: &str = "bench-deliver-";
 
-/// Measures and prints.
-pub fn deliver(args: &BenchDeliverArgs) -> Result<ExitCode, Failure> {
-    let stage = Stage::set(&args.stage)?;
+pub fn deliver(args: &BenchDeliverArgs) -> Result<ExitCode, CliError> {
+    let stage = BenchStage::set(&args.stage)?;
     let sink = SinkProcess::start()?;
     let backlog = if args.stage.quick { args.backlog.min(QUICK_BACKLOG) } else { args.backlog };
     let mut bench =
-        Bench { stage, sink, only: args.only.clone(), backlog, topics: Vec::new(), subscriptions: Vec::new() };
+        DeliverBench { stage, sink, only: args.only.clone(), backlog, topics: Vec::new(), subscriptions: Vec::new() };
     bench.stage.report.head(format!(
-        "payloads of {PAYLOAD_BYTES} B, signed, {CONCURRENCY} callbacks at the same time; a delivery counts when the sink answers it"
+        "payloads of {PAYLOAD_BYTES} B, signed, {CONCURRENCY} concurrent callbacks; a delivery counts when the sink answers it"
     ));
     if !args.stage.set.is_empty() {
         bench.stage.report.head(format!("settings: {}", args.stage.set.join(", ")));
@@ -67,20 +64,19 @@ pub fn deliver(args: &BenchDeliverArgs) -> Result<ExitCode, Failure> {
     bench.stage.show()
 }
 
-struct Bench {
-    stage: Stage,
+struct DeliverBench {
+    stage: BenchStage,
     sink: SinkProcess,
-    /// The rounds that run; all of them where it is empty.
+    /// The rounds to run; empty means all.
     only: Vec<DeliverRound>,
-    /// Messages of the backlog.
     backlog: u32,
-    /// What was made on the server.
+    /// The topics that the benchmark created on the server.
     topics: Vec<String>,
     subscriptions: Vec<String>,
 }
 
-impl Bench {
-    fn run_rounds(&mut self) -> Result<(), Failure> {
+impl DeliverBench {
+    fn run_rounds(&mut self) -> Result<(), CliError> {
         self.stage.probe()?;
         if self.runs(DeliverRound::Steady) {
             self.run_steady()?;
@@ -109,8 +105,7 @@ impl Bench {
         if self.stage.is_quick { QUICK_TURNS } else { TURNS }
     }
 
-    /// Makes a topic of the bench's own.
-    fn make_topic(&mut self, name: &str) -> Result<String, Failure> {
+    fn make_topic(&mut self, name: &str) -> Result<String, CliError> {
         let topic = format!("{NAME_PREFIX}{name}");
         let client = self.stage.client()?;
         self.stage.runtime.block_on(client.put_topic(&topic, &TopicSettings::default()))?;
@@ -120,7 +115,7 @@ impl Bench {
         Ok(topic)
     }
 
-    /// What a subscription of the bench is: signed, from the beginning of its topic on, to that path of the sink.
+    /// A subscription of the benchmark: signed, from the start of its topic, to that path of the sink.
     fn settings(&self, topic: &str, path: &str, ordering: &str) -> SubscriptionSettings {
         SubscriptionSettings {
             ordering: Some(ordering.into()),
@@ -132,7 +127,7 @@ impl Bench {
         }
     }
 
-    fn subscribe(&mut self, name: &str, settings: &SubscriptionSettings) -> Result<String, Failure> {
+    fn subscribe(&mut self, name: &str, settings: &SubscriptionSettings) -> Result<String, CliError> {
         let name = format!("{NAME_PREFIX}{name}");
         let client = self.stage.client()?;
         self.stage.runtime.block_on(client.put_subscription(&name, settings))?;
@@ -140,40 +135,40 @@ impl Bench {
         Ok(name)
     }
 
-    fn pause(&self, subscription: &str) -> Result<(), Failure> {
+    fn pause(&self, subscription: &str) -> Result<(), CliError> {
         let client = self.stage.client()?;
         self.stage.runtime.block_on(client.pause(subscription))?;
         Ok(())
     }
 
-    fn resume(&self, subscription: &str) -> Result<(), Failure> {
+    fn resume(&self, subscription: &str) -> Result<(), CliError> {
         let client = self.stage.client()?;
         self.stage.runtime.block_on(client.resume(subscription))?;
         Ok(())
     }
 
-    /// Ends a subscription whose round is over, so that it costs the next ones nothing.
-    fn unsubscribe(&mut self, subscription: &str) -> Result<(), Failure> {
+    /// Deletes the subscription of a finished round, so that it does not affect the next rounds.
+    fn unsubscribe(&mut self, subscription: &str) -> Result<(), CliError> {
         let client = self.stage.client()?;
         self.stage.runtime.block_on(client.delete_subscription(subscription))?;
         self.subscriptions.retain(|other| other != subscription);
         Ok(())
     }
 
-    /// Publishes so many messages, in whole batches, with as many keys in turn. Returns how many it were.
-    fn fill(&self, topic: &str, messages: u64, keys: usize) -> Result<u64, Failure> {
+    /// Publishes this many messages, in whole batches, with this many keys in turn. Returns the number of messages.
+    fn fill(&self, topic: &str, messages: u64, keys: usize) -> Result<u64, CliError> {
         let batches = messages.div_ceil(BATCH_MESSAGES as u64);
         self.stage.say(format!("publishing {} messages", batches * BATCH_MESSAGES as u64));
         let batch = self.batch(topic, BATCH_MESSAGES, keys);
         let each = move |number: u64| (number < batches).then(|| batch.clone());
-        let mut load = self.stage.load(Requests::Each(&each), BATCH_CONNECTIONS, Pace::Saturate, FILL_WAIT);
+        let mut load = self.stage.load(Requests::Each(&each), BATCH_CONNECTIONS, LoadPace::Saturate, FILL_WAIT);
         load.warmup = Duration::ZERO;
         let outcome = stage::run(load)?;
         if outcome.refused > 0 || outcome.latency.count() < batches {
             let (answered, refused) = (outcome.latency.count(), outcome.refused);
             let first = outcome.first_refusal.unwrap_or_default();
-            return Err(Failure::new(format!(
-                "of {batches} batches {answered} were accepted and {refused} refused, the first with: {first}"
+            return Err(CliError::new(format!(
+                "of {batches} batches {answered} were accepted and {refused} rejected, the first with: {first}"
             )));
         }
         Ok(batches * BATCH_MESSAGES as u64)
@@ -186,13 +181,13 @@ impl Bench {
         self.stage.request("POST", &format!("/v1/topics/{topic}/batch"), "application/x-ndjson", lines.as_bytes())
     }
 
-    /// What the sink counts on that path per second, for so long, once it has counted anything new.
-    fn delivered_per_second(&self, path: &str, duration: Duration, of: Counted) -> Result<f64, Failure> {
-        let count = |bench: &Self| -> Result<(u64, Duration), Failure> {
+    /// The rate per second that the sink counts on that path over the duration, from its next callback on.
+    fn delivered_per_second(&self, path: &str, duration: Duration, of: CountedKeys) -> Result<f64, CliError> {
+        let count = |bench: &Self| -> Result<(u64, Duration), CliError> {
             let figures = bench.sink.figures(path)?;
             let count = match of {
-                Counted::All => figures.answered,
-                Counted::OtherKeys => figures.of_other_keys,
+                CountedKeys::All => figures.answered,
+                CountedKeys::OtherKeys => figures.of_other_keys,
             };
             Ok((count, figures.at))
         };
@@ -200,7 +195,10 @@ impl Bench {
         let began = Instant::now();
         while count(self)?.0 == before {
             if began.elapsed() > FIRST_WAIT {
-                return Err(Failure::new(format!("nothing was delivered to {path} within {} s", FIRST_WAIT.as_secs())));
+                return Err(CliError::new(format!(
+                    "nothing was delivered to {path} within {} s",
+                    FIRST_WAIT.as_secs()
+                )));
             }
             std::thread::sleep(LOOK_INTERVAL);
         }
@@ -212,7 +210,7 @@ impl Bench {
     }
 
     fn remove_all(&mut self) {
-        // What cannot be removed is there to be seen; the figures are worth more than a failure at the end.
+        // A failed removal is no error: the results are worth more, and the leftovers are visible on the server.
         for subscription in self.subscriptions.clone() {
             let _ = self.unsubscribe(&subscription);
         }
@@ -223,10 +221,9 @@ impl Bench {
     }
 }
 
-/// Which callbacks a rate counts.
 #[derive(Debug, Clone, Copy)]
-enum Counted {
+enum CountedKeys {
     All,
-    /// Those whose key is not the one that fails.
+    /// Callbacks with a key other than the failing one.
     OtherKeys,
 }

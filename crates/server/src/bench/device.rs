@@ -1,4 +1,4 @@
-//! How fast the device syncs: 4 KiB written and fdatasynced on space that is already there. It moves from minute to minute, so it is
+//! The sync rate of the device: 4 KiB blocks written and fdatasynced on allocated space. It varies from minute to minute, so it is
 //! measured between the rounds and in the same folder.
 
 use std::fs::{File, OpenOptions};
@@ -10,12 +10,11 @@ use std::time::{Duration, Instant};
 use super::histogram::Histogram;
 
 const BLOCK: usize = 4096;
-/// Blocks that are written over in turn.
+/// Blocks that are overwritten in turn.
 const BLOCKS: usize = 1024;
-/// Syncs of one probe at most.
 const SYNCS_MAX: usize = 2000;
 
-pub struct Device {
+pub struct StorageDevice {
     file: File,
     block: usize,
 }
@@ -26,8 +25,8 @@ pub struct Probe {
     pub p99: Duration,
 }
 
-impl Device {
-    /// Makes the file and fills it, so that later writes change no metadata.
+impl StorageDevice {
+    /// Creates and fills the file, so that later writes change no metadata.
     pub fn open(folder: &Path) -> io::Result<Self> {
         let path = folder.join("device-probe");
         let file = OpenOptions::new().create(true).truncate(true).write(true).open(path)?;
@@ -38,7 +37,7 @@ impl Device {
         Ok(Self { file, block: 0 })
     }
 
-    /// Syncs one block after the other for about this long.
+    /// Syncs one block after the other for about this duration.
     pub fn probe(&mut self, about: Duration) -> io::Result<Probe> {
         let mut histogram = Histogram::default();
         let began = Instant::now();

@@ -1,19 +1,18 @@
-//! The server's own figures, as `/metrics` gives them: histograms read twice and subtracted, so that only what happened between counts.
+//! Histograms of the server's `/metrics`. Two readings are subtracted, so that only the samples between them count.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use crate::cli::Failure;
+use crate::cli::CliError;
 
-/// The counts of a histogram's buckets, over all labels: how many were at most each bound. Bounds are in nanoseconds, so that they
-/// are ordered; the last is without end.
+/// Cumulative counts of a histogram's buckets, over all labels, by upper bound. Bounds are in nanoseconds, so that they are ordered;
+/// the last one is unlimited.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Buckets(BTreeMap<u64, u64>);
 
-/// Asks for the figures.
-pub fn fetch(address: SocketAddr) -> Result<String, Failure> {
+pub fn fetch(address: SocketAddr) -> Result<String, CliError> {
     let mut stream = TcpStream::connect(address)?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
     let mut text = String::new();
@@ -39,7 +38,7 @@ impl Buckets {
         Self(buckets)
     }
 
-    /// What was counted since an earlier look.
+    /// The samples since an earlier reading.
     pub fn since(mut self, earlier: &Self) -> Self {
         for (bound, count) in &mut self.0 {
             *count = count.saturating_sub(earlier.0.get(bound).copied().unwrap_or(0));
@@ -51,8 +50,7 @@ impl Buckets {
         self.0.values().next_back().copied().unwrap_or(0)
     }
 
-    /// The time that `share` of all did not exceed, taken as evenly spread within its bucket, as Prometheus does. Beyond the last
-    /// bound it is that bound.
+    /// The quantile `share`, interpolated within its bucket as Prometheus does. Beyond the last bound it is that bound.
     pub fn quantile(&self, share: f64) -> Duration {
         let wanted = self.count() as f64 * share;
         let (mut below, mut low) = (0, 0);
@@ -92,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_came_since_the_earlier_look_counts() {
+    fn only_samples_after_the_earlier_reading_count() {
         let earlier = Buckets::of(FIGURES, "late_seconds");
         let labelled = "late_seconds_bucket{shard=\"0\",le=\"0.001\"} 50\n\
             late_seconds_bucket{shard=\"0\",le=\"0.01\"} 100\n\
@@ -104,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_that_are_not_there_count_nothing() {
+    fn a_missing_histogram_counts_nothing() {
         let none = Buckets::of("<html>", "late_seconds");
         assert_eq!((none.count(), none.quantile(0.99)), (0, Duration::ZERO));
     }

@@ -1,5 +1,5 @@
-//! A histogram of latencies with fixed buckets: each power of two of nanoseconds has [`SUBS`] of them, so a quantile is off by less
-//! than two percent, whatever its size, and recording costs an addition.
+//! A histogram of latencies with fixed buckets: each power of two of nanoseconds has [`SUBS`] of them. The error of a quantile is below
+//! 2 %, whatever its size, and recording costs an addition.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ impl Histogram {
         self.count
     }
 
-    /// The latency that `share` of all did not exceed; zero where nothing was recorded.
+    /// The quantile `share`; zero without samples.
     pub fn quantile(&self, share: f64) -> Duration {
         let wanted = ((self.count as f64 * share).ceil() as u64).clamp(1, self.count.max(1));
         let mut seen = 0;
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_the_unbelievable_are_recorded_without_a_panic() {
+    fn extreme_latencies_are_recorded_without_a_panic() {
         let mut histogram = Histogram::default();
         assert_eq!(histogram.quantile(0.5), Duration::ZERO);
         histogram.record(Duration::ZERO);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn merging_is_as_if_all_had_been_recorded_in_one() {
+    fn a_merged_histogram_has_the_samples_of_both() {
         let (mut one, mut other) = (Histogram::default(), Histogram::default());
         one.record(Duration::from_millis(1));
         other.record(Duration::from_millis(9));

@@ -1,6 +1,6 @@
-//! `whimbrel bench hold`: how fast holds are taken, moved, taken back and fired, how late they fire, and what many of them cost.
+//! `whimbrel bench hold`: the rates of accepting, extending, withdrawing and firing holds, their lateness, and the cost of many of them.
 //!
-//! Lateness is measured twice: by the server's own histogram, and by a reader of the topic, whose clock is the same machine's.
+//! Lateness is measured twice: by the server's own histogram, and by a reader of the topic with the same machine's clock.
 
 mod burst;
 mod commands;
@@ -13,23 +13,22 @@ use std::process::ExitCode;
 
 use whimbrel_client::TopicSettings;
 
-use super::load::{Pace, Requests};
-use super::stage::Stage;
-use crate::cli::{BenchHoldArgs, Failure, HoldRound};
+use super::load::{LoadPace, Requests};
+use super::stage::BenchStage;
+use crate::cli::{BenchHoldArgs, CliError, HoldRound};
 
-/// Bytes of a held payload.
 const PAYLOAD_BYTES: usize = 200;
 /// Connections of single requests.
 const CONNECTIONS: usize = 64;
 const BATCH_CONNECTIONS: usize = 8;
-/// Holds of one batch where as many as possible are to be accepted.
+/// Holds of one batch for the highest rate.
 const BATCH_HOLDS: usize = 1000;
-/// A delay that ends long after the bench.
+/// A delay that ends long after the benchmark.
 const FAR: &str = "1d";
-/// Holds of a quick run, instead of a million and of ten.
+/// Holds of a quick run, instead of one million and ten million.
 const QUICK_PENDING: u32 = 2000;
 const QUICK_RATE: u32 = 500;
-/// Topics that the bench makes, and removes from a server that was there before.
+/// Topics of the benchmark. It deletes them on a server that was already running.
 const TOPIC_FAR: &str = "bench-held-far";
 const TOPIC_NEAR: &str = "bench-held-near";
 const TOPIC_ALONE: &str = "bench-held-alone";
@@ -43,11 +42,10 @@ const TOPICS: [(&str, Option<u32>); 5] = [
     (TOPIC_BESIDE, None),
 ];
 
-/// Measures and prints.
-pub fn hold(args: &BenchHoldArgs) -> Result<ExitCode, Failure> {
-    let stage = Stage::set(&args.stage)?;
+pub fn hold(args: &BenchHoldArgs) -> Result<ExitCode, CliError> {
+    let stage = BenchStage::set(&args.stage)?;
     let quick = |given: u32, quick: u32| if args.stage.quick { given.min(quick) } else { given };
-    let mut bench = Bench {
+    let mut bench = HoldBench {
         stage,
         only: args.only.clone(),
         rate: quick(args.rate, QUICK_RATE),
@@ -65,30 +63,29 @@ pub fn hold(args: &BenchHoldArgs) -> Result<ExitCode, Failure> {
     bench.stage.show()
 }
 
-struct Bench {
-    stage: Stage,
-    /// The rounds that run; all of them where it is empty.
+struct HoldBench {
+    stage: BenchStage,
+    /// The rounds to run; empty means all.
     only: Vec<HoldRound>,
-    /// Holds accepted and fired per second.
     rate: u32,
     pending: u32,
     pending_many: u32,
-    /// Whether the fresh server's log is Kafka, which has goals of its own.
+    /// Whether the log of the fresh server is Kafka, which has other goals.
     is_on_kafka: bool,
 }
 
-impl Bench {
+impl HoldBench {
     fn describe(&mut self, settings: &[String]) {
         let log = if self.is_on_kafka {
-            "acknowledged by all in-sync replicas of Kafka; what a broker syncs is its own affair"
+            "acknowledged by all in-sync replicas of Kafka; the brokers decide when to sync"
         } else if self.stage.server.is_some() {
             "synced to the device"
         } else {
-            "durable in the log of the server that was named"
+            "durable in the log of the measured server"
         };
         let report = &mut self.stage.report;
         report.head(format!(
-            "holds of {PAYLOAD_BYTES} B; every answer that is counted comes after its record was {log}, and a hold has fired when \
+            "holds of {PAYLOAD_BYTES} B; every counted answer comes after its record was {log}, and a hold has fired when \
              its message can be read"
         ));
         if !settings.is_empty() {
@@ -96,7 +93,7 @@ impl Bench {
         }
     }
 
-    fn make_topics(&self) -> Result<(), Failure> {
+    fn make_topics(&self) -> Result<(), CliError> {
         let client = self.stage.client()?;
         self.stage.runtime.block_on(async {
             for (topic, partitions) in TOPICS {
@@ -107,7 +104,7 @@ impl Bench {
         })
     }
 
-    fn remove_topics(&self) -> Result<(), Failure> {
+    fn remove_topics(&self) -> Result<(), CliError> {
         let client = self.stage.client()?;
         self.stage.runtime.block_on(async {
             for (topic, _) in TOPICS {
@@ -117,8 +114,8 @@ impl Bench {
         })
     }
 
-    /// Idle first, while the server has nothing pending; what fills it comes last.
-    fn run_rounds(&mut self) -> Result<(), Failure> {
+    /// The idle round first, while the server has no pending holds; rounds with many pending holds come last.
+    fn run_rounds(&mut self) -> Result<(), CliError> {
         self.stage.probe()?;
         if self.runs(HoldRound::Idle) {
             self.run_idle()?;
@@ -145,13 +142,13 @@ impl Bench {
         self.only.is_empty() || self.only.contains(&round)
     }
 
-    fn run_accept(&mut self) -> Result<(), Failure> {
+    fn run_accept(&mut self) -> Result<(), CliError> {
         let measure_for = self.stage.measure_for;
         let single = self.single(TOPIC_FAR, FAR);
-        let singles = self.stage.run(Requests::Same(&single), CONNECTIONS, Pace::Saturate, measure_for)?;
+        let singles = self.stage.run(Requests::Same(&single), CONNECTIONS, LoadPace::Saturate, measure_for)?;
         self.stage.report.rate(&format!("accept, {CONNECTIONS} connections"), &singles, 1.0);
         let batch = self.batch(TOPIC_FAR, BATCH_HOLDS, |_| format!("\"delay\":\"{FAR}\""));
-        let batches = self.stage.run(Requests::Same(&batch), BATCH_CONNECTIONS, Pace::Saturate, measure_for)?;
+        let batches = self.stage.run(Requests::Same(&batch), BATCH_CONNECTIONS, LoadPace::Saturate, measure_for)?;
         let name = format!("accept, batches of {BATCH_HOLDS}, {BATCH_CONNECTIONS} connections, holds");
         self.stage.report.rate(&name, &batches, BATCH_HOLDS as f64);
         self.stage.probe()?;
@@ -163,7 +160,7 @@ impl Bench {
         self.stage.request("POST", &path, "application/octet-stream", &[b'x'; PAYLOAD_BYTES])
     }
 
-    /// A batch; `when` is the member of each entry that says when it is due.
+    /// A batch; `when` returns the delay or due time of each entry.
     fn batch(&self, topic: &str, holds: usize, when: impl Fn(usize) -> String) -> Vec<u8> {
         let path = format!("/v1/topics/{topic}/batch");
         self.stage.request("POST", &path, "application/x-ndjson", lines(holds, when).as_bytes())

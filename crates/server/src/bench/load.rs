@@ -1,8 +1,8 @@
 //! The load generator: many connections on few threads, each thread one epoll loop over plain sockets.
 //!
-//! It shares the machine with the server that it measures, so it must be lean: requests are rendered once, answers are read only for
-//! their status and end, and there is no runtime between it and the sockets. The loop waits with nanosecond timeouts, since a steady
-//! rate cannot be kept with timers of a millisecond. Linux only, as epoll is.
+//! It shares the machine with the measured server, so it must be lean: requests are rendered once, answers are read only for their
+//! status and end, and no runtime is between it and the sockets. The loop waits with nanosecond timeouts, because timers of a
+//! millisecond cannot keep a steady rate. Linux only, because of epoll.
 
 use std::borrow::Cow;
 use std::io::{self, Read as _, Write as _};
@@ -15,67 +15,62 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
 use super::histogram::Histogram;
-use super::wire::{AnswerReader, NotUnderstood};
+use super::wire::{AnswerReader, InvalidAnswer};
 
-/// How long answers may still take after the last request of a steady rate was sent.
+/// Timeout for answers after the last request of a steady rate.
 const DRAIN_WAIT: Duration = Duration::from_secs(5);
-/// Bytes that one read takes.
 const READ_BYTES: usize = 64 << 10;
 /// The minimum rate of a load, in requests per second.
 const RATE_MIN: f64 = 1.0;
-/// How long the loop sleeps at most, to see that time is up.
+/// Longest sleep of the loop, so that it notices the end of its time.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
 
-/// What to send, how often and for how long.
 #[derive(Clone, Copy)]
-pub struct Load<'a> {
+pub struct RequestLoad<'a> {
     pub address: SocketAddr,
     pub requests: Requests<'a>,
     pub connections: usize,
     pub threads: usize,
-    pub pace: Pace,
-    /// Not measured.
+    pub pace: LoadPace,
     pub warmup: Duration,
     pub duration: Duration,
-    /// Ends the load before its time.
+    /// Ends the load early.
     pub stop: Option<&'a AtomicBool>,
 }
 
-/// What is sent.
 #[derive(Clone, Copy)]
 pub enum Requests<'a> {
-    /// The same each time, rendered once.
+    /// The same request each time, rendered once.
     Same(&'a [u8]),
-    /// Another each time, by its number; every number is dealt once, over all connections. The load ends where there is none.
+    /// A request by its number. Each number is used once, over all connections. The load ends at the first `None`.
     Each(&'a (dyn Fn(u64) -> Option<Vec<u8>> + Sync)),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Pace {
-    /// Every connection sends its next request when it has its answer.
+pub enum LoadPace {
+    /// Every connection sends its next request after the answer to the previous one.
     Saturate,
-    /// So many requests per second, sent when they are due whatever the answers do. Latency counts from when a request was due, also
-    /// where no connection was free then.
+    /// This many requests per second, sent when they are due whatever the answers do. Latency counts from the time when a request was
+    /// due, even if no connection was free then.
     Steady { per_second: f64 },
 }
 
-/// What came back.
 #[derive(Debug, Clone, Default)]
-pub struct Outcome {
+pub struct LoadOutcome {
     pub latency: Histogram,
     pub refused: u64,
     pub first_refusal: Option<String>,
-    /// Requests of a steady rate that had no answer in time.
+    /// Requests of a steady rate without an answer in time.
     pub unanswered: u64,
     pub measured: Duration,
 }
 
-impl Outcome {
+impl LoadOutcome {
     pub fn per_second(&self) -> f64 {
         self.latency.count() as f64 / self.measured.as_secs_f64().max(1e-9)
     }
 
-    /// Adds what another stretch of time measured.
+    /// Adds the results of another period.
     pub fn then(mut self, later: Self) -> Self {
         let measured = self.measured + later.measured;
         self.beside(&later);
@@ -95,17 +90,16 @@ impl Outcome {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error("a connection to {0} failed: {1}")]
-    Connection(SocketAddr, io::Error),
+    LoadConnection(SocketAddr, io::Error),
     #[error("{0} closed a connection")]
     Closed(SocketAddr),
     #[error(transparent)]
-    NotUnderstood(#[from] NotUnderstood),
+    InvalidAnswer(#[from] InvalidAnswer),
     #[error("a thread of the load generator ended early")]
     Panicked,
 }
 
-/// Runs the load to its end.
-pub fn run(load: Load<'_>) -> Result<Outcome, LoadError> {
+pub fn run(load: RequestLoad<'_>) -> Result<LoadOutcome, LoadError> {
     let threads = load.threads.clamp(1, load.connections);
     let dealt = &AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -113,13 +107,13 @@ pub fn run(load: Load<'_>) -> Result<Outcome, LoadError> {
             .map(|thread| {
                 let connections = load.connections / threads + usize::from(thread < load.connections % threads);
                 let pace = match load.pace {
-                    Pace::Saturate => Pace::Saturate,
-                    Pace::Steady { per_second } => Pace::Steady { per_second: per_second / threads as f64 },
+                    LoadPace::Saturate => LoadPace::Saturate,
+                    LoadPace::Steady { per_second } => LoadPace::Steady { per_second: per_second / threads as f64 },
                 };
-                scope.spawn(move || Driver::connect(Load { connections, pace, ..load }, dealt)?.run())
+                scope.spawn(move || LoadDriver::connect(RequestLoad { connections, pace, ..load }, dealt)?.run())
             })
             .collect();
-        let mut total = Outcome::default();
+        let mut total = LoadOutcome::default();
         for share in shares {
             total.beside(&share.join().map_err(|_| LoadError::Panicked)??);
         }
@@ -127,32 +121,32 @@ pub fn run(load: Load<'_>) -> Result<Outcome, LoadError> {
     })
 }
 
-struct Connection<'a> {
+struct LoadConnection<'a> {
     stream: TcpStream,
     request: Cow<'a, [u8]>,
     answers: AnswerReader,
-    /// When the request under way was due, and how much of it is sent; `None` while the connection is free.
+    /// The due time of the request in progress, and the bytes of it that are sent; `None` while the connection is free.
     under_way: Option<(Instant, usize)>,
     waits_for_room: bool,
 }
 
-struct Driver<'a> {
-    load: Load<'a>,
+struct LoadDriver<'a> {
+    load: RequestLoad<'a>,
     epoll: rustix::fd::OwnedFd,
-    connections: Vec<Connection<'a>>,
+    connections: Vec<LoadConnection<'a>>,
     free: Vec<usize>,
-    /// Requests that were dealt so far, by all threads.
+    /// Requests used so far, by all threads.
     dealt: &'a AtomicU64,
-    /// There are no more requests.
+    /// The requests are used up.
     is_exhausted: bool,
-    outcome: Outcome,
+    outcome: LoadOutcome,
     measured_from: Instant,
     buffer: Box<[u8]>,
 }
 
-impl<'a> Driver<'a> {
-    fn connect(load: Load<'a>, dealt: &'a AtomicU64) -> Result<Self, LoadError> {
-        let failed = |error: io::Error| LoadError::Connection(load.address, error);
+impl<'a> LoadDriver<'a> {
+    fn connect(load: RequestLoad<'a>, dealt: &'a AtomicU64) -> Result<Self, LoadError> {
+        let failed = |error: io::Error| LoadError::LoadConnection(load.address, error);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
         let mut connections = Vec::with_capacity(load.connections);
         for index in 0..load.connections {
@@ -163,7 +157,7 @@ impl<'a> Driver<'a> {
                 .map_err(|error| failed(error.into()))?;
             let answers = AnswerReader::default();
             let request = Cow::Borrowed(&[][..]);
-            connections.push(Connection { stream, request, answers, under_way: None, waits_for_room: false });
+            connections.push(LoadConnection { stream, request, answers, under_way: None, waits_for_room: false });
         }
         Ok(Self {
             load,
@@ -172,26 +166,25 @@ impl<'a> Driver<'a> {
             connections,
             dealt,
             is_exhausted: false,
-            outcome: Outcome::default(),
+            outcome: LoadOutcome::default(),
             measured_from: Instant::now(),
             buffer: vec![0; READ_BYTES].into(),
         })
     }
 
-    fn run(mut self) -> Result<Outcome, LoadError> {
-        // Without this the kernel rounds every wait up by 50 µs. Where it is not allowed, waits are a little less exact.
+    fn run(mut self) -> Result<LoadOutcome, LoadError> {
+        // Without this the kernel rounds every wait up by 50 µs. If it is not permitted, waits are a little less exact.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let began = Instant::now();
         self.measured_from = began + self.load.warmup;
         let until = self.measured_from + self.load.duration;
         match self.load.pace {
-            Pace::Saturate => self.saturate(until)?,
-            Pace::Steady { per_second } => self.keep_rate(began, until, per_second)?,
+            LoadPace::Saturate => self.saturate(until)?,
+            LoadPace::Steady { per_second } => self.keep_rate(began, until, per_second)?,
         }
         Ok(self.outcome)
     }
 
-    /// Whether the load ends before its time.
     fn is_over(&self) -> bool {
         self.is_exhausted || self.load.stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
@@ -203,7 +196,7 @@ impl<'a> Driver<'a> {
     fn saturate(&mut self, until: Instant) -> Result<(), LoadError> {
         loop {
             let now = Instant::now();
-            // What is under way at the end of the time does not count; where requests ran out, the last ones do.
+            // Requests in progress at the end of the time do not count; if the requests are used up, the last ones do.
             let is_done = self.is_over() && (!self.is_exhausted || self.free.len() == self.connections.len());
             if now >= until || is_done {
                 self.note_time(until);
@@ -218,7 +211,7 @@ impl<'a> Driver<'a> {
     }
 
     fn keep_rate(&mut self, began: Instant, until: Instant, per_second: f64) -> Result<(), LoadError> {
-        // The rate measured on an overloaded machine may be zero.
+        // On an overloaded machine the measured rate can be zero.
         let per_second = per_second.max(RATE_MIN);
         let due_at = |number: u64| began + Duration::from_secs_f64(number as f64 / per_second);
         let mut number = 0;
@@ -233,7 +226,7 @@ impl<'a> Driver<'a> {
             if Instant::now() >= until + DRAIN_WAIT {
                 break;
             }
-            // With no connection free, only an answer can help; waiting until the next is due would spin.
+            // Without a free connection only an answer helps; waiting until the next request is due would spin.
             let next = if self.free.is_empty() { SLEEP_MAX } else { due.saturating_duration_since(Instant::now()) };
             self.wait(next.min(SLEEP_MAX))?;
         }
@@ -249,13 +242,13 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// Waits for the sockets and does what they are ready for.
+    /// Waits for the sockets and handles those that are ready.
     fn wait(&mut self, at_most: Duration) -> Result<(), LoadError> {
         let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
         let mut events: Vec<epoll::Event> = Vec::with_capacity(self.connections.len());
         match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(LoadError::Connection(self.load.address, error.into())),
+            Err(error) => return Err(LoadError::LoadConnection(self.load.address, error.into())),
         }
         for event in &events {
             let (index, flags) = (event.data.u64() as usize, event.flags);
@@ -293,7 +286,7 @@ impl<'a> Driver<'a> {
                 Ok(written) => *sent += written,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => is_full = true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(LoadError::Connection(self.load.address, error)),
+                Err(error) => return Err(LoadError::LoadConnection(self.load.address, error)),
             }
         }
         if is_full != connection.waits_for_room {
@@ -301,7 +294,7 @@ impl<'a> Driver<'a> {
             let room = if is_full { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
             let data = epoll::EventData::new_u64(index as u64);
             epoll::modify(&self.epoll, &connection.stream, data, epoll::EventFlags::IN | room)
-                .map_err(|error| LoadError::Connection(self.load.address, error.into()))?;
+                .map_err(|error| LoadError::LoadConnection(self.load.address, error.into()))?;
         }
         Ok(())
     }
@@ -314,12 +307,12 @@ impl<'a> Driver<'a> {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 return Ok(());
             }
-            Err(error) => return Err(LoadError::Connection(self.load.address, error)),
+            Err(error) => return Err(LoadError::LoadConnection(self.load.address, error)),
         };
         let Some(status) = connection.answers.take(&self.buffer[..read])? else { return Ok(()) };
-        let (due, _) = connection.under_way.take().ok_or(NotUnderstood)?;
+        let (due, _) = connection.under_way.take().ok_or(InvalidAnswer)?;
         let now = Instant::now();
-        let counts_from = if self.load.pace == Pace::Saturate { now } else { due };
+        let counts_from = if self.load.pace == LoadPace::Saturate { now } else { due };
         if status >= 300 {
             self.outcome.refused += 1;
             let shown = connection.answers.take_shown();
@@ -327,7 +320,7 @@ impl<'a> Driver<'a> {
         } else if counts_from >= self.measured_from {
             self.outcome.latency.record(now - due);
         }
-        if self.load.pace == Pace::Saturate && !self.is_over() {
+        if self.load.pace == LoadPace::Saturate && !self.is_over() {
             return self.send(index, now);
         }
         self.free.push(index);
@@ -366,29 +359,38 @@ mod tests {
         }
     }
 
-    fn load(address: SocketAddr, connections: usize, pace: Pace) -> Load<'static> {
+    fn load(address: SocketAddr, connections: usize, pace: LoadPace) -> RequestLoad<'static> {
         let (warmup, duration) = (Duration::ZERO, Duration::from_millis(200));
-        Load { address, requests: Requests::Same(REQUEST), connections, threads: 2, pace, warmup, duration, stop: None }
+        RequestLoad {
+            address,
+            requests: Requests::Same(REQUEST),
+            connections,
+            threads: 2,
+            pace,
+            warmup,
+            duration,
+            stop: None,
+        }
     }
 
     #[test]
-    fn a_load_of_so_many_requests_ends_when_all_are_answered() {
+    fn a_load_of_counted_requests_ends_when_all_are_answered() {
         static ANSWERS: AtomicU64 = AtomicU64::new(0);
         let address = answering_server(Duration::ZERO, &ANSWERS);
         let requests = Requests::Each(&|number| (number < 25).then(|| REQUEST.to_vec()));
-        let whole = Load { requests, duration: Duration::from_secs(60), ..load(address, 4, Pace::Saturate) };
+        let whole = RequestLoad { requests, duration: Duration::from_secs(60), ..load(address, 4, LoadPace::Saturate) };
         let outcome = run(whole).unwrap();
         assert_eq!((outcome.latency.count(), ANSWERS.load(Ordering::Relaxed)), (25, 25));
         assert!(outcome.measured < Duration::from_secs(60));
     }
 
     #[test]
-    fn a_load_that_is_stopped_ends_before_its_time() {
+    fn a_stopped_load_ends_early() {
         static ANSWERS: AtomicU64 = AtomicU64::new(0);
         static STOP: AtomicBool = AtomicBool::new(false);
         let address = answering_server(Duration::ZERO, &ANSWERS);
-        let pace = Pace::Steady { per_second: 1000.0 };
-        let long = Load { duration: Duration::from_secs(60), stop: Some(&STOP), ..load(address, 2, pace) };
+        let pace = LoadPace::Steady { per_second: 1000.0 };
+        let long = RequestLoad { duration: Duration::from_secs(60), stop: Some(&STOP), ..load(address, 2, pace) };
         let running = std::thread::spawn(move || run(long).unwrap());
         while ANSWERS.load(Ordering::Relaxed) == 0 {
             std::thread::yield_now();
@@ -402,17 +404,17 @@ mod tests {
     fn every_answer_of_a_saturating_load_is_counted_once() {
         static ANSWERS: AtomicU64 = AtomicU64::new(0);
         let address = answering_server(Duration::ZERO, &ANSWERS);
-        let outcome = run(load(address, 4, Pace::Saturate)).unwrap();
+        let outcome = run(load(address, 4, LoadPace::Saturate)).unwrap();
         let answered = ANSWERS.load(Ordering::Relaxed);
         assert_eq!(outcome.refused, 0);
         assert!((answered - 8..=answered).contains(&outcome.latency.count()), "{answered} {outcome:?}");
     }
 
     #[test]
-    fn a_server_that_stalls_is_charged_for_every_request_that_was_due_meanwhile() {
+    fn latency_counts_from_the_due_time_of_a_request() {
         static ANSWERS: AtomicU64 = AtomicU64::new(0);
         let address = answering_server(Duration::from_millis(100), &ANSWERS);
-        let outcome = run(load(address, 2, Pace::Steady { per_second: 1000.0 })).unwrap();
+        let outcome = run(load(address, 2, LoadPace::Steady { per_second: 1000.0 })).unwrap();
         assert_eq!((outcome.latency.count(), outcome.unanswered), (200, 0));
         // A hundred of two hundred were due while both connections stalled: their median wait is half the stall.
         assert!(outcome.latency.quantile(0.75) > Duration::from_millis(30), "{:?}", outcome.latency.quantile(0.75));

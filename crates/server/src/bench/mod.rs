@@ -1,9 +1,9 @@
-//! `whimbrel bench`: rates and latencies of a server beside what its device does in the same minutes.
+//! `whimbrel bench`: rates and latencies of a server, compared with the performance of its device in the same minutes.
 //!
-//! Absolute figures of a shared machine mean little, so each is put beside another of the same run: the device is probed between the
-//! rounds, and what is measured takes turns with what it is compared to.
+//! Absolute results of a shared machine mean little, so each is compared with another of the same run: the device is probed between the
+//! rounds, and each measurement alternates with its reference.
 
-mod child;
+mod child_server;
 mod deliver;
 mod device;
 mod exposition;

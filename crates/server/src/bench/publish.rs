@@ -1,14 +1,14 @@
-//! `whimbrel bench publish`: single publishes in turns with `/healthz` at the same concurrency, a steady rate, batches, and one
-//! partition beside a thousand.
+//! `whimbrel bench publish`: single publishes alternating with `/healthz` at the same concurrency, a steady rate, batches, and one
+//! partition compared with a thousand.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use whimbrel_client::TopicSettings;
 
-use super::load::{Outcome, Pace, Requests};
-use super::stage::Stage;
-use crate::cli::{BenchPublishArgs, BenchRound, Failure};
+use super::load::{LoadOutcome, LoadPace, Requests};
+use super::stage::BenchStage;
+use crate::cli::{BenchPublishArgs, BenchRound, CliError};
 
 const SINGLE_BYTES: usize = 256;
 const BATCH_MESSAGES: usize = 1000;
@@ -17,25 +17,24 @@ const BATCH_CONNECTIONS: usize = 8;
 const STEADY_PER_SECOND: f64 = 10_000.0;
 const STEADY_CONNECTIONS: usize = 64;
 const PARTITIONS_MANY: u32 = 1000;
-/// How often the two sides of a ratio take turns.
+/// Number of turns of each side of a ratio.
 const TURNS: u32 = 2;
 const IDLE_BYTES_GOAL: u64 = 60_000_000;
 const READY_GOAL: Duration = Duration::from_millis(200);
-/// How long a server is left alone before its idle memory is read.
+/// Idle time of a server before its memory is read.
 const IDLE_FOR: Duration = Duration::from_secs(1);
-/// Topics that the bench makes, and removes from a server that was there before.
+/// Topics of the benchmark. It deletes them on a server that was already running.
 const TOPIC_SINGLES: &str = "bench-singles";
 const TOPIC_ONE: &str = "bench-one-partition";
 const TOPIC_MANY: &str = "bench-many-partitions";
 const TOPIC_BATCHES: &str = "bench-batches";
 
-/// Measures and prints.
-pub fn publish(args: &BenchPublishArgs) -> Result<ExitCode, Failure> {
-    let mut stage = Stage::set(&args.stage)?;
+pub fn publish(args: &BenchPublishArgs) -> Result<ExitCode, CliError> {
+    let mut stage = BenchStage::set(&args.stage)?;
     report_idle(&mut stage);
     let partitions_for =
         args.partition_seconds.filter(|_| !args.stage.quick).map_or(stage.measure_for, Duration::from_secs_f64);
-    let mut bench = Bench { stage, only: args.only.clone(), partitions_for };
+    let mut bench = PublishBench { stage, only: args.only.clone(), partitions_for };
     bench.make_topics()?;
     let outcome = bench.run_rounds();
     if args.stage.server.is_some() {
@@ -45,7 +44,7 @@ pub fn publish(args: &BenchPublishArgs) -> Result<ExitCode, Failure> {
     bench.stage.show()
 }
 
-fn report_idle(stage: &mut Stage) {
+fn report_idle(stage: &mut BenchStage) {
     let Some(server) = &stage.server else { return };
     let ready_ms = server.ready_after.as_secs_f64() * 1000.0;
     stage.report.below(
@@ -68,15 +67,15 @@ fn report_idle(stage: &mut Stage) {
     }
 }
 
-struct Bench {
-    stage: Stage,
-    /// The rounds that run; all of them where it is empty.
+struct PublishBench {
+    stage: BenchStage,
+    /// The rounds to run; empty means all.
     only: Vec<BenchRound>,
     partitions_for: Duration,
 }
 
-impl Bench {
-    fn make_topics(&self) -> Result<(), Failure> {
+impl PublishBench {
+    fn make_topics(&self) -> Result<(), CliError> {
         let topics =
             [(TOPIC_SINGLES, None), (TOPIC_BATCHES, None), (TOPIC_ONE, Some(1)), (TOPIC_MANY, Some(PARTITIONS_MANY))];
         let client = self.stage.client()?;
@@ -88,7 +87,7 @@ impl Bench {
         })
     }
 
-    fn remove_topics(&self) -> Result<(), Failure> {
+    fn remove_topics(&self) -> Result<(), CliError> {
         let client = self.stage.client()?;
         self.stage.runtime.block_on(async {
             for topic in [TOPIC_SINGLES, TOPIC_BATCHES, TOPIC_ONE, TOPIC_MANY] {
@@ -98,7 +97,7 @@ impl Bench {
         })
     }
 
-    fn run_rounds(&mut self) -> Result<(), Failure> {
+    fn run_rounds(&mut self) -> Result<(), CliError> {
         let singles = [
             (BenchRound::Singles1, 1, None),
             (BenchRound::Singles64, 64, Some(0.6)),
@@ -122,7 +121,7 @@ impl Bench {
         let messages = BATCH_MESSAGES as f64;
         if self.runs(BenchRound::Batches) {
             let batches =
-                self.run(&self.batch(TOPIC_BATCHES), BATCH_CONNECTIONS, Pace::Saturate, self.stage.measure_for)?;
+                self.run(&self.batch(TOPIC_BATCHES), BATCH_CONNECTIONS, LoadPace::Saturate, self.stage.measure_for)?;
             let name = format!("batches of {BATCH_MESSAGES} × {BATCH_PAYLOAD_BYTES} B, messages");
             self.stage.report.rate_with_goal(&name, &batches, messages, 400_000.0);
         }
@@ -140,7 +139,7 @@ impl Bench {
         self.only.is_empty() || self.only.contains(&round)
     }
 
-    fn run_singles(&mut self, connections: usize, goal: Option<f64>) -> Result<(), Failure> {
+    fn run_singles(&mut self, connections: usize, goal: Option<f64>) -> Result<(), CliError> {
         let healthz = self.stage.request("GET", "/healthz", "", &[]);
         let single = self.single(TOPIC_SINGLES);
         let probe = self.stage.probe()?;
@@ -158,10 +157,10 @@ impl Bench {
         Ok(())
     }
 
-    fn run_steady(&mut self) -> Result<(), Failure> {
+    fn run_steady(&mut self) -> Result<(), CliError> {
         let single = self.single(TOPIC_SINGLES);
         let before = self.stage.probe()?;
-        let pace = Pace::Steady { per_second: STEADY_PER_SECOND };
+        let pace = LoadPace::Steady { per_second: STEADY_PER_SECOND };
         let steady = self.run(&single, STEADY_CONNECTIONS, pace, self.stage.measure_for)?;
         let after = self.stage.probe()?;
         let goal = Duration::from_millis(1) + 2 * before.p99.max(after.p99);
@@ -169,23 +168,29 @@ impl Bench {
         Ok(())
     }
 
-    /// Two loads in alternation, so that what the machine does meanwhile meets both.
+    /// Two loads in alternation, so that other activity of the machine affects both.
     fn in_turns(
         &self,
         one: &[u8],
         other: &[u8],
         connections: usize,
         each: Duration,
-    ) -> Result<(Outcome, Outcome), Failure> {
-        let mut totals = (Outcome::default(), Outcome::default());
+    ) -> Result<(LoadOutcome, LoadOutcome), CliError> {
+        let mut totals = (LoadOutcome::default(), LoadOutcome::default());
         for _ in 0..TURNS {
-            totals.0 = totals.0.then(self.run(one, connections, Pace::Saturate, each / TURNS)?);
-            totals.1 = totals.1.then(self.run(other, connections, Pace::Saturate, each / TURNS)?);
+            totals.0 = totals.0.then(self.run(one, connections, LoadPace::Saturate, each / TURNS)?);
+            totals.1 = totals.1.then(self.run(other, connections, LoadPace::Saturate, each / TURNS)?);
         }
         Ok(totals)
     }
 
-    fn run(&self, request: &[u8], connections: usize, pace: Pace, duration: Duration) -> Result<Outcome, Failure> {
+    fn run(
+        &self,
+        request: &[u8],
+        connections: usize,
+        pace: LoadPace,
+        duration: Duration,
+    ) -> Result<LoadOutcome, CliError> {
         self.stage.run(Requests::Same(request), connections, pace, duration)
     }
 

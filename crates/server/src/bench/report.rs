@@ -1,24 +1,24 @@
-//! What the bench found: figures beside each other, the goal of each, and whether it was met. It never judges by failing: a figure of
-//! one run on one machine is no proof.
+//! The results of a benchmark: figures with their references, the goal of each, and whether it was met. A missed goal is not a failure:
+//! a figure of one run on one machine is no proof.
 
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
 use super::device::Probe;
-use super::load::Outcome;
+use super::load::LoadOutcome;
 use crate::cli::table;
 
 #[derive(Debug, Default)]
-pub struct Report {
-    /// What holds for every figure, above the table.
+pub struct BenchReport {
+    /// Lines above the table that apply to every figure.
     head: Vec<String>,
-    rows: Vec<Row>,
+    rows: Vec<ReportRow>,
     remarks: Vec<String>,
 }
 
 #[derive(Debug)]
-struct Row {
+struct ReportRow {
     name: String,
     shown: String,
     goal: String,
@@ -26,22 +26,21 @@ struct Row {
     figures: Map<String, Value>,
 }
 
-impl Report {
+impl BenchReport {
     pub fn device(&mut self, probe: Probe) {
         let shown = format!("p50 {}, p99 {}", time(probe.p50), time(probe.p99));
         let figures = [("p50_us", micros(probe.p50)), ("p99_us", micros(probe.p99))];
         self.add("device: fdatasync of 4 KiB", shown, String::new(), None, figures);
     }
 
-    /// A rate without a goal of its own.
-    pub fn rate(&mut self, name: &str, outcome: &Outcome, messages: f64) {
+    pub fn rate(&mut self, name: &str, outcome: &LoadOutcome, messages: f64) {
         let figures = rate_figures(outcome, messages);
         self.add(name, shown_rate(outcome, messages), String::new(), None, figures);
         self.remark_refusals(name, outcome);
     }
 
-    /// A rate that shall be at least `goal` of another's.
-    pub fn ratio(&mut self, name: &str, outcome: &Outcome, messages: f64, of: (&str, &Outcome), goal: f64) {
+    /// A rate with the goal of at least `goal` times another rate.
+    pub fn ratio(&mut self, name: &str, outcome: &LoadOutcome, messages: f64, of: (&str, &LoadOutcome), goal: f64) {
         let ratio = outcome.per_second() / of.1.per_second().max(1e-9);
         let shown = format!("{}; {ratio:.2} of {}", shown_rate(outcome, messages), of.0);
         let figures = rate_figures(outcome, messages).into_iter().chain([("ratio", json!(ratio))]);
@@ -49,12 +48,12 @@ impl Report {
         self.remark_refusals(name, outcome);
     }
 
-    /// What was counted per second, elsewhere than in a load of the bench's own.
+    /// A rate per second that was not counted by a load of the benchmark.
     pub fn plain_rate(&mut self, name: &str, per_second: f64) {
         self.figures(name, format!("{} /s", whole(per_second)), &[("per_second", per_second)]);
     }
 
-    /// The same where it shall be at least `goal` of another's.
+    /// Like [`Self::ratio`], for a rate per second.
     pub fn share(&mut self, name: &str, per_second: f64, of: (&str, f64), goal: f64) {
         let ratio = per_second / of.1.max(1e-9);
         let shown = format!("{} /s; {ratio:.2} of {}", whole(per_second), of.0);
@@ -62,23 +61,23 @@ impl Report {
         self.add(name, shown, format!("at least {goal} of {}", of.0), Some(ratio >= goal), figures);
     }
 
-    /// A rate that shall be at least `goal` messages per second.
-    pub fn rate_with_goal(&mut self, name: &str, outcome: &Outcome, messages: f64, goal: f64) {
+    /// A rate with a goal of at least `goal` messages per second.
+    pub fn rate_with_goal(&mut self, name: &str, outcome: &LoadOutcome, messages: f64, goal: f64) {
         let met = outcome.per_second() * messages >= goal;
         let figures = rate_figures(outcome, messages);
         self.add(name, shown_rate(outcome, messages), format!("at least {} /s", whole(goal)), Some(met), figures);
         self.remark_refusals(name, outcome);
     }
 
-    /// A latency at some quantile that shall be at most `goal`.
-    pub fn latency(&mut self, name: &str, outcome: &Outcome, quantile: f64, goal: Duration, because: &str) {
+    /// A latency at a quantile with a goal of at most `goal`.
+    pub fn latency(&mut self, name: &str, outcome: &LoadOutcome, quantile: f64, goal: Duration, because: &str) {
         let met = outcome.latency.quantile(quantile) <= goal && outcome.unanswered == 0;
         let goal = format!("p{} at most {} ({because})", quantile * 100.0, time(goal));
         self.add(name, shown_rate(outcome, 1.0), goal, Some(met), rate_figures(outcome, 1.0));
         self.remark_refusals(name, outcome);
     }
 
-    /// What holds for every figure: what was measured, and what an answer means.
+    /// A line that applies to every figure: the object of the measurement, and the meaning of an answer.
     pub fn head(&mut self, line: impl Into<String>) {
         self.head.push(line.into());
     }
@@ -87,7 +86,7 @@ impl Report {
         self.remarks.push(line.into());
     }
 
-    /// Times that shall not exceed the goal at each quantile; the last quantile may be 1, the latest of all.
+    /// Times with a goal at each quantile; the last quantile may be 1, the maximum.
     pub fn lateness(
         &mut self,
         name: &str,
@@ -111,12 +110,10 @@ impl Report {
         self.add(name, shown, format!("{}{because}", goal.join(", ")), met, figures);
     }
 
-    /// Figures without a goal.
     pub fn figures(&mut self, name: &str, shown: String, figures: &[(&str, f64)]) {
         self.add(name, shown, String::new(), None, figures.iter().map(|(name, figure)| (*name, json!(figure))));
     }
 
-    /// A single figure that shall be below its goal.
     pub fn below(&mut self, name: &str, shown: String, goal: String, met: bool, figure: (&str, f64)) {
         self.add(name, shown, goal, Some(met), [(figure.0, json!(figure.1))]);
     }
@@ -130,12 +127,12 @@ impl Report {
         figures: impl IntoIterator<Item = (&'a str, Value)>,
     ) {
         let figures = figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        self.rows.push(Row { name: name.to_owned(), shown, goal, met, figures });
+        self.rows.push(ReportRow { name: name.to_owned(), shown, goal, met, figures });
     }
 
-    fn remark_refusals(&mut self, name: &str, outcome: &Outcome) {
+    fn remark_refusals(&mut self, name: &str, outcome: &LoadOutcome) {
         if let Some(first) = &outcome.first_refusal {
-            self.remarks.push(format!("{name}: {} refused, the first with: {first}", outcome.refused));
+            self.remarks.push(format!("{name}: {} rejected, the first with: {first}", outcome.refused));
         }
         if outcome.unanswered > 0 {
             self.remarks.push(format!("{name}: {} requests had no answer in time", outcome.unanswered));
@@ -168,7 +165,7 @@ fn verdict(met: Option<bool>) -> &'static str {
     }
 }
 
-fn shown_rate(outcome: &Outcome, messages: f64) -> String {
+fn shown_rate(outcome: &LoadOutcome, messages: f64) -> String {
     let latency = &outcome.latency;
     format!(
         "{} /s, p50 {}, p99 {}",
@@ -178,7 +175,7 @@ fn shown_rate(outcome: &Outcome, messages: f64) -> String {
     )
 }
 
-fn rate_figures(outcome: &Outcome, messages: f64) -> Vec<(&'static str, Value)> {
+fn rate_figures(outcome: &LoadOutcome, messages: f64) -> Vec<(&'static str, Value)> {
     vec![
         ("per_second", json!(outcome.per_second() * messages)),
         ("p50_us", micros(outcome.latency.quantile(0.5))),

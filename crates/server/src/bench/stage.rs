@@ -1,4 +1,4 @@
-//! What every bench stands on: a folder on the device, a server, ways to put load on it, and the report.
+//! The base of every benchmark: a folder on the device, a server, loads, and the report.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::process::ExitCode;
@@ -8,49 +8,48 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use whimbrel_client::Client;
 
-use super::child::Server;
-use super::device::{Device, Probe};
-use super::load::{self, Load, Outcome, Pace, Requests};
-use super::report::Report;
+use super::child_server::ChildServer;
+use super::device::{Probe, StorageDevice};
+use super::load::{self, LoadOutcome, LoadPace, RequestLoad, Requests};
+use super::report::BenchReport;
 use super::wire;
-use crate::cli::{Failure, StageArgs, print_json, print_line};
+use crate::cli::{CliError, StageArgs, print_json, print_line};
 
-/// How long each measurement of a quick run takes.
+/// Duration of each measurement of a quick run, in seconds.
 const QUICK_SECONDS: f64 = 0.3;
 
-pub struct Stage {
+pub struct BenchStage {
     pub address: SocketAddr,
     pub runtime: tokio::runtime::Runtime,
-    /// The fresh server; `None` where a running one is measured.
-    pub server: Option<Server>,
-    pub report: Report,
+    /// The fresh server; `None` if a running one is measured.
+    pub server: Option<ChildServer>,
+    pub report: BenchReport,
     pub measure_for: Duration,
     pub is_quick: bool,
     key: Option<String>,
-    /// Lines that every request has.
     headers: Vec<String>,
     threads: usize,
     warmup: Duration,
     probe_for: Duration,
     progress: ProgressBar,
-    device: Device,
+    device: StorageDevice,
     json: bool,
     settings: Vec<String>,
-    /// Last, so that it goes when the server has ended.
+    /// The last field: it is dropped after the server has stopped.
     folder: tempfile::TempDir,
 }
 
-impl Stage {
-    pub fn set(args: &StageArgs) -> Result<Self, Failure> {
+impl BenchStage {
+    pub fn set(args: &StageArgs) -> Result<Self, CliError> {
         let folder = tempfile::Builder::new().prefix("whimbrel-bench-").tempdir_in(&args.data).map_err(|error| {
-            Failure::new(format!("no folder can be made in {}: {error}", args.data.display()))
-                .with_hint("name a folder on the device to measure with --data")
+            CliError::new(format!("cannot create a folder in {}: {error}", args.data.display()))
+                .with_hint("set a folder on the device to measure with --data")
         })?;
-        let device = Device::open(folder.path())?;
+        let device = StorageDevice::open(folder.path())?;
         let (server, address) = match &args.server {
             Some(url) => (None, address_of(url)?),
             None => {
-                let server = Server::start(folder.path(), &args.set)?;
+                let server = ChildServer::start(folder.path(), &args.set)?;
                 let address = server.address;
                 (Some(server), address)
             }
@@ -60,7 +59,7 @@ impl Stage {
             address,
             runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()?,
             server,
-            report: Report::default(),
+            report: BenchReport::default(),
             measure_for,
             is_quick: args.quick,
             key: args.key.clone(),
@@ -76,31 +75,31 @@ impl Stage {
         })
     }
 
-    /// Ends the fresh server in order and starts it again on what it left.
-    pub fn restart(&mut self) -> Result<(), Failure> {
+    /// Stops the fresh server in order and restarts it on its data.
+    pub fn restart(&mut self) -> Result<(), CliError> {
         if self.server.take().is_some() {
-            self.adopt(Server::start(self.folder.path(), &self.settings)?);
+            self.adopt(ChildServer::start(self.folder.path(), &self.settings)?);
         }
         Ok(())
     }
 
-    /// Ends the fresh server and starts another on an empty folder.
-    pub fn start_anew(&mut self) -> Result<(), Failure> {
+    /// Stops the fresh server and starts another on an empty folder.
+    pub fn start_anew(&mut self) -> Result<(), CliError> {
         if self.server.take().is_some() {
-            Server::remove_data(self.folder.path())?;
-            self.adopt(Server::start(self.folder.path(), &self.settings)?);
+            ChildServer::remove_data(self.folder.path())?;
+            self.adopt(ChildServer::start(self.folder.path(), &self.settings)?);
         }
         Ok(())
     }
 
-    fn adopt(&mut self, server: Server) {
+    fn adopt(&mut self, server: ChildServer) {
         self.address = server.address;
         self.server = Some(server);
     }
 
-    /// A client for one conversation. One that lasted would keep connections that nothing drives between the rounds and in other
-    /// threads, and that the server has closed meanwhile.
-    pub fn client(&self) -> Result<Client, Failure> {
+    /// A client for one exchange. A longer-lived one would keep connections that no runtime drives between the rounds and in other threads,
+    /// and that the server has closed.
+    pub fn client(&self) -> Result<Client, CliError> {
         let client = Client::new(&format!("http://{}", self.address))?;
         Ok(match &self.key {
             Some(key) => client.with_api_key(key)?,
@@ -108,19 +107,16 @@ impl Stage {
         })
     }
 
-    /// Where the fresh server and its data are.
     pub fn folder(&self) -> &std::path::Path {
         self.folder.path()
     }
 
-    /// Says what is under way.
     pub fn say(&self, what: impl Into<String>) {
         self.progress.set_message(what.into());
         self.progress.tick();
     }
 
-    /// Prints what was found.
-    pub fn show(&self) -> Result<ExitCode, Failure> {
+    pub fn show(&self) -> Result<ExitCode, CliError> {
         self.progress.finish_and_clear();
         if self.json {
             print_json(&self.report.as_json())?;
@@ -130,11 +126,17 @@ impl Stage {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// A load that begins when it is run; threads and warm-up are this stage's.
-    pub fn load<'a>(&self, requests: Requests<'a>, connections: usize, pace: Pace, duration: Duration) -> Load<'a> {
-        // A steady rate is kept by one thread: several would each keep a part of it, in step.
-        let threads = if pace == Pace::Saturate { self.threads } else { 1 };
-        Load {
+    /// A load that starts when it is run, with the threads and warm-up of this stage.
+    pub fn load<'a>(
+        &self,
+        requests: Requests<'a>,
+        connections: usize,
+        pace: LoadPace,
+        duration: Duration,
+    ) -> RequestLoad<'a> {
+        // One thread keeps a steady rate: several would each keep a part of it, in step.
+        let threads = if pace == LoadPace::Saturate { self.threads } else { 1 };
+        RequestLoad {
             address: self.address,
             requests,
             connections,
@@ -150,21 +152,21 @@ impl Stage {
         &self,
         requests: Requests<'_>,
         connections: usize,
-        pace: Pace,
+        pace: LoadPace,
         duration: Duration,
-    ) -> Result<Outcome, Failure> {
+    ) -> Result<LoadOutcome, CliError> {
         self.say(format!("{connections} connections"));
         run(self.load(requests, connections, pace, duration))
     }
 
-    pub fn probe(&mut self) -> Result<Probe, Failure> {
+    pub fn probe(&mut self) -> Result<Probe, CliError> {
         self.say("the device");
         let probe = self.device.probe(self.probe_for)?;
         self.report.device(probe);
         Ok(probe)
     }
 
-    /// Renders a request; `content_type` where it has a body.
+    /// Renders a request; `content_type` is set if it has a body.
     pub fn request(&self, method: &str, path: &str, content_type: &str, body: &[u8]) -> Vec<u8> {
         let mut headers = self.headers.clone();
         if !content_type.is_empty() {
@@ -174,13 +176,12 @@ impl Stage {
     }
 }
 
-/// Runs a load to its end.
-pub fn run(load: Load<'_>) -> Result<Outcome, Failure> {
-    load::run(load).map_err(|error| Failure::new(error.to_string()))
+pub fn run(load: RequestLoad<'_>) -> Result<LoadOutcome, CliError> {
+    load::run(load).map_err(|error| CliError::new(error.to_string()))
 }
 
-fn address_of(url: &str) -> Result<SocketAddr, Failure> {
-    let bad = || Failure::new(format!("`{url}` is not a server's address")).with_hint("write http://host:port");
+fn address_of(url: &str) -> Result<SocketAddr, CliError> {
+    let bad = || CliError::new(format!("`{url}` is not a server address")).with_hint("expected http://host:port");
     let host = url.strip_prefix("http://").ok_or_else(bad)?.trim_end_matches('/');
     host.to_socket_addrs().ok().and_then(|mut addresses| addresses.next()).ok_or_else(bad)
 }

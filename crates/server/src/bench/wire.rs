@@ -1,12 +1,12 @@
-//! The little of HTTP/1.1 that the load generator speaks: requests rendered once, answers read for their status and their end.
-//! Pure code; what it is given need not be well formed.
+//! The subset of HTTP/1.1 of the load generator: requests rendered once, answers read for their status and end. Pure code; the input
+//! need not be well-formed.
 
-/// Bytes of an answer's head; the server's are a few hundred.
+/// Maximum size of an answer's head; the server's has a few hundred bytes.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// Bytes of a refusal that are kept to be shown.
+/// Bytes of an error body that are kept to be printed.
 const SHOWN_BYTES_MAX: usize = 512;
 
-/// Renders a request. `headers` are complete lines without their ends.
+/// Renders a request. `headers` are complete lines without line ends.
 pub fn request(method: &str, path: &str, host: &str, headers: &[String], body: &[u8]) -> Vec<u8> {
     let mut text = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\n");
     for header in headers {
@@ -23,41 +23,40 @@ pub fn request(method: &str, path: &str, host: &str, headers: &[String], body: &
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the server's answer is not one that this load generator understands")]
-pub struct NotUnderstood;
+#[error("the load generator cannot parse the server's answer")]
+pub struct InvalidAnswer;
 
-/// Reads one answer after the other out of whatever arrives.
+/// Parses a sequence of answers from received bytes.
 #[derive(Debug, Default)]
 pub struct AnswerReader {
     head: Vec<u8>,
-    body: Option<Body>,
-    /// The beginning of a refusal's body.
+    body: Option<AnswerBody>,
     shown: Vec<u8>,
     status: u16,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Body {
+enum AnswerBody {
     Sized {
         left: usize,
     },
-    /// Ends with a chunk of size zero; `tail` is the last bytes seen, to find that end across reads.
+    /// Ends with a chunk of size zero; `tail` is the last bytes received, to find that end across reads.
     Chunked {
         tail: [u8; 5],
     },
 }
 
 impl AnswerReader {
-    /// Takes what arrived. Answers with the status where the answer is complete; whatever follows it is not expected, since only one
-    /// request is under way on a connection.
-    pub fn take(&mut self, bytes: &[u8]) -> Result<Option<u16>, NotUnderstood> {
+    /// Consumes received bytes. Returns the status if the answer is complete. Nothing may follow it, because a connection has only one
+    /// request in progress.
+    pub fn take(&mut self, bytes: &[u8]) -> Result<Option<u16>, InvalidAnswer> {
         let mut bytes = bytes;
         if self.body.is_none() {
             let before = self.head.len();
             self.head.extend_from_slice(bytes);
             let from = before.saturating_sub(3);
             let Some(end) = find(&self.head[from..], b"\r\n\r\n").map(|at| from + at + 4) else {
-                return if self.head.len() > HEAD_BYTES_MAX { Err(NotUnderstood) } else { Ok(None) };
+                return if self.head.len() > HEAD_BYTES_MAX { Err(InvalidAnswer) } else { Ok(None) };
             };
             bytes = &bytes[end - before..];
             let (status, body) = read_head(&self.head[..end])?;
@@ -68,13 +67,13 @@ impl AnswerReader {
             let room = SHOWN_BYTES_MAX.saturating_sub(self.shown.len());
             self.shown.extend_from_slice(&bytes[..bytes.len().min(room)]);
         }
-        let Some(body) = &mut self.body else { return Err(NotUnderstood) };
+        let Some(body) = &mut self.body else { return Err(InvalidAnswer) };
         let ended = match body {
-            Body::Sized { left } => {
-                *left = left.checked_sub(bytes.len()).ok_or(NotUnderstood)?;
+            AnswerBody::Sized { left } => {
+                *left = left.checked_sub(bytes.len()).ok_or(InvalidAnswer)?;
                 *left == 0
             }
-            Body::Chunked { tail } => {
+            AnswerBody::Chunked { tail } => {
                 for byte in &bytes[bytes.len().saturating_sub(tail.len())..] {
                     tail.rotate_left(1);
                     tail[4] = *byte;
@@ -90,25 +89,24 @@ impl AnswerReader {
         Ok(None)
     }
 
-    /// The body of the last refusal, its beginning.
     pub fn take_shown(&mut self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut self.shown)).into_owned()
     }
 }
 
-fn read_head(head: &[u8]) -> Result<(u16, Body), NotUnderstood> {
-    let digits = head.get(9..12).filter(|_| head.starts_with(b"HTTP/1.1 ")).ok_or(NotUnderstood)?;
-    let status = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok()).ok_or(NotUnderstood)?;
+fn read_head(head: &[u8]) -> Result<(u16, AnswerBody), InvalidAnswer> {
+    let digits = head.get(9..12).filter(|_| head.starts_with(b"HTTP/1.1 ")).ok_or(InvalidAnswer)?;
+    let status = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok()).ok_or(InvalidAnswer)?;
     for line in head.split(|byte| *byte == b'\n') {
         if let Some(value) = value_of(line, b"content-length:") {
-            let left = value.trim().parse().map_err(|_| NotUnderstood)?;
-            return Ok((status, Body::Sized { left }));
+            let left = value.trim().parse().map_err(|_| InvalidAnswer)?;
+            return Ok((status, AnswerBody::Sized { left }));
         }
         if value_of(line, b"transfer-encoding:").is_some_and(|value| value.trim().eq_ignore_ascii_case("chunked")) {
-            return Ok((status, Body::Chunked { tail: [0; 5] }));
+            return Ok((status, AnswerBody::Chunked { tail: [0; 5] }));
         }
     }
-    Ok((status, Body::Sized { left: 0 }))
+    Ok((status, AnswerBody::Sized { left: 0 }))
 }
 
 fn value_of<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a str> {
@@ -130,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_ends_where_it_says_however_it_arrives() {
+    fn an_answer_ends_at_its_length_however_it_arrives() {
         let sized = "HTTP/1.1 201 Created\r\nContent-Length: 5\r\ndate: x\r\n\r\nhello";
         let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
         for size in 1..80 {
@@ -141,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_can_be_shown() {
+    fn an_error_body_can_be_printed() {
         let mut reader = AnswerReader::default();
         assert_eq!(reader.take(b"HTTP/1.1 429 Too Many\r\ncontent-length: 4\r\n\r\nbusy"), Ok(Some(429)));
         assert_eq!(reader.take_shown(), "busy");
@@ -150,12 +148,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_not_understood() {
+    fn invalid_answers_are_rejected() {
         for text in
             ["SSH-2.0-OpenSSH\r\n\r\n", "HTTP/1.1 abc\r\n\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nok"]
         {
-            assert_eq!(AnswerReader::default().take(text.as_bytes()), Err(NotUnderstood), "{text}");
+            assert_eq!(AnswerReader::default().take(text.as_bytes()), Err(InvalidAnswer), "{text}");
         }
-        assert_eq!(AnswerReader::default().take(&[b'x'; HEAD_BYTES_MAX + 1]), Err(NotUnderstood));
+        assert_eq!(AnswerReader::default().take(&[b'x'; HEAD_BYTES_MAX + 1]), Err(InvalidAnswer));
     }
 }

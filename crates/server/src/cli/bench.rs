@@ -1,55 +1,55 @@
-//! `whimbrel bench`: what is measured and with how much of it. The measuring is in `crate::bench`.
+//! `whimbrel bench`: the arguments of the benchmarks. `crate::bench` measures.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::Failure;
+use super::CliError;
 
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
-    what: What,
+    what: BenchCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum What {
-    /// Publish: rates and latencies beside the device's sync and the server's own /healthz
+enum BenchCommand {
+    /// Publish: rates and latencies, compared with the device's sync and the server's own /healthz
     Publish(BenchPublishArgs),
-    /// Hold: how fast holds are taken, moved and fired, how late, and what many of them cost
+    /// Hold: rates of accepting, extending and firing holds, lateness, and the cost of many pending holds
     Hold(BenchHoldArgs),
-    /// Deliver: how fast subscribers are called beside a bare client loop, how soon, and what a failing one costs others
+    /// Deliver: callback rates compared with a bare client loop, latency, and the cost of a failing endpoint for others
     Deliver(BenchDeliverArgs),
-    /// Connect: what idle devices cost, how fast they come, and how soon presence is right when all of them go
+    /// Connect: cost of idle devices, connection rate, and time until presence is correct after all disconnect
     Connect(BenchConnectArgs),
-    /// Push: how fast and how soon people are reached, and what an inbox costs
+    /// Push: rate and latency of pushes, and the cost of an inbox
     Push(BenchPushArgs),
     /// The devices of `connect` and `push`
     #[command(hide = true)]
     Crowd,
-    /// What `deliver` calls: answers callbacks and counts them
+    /// The endpoint of `deliver`: answers callbacks and counts them
     #[command(hide = true)]
     Sink,
 }
 
-/// What every bench takes.
+/// The arguments of every benchmark.
 #[derive(Debug, Clone, clap::Args)]
 pub struct StageArgs {
-    /// Measure a running server instead of a fresh one; its device cannot be told, so --data should be on the same one
+    /// Measure a running server instead of a fresh one; its device is unknown, so --data should be on the same device
     #[arg(long, value_name = "URL")]
     pub server: Option<String>,
     /// The API key of that server
     #[arg(long, value_name = "SECRET", env = "WHIMBREL_KEY", hide_env_values = true, requires = "server")]
     pub key: Option<String>,
-    /// A folder on the device to measure; a temporary one is made in it and removed
+    /// A folder on the device to measure; a temporary folder is created in it and removed
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub data: PathBuf,
-    /// How long each measurement takes
+    /// Duration of each measurement, in seconds
     #[arg(long, default_value_t = 5.0, value_parser = seconds)]
     pub seconds: f64,
     /// Threads of the load generator
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub threads: u16,
-    /// A few seconds in all, to see that everything works
+    /// A short run of a few seconds, to test that everything works
     #[arg(long)]
     pub quick: bool,
     /// A setting of the fresh server, as often as needed: --set workers=1
@@ -64,10 +64,10 @@ pub struct StageArgs {
 pub struct BenchPublishArgs {
     #[command(flatten)]
     pub stage: StageArgs,
-    /// How long each measurement of one and of a thousand partitions takes [default: as --seconds]
+    /// Duration of each measurement of one and of a thousand partitions [default: as --seconds]
     #[arg(long, value_parser = seconds)]
     pub partition_seconds: Option<f64>,
-    /// Only this round with its probes of the device, as often as needed [default: all of them]
+    /// Run only this round with its probes of the device, as often as needed [default: all rounds]
     #[arg(long, value_name = "ROUND", value_enum)]
     pub only: Vec<BenchRound>,
 }
@@ -75,20 +75,20 @@ pub struct BenchPublishArgs {
 /// The rounds of `bench publish`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum BenchRound {
-    /// Single publishes over one connection, in turns with /healthz
+    /// Single publishes over one connection, alternating with /healthz
     #[value(name = "singles-1")]
     Singles1,
-    /// Single publishes over 64 connections, in turns with /healthz
+    /// Single publishes over 64 connections, alternating with /healthz
     #[value(name = "singles-64")]
     Singles64,
-    /// Single publishes over 256 connections, in turns with /healthz
+    /// Single publishes over 256 connections, alternating with /healthz
     #[value(name = "singles-256")]
     Singles256,
     /// A steady rate
     Steady,
     /// NDJSON batches
     Batches,
-    /// One and a thousand partitions in turns, singles and batches
+    /// One and a thousand partitions alternating, singles and batches
     Partitions,
 }
 
@@ -96,16 +96,16 @@ pub enum BenchRound {
 pub struct BenchHoldArgs {
     #[command(flatten)]
     pub stage: StageArgs,
-    /// Only this round, as often as needed [default: all of them]
+    /// Run only this round, as often as needed [default: all rounds]
     #[arg(long, value_name = "ROUND", value_enum)]
     pub only: Vec<HoldRound>,
-    /// Holds per second that are accepted and fired at the same time
+    /// Holds per second, accepted and fired at the same time
     #[arg(long, value_name = "PER_SECOND", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
     pub rate: u32,
-    /// Holds that are pending while others are moved and taken back, and that come due in one second
+    /// Pending holds while others are extended and withdrawn; also the holds that come due in one second
     #[arg(long, value_name = "COUNT", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1000..))]
     pub pending: u32,
-    /// Holds that memory and a restart are measured with, beside --pending
+    /// Pending holds for the measurement of memory and restart, in addition to --pending
     #[arg(long, value_name = "COUNT", default_value_t = 10_000_000, value_parser = clap::value_parser!(u32).range(1000..))]
     pub pending_many: u32,
 }
@@ -115,17 +115,17 @@ pub struct BenchHoldArgs {
 pub enum HoldRound {
     /// Holds accepted over 64 connections, and in batches
     Accept,
-    /// A few holds on an idle server: how late they fire
+    /// A few holds on an idle server: lateness
     Idle,
-    /// A steady rate accepted and fired at the same time: how late they fire
+    /// A steady rate, accepted and fired at the same time: lateness
     Fire,
-    /// Very many holds due in the same second, and publishes meanwhile
+    /// Very many holds due in the same second, with publishes at the same time
     Burst,
-    /// Extending with very many pending
+    /// Extending with very many pending holds
     Extend,
-    /// Withdrawing with very many pending
+    /// Withdrawing with very many pending holds
     Withdraw,
-    /// Resident memory with many and with very many pending, and a restart
+    /// Resident memory with many and with very many pending holds, and a restart
     Pending,
 }
 
@@ -133,10 +133,10 @@ pub enum HoldRound {
 pub struct BenchDeliverArgs {
     #[command(flatten)]
     pub stage: StageArgs,
-    /// Only this round, as often as needed [default: all of them]
+    /// Run only this round, as often as needed [default: all rounds]
     #[arg(long, value_name = "ROUND", value_enum)]
     pub only: Vec<DeliverRound>,
-    /// Messages of the backlog
+    /// Messages in the backlog
     #[arg(long, value_name = "COUNT", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1000..))]
     pub backlog: u32,
 }
@@ -144,11 +144,11 @@ pub struct BenchDeliverArgs {
 /// The rounds of `bench deliver`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum DeliverRound {
-    /// A steady rate: how soon a message reaches its subscriber
+    /// A steady rate: delivery latency
     Steady,
-    /// Deliveries without order, in turns with a bare client loop
+    /// Deliveries without order, alternating with a bare client loop
     None,
-    /// Deliveries in the order of a thousand keys, in turns with a bare client loop
+    /// Deliveries in the order of a thousand keys, alternating with a bare client loop
     Key,
     /// Deliveries beside a subscription whose endpoint hangs
     Hang,
@@ -162,7 +162,7 @@ pub enum DeliverRound {
 pub struct BenchConnectArgs {
     #[command(flatten)]
     pub stage: StageArgs,
-    /// Devices that are connected; each takes a file descriptor of both processes
+    /// Connected devices; each takes a file descriptor of both processes
     #[arg(long, value_name = "COUNT", default_value_t = 18_000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     pub connections: u32,
 }
@@ -171,7 +171,7 @@ pub struct BenchConnectArgs {
 pub struct BenchPushArgs {
     #[command(flatten)]
     pub stage: StageArgs,
-    /// Only this round, as often as needed [default: all of them]
+    /// Run only this round, as often as needed [default: all rounds]
     #[arg(long, value_name = "ROUND", value_enum)]
     pub only: Vec<PushRound>,
 }
@@ -179,31 +179,31 @@ pub struct BenchPushArgs {
 /// The rounds of `bench push`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum PushRound {
-    /// Pushes to devices that are there, kept for nobody
+    /// Ephemeral pushes to connected devices
     Ephemeral,
-    /// Pushes to devices that are there, stored and acknowledged
+    /// Stored and acknowledged pushes to connected devices
     Stored,
-    /// A steady rate: how soon a push reaches its device
+    /// A steady rate: push latency
     Steady,
     /// The first page of a user with many stored messages
     Page,
-    /// What a push to many inboxes costs on disk
+    /// Disk space of a push to many inboxes
     Fanout,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
-    let refused = || "write a number of seconds from 0.1 to 3600".to_owned();
+    let refused = || "expected a number of seconds from 0.1 to 3600".to_owned();
     text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds)).ok_or_else(refused)
 }
 
-pub fn run(args: BenchArgs) -> Result<ExitCode, Failure> {
+pub fn run(args: BenchArgs) -> Result<ExitCode, CliError> {
     match args.what {
-        What::Publish(args) => crate::bench::publish(&args),
-        What::Hold(args) => crate::bench::hold(&args),
-        What::Deliver(args) => crate::bench::deliver(&args),
-        What::Connect(args) => crate::bench::connect(&args),
-        What::Push(args) => crate::bench::push(&args),
-        What::Crowd => crate::bench::crowd(),
-        What::Sink => crate::bench::sink(),
+        BenchCommand::Publish(args) => crate::bench::publish(&args),
+        BenchCommand::Hold(args) => crate::bench::hold(&args),
+        BenchCommand::Deliver(args) => crate::bench::deliver(&args),
+        BenchCommand::Connect(args) => crate::bench::connect(&args),
+        BenchCommand::Push(args) => crate::bench::push(&args),
+        BenchCommand::Crowd => crate::bench::crowd(),
+        BenchCommand::Sink => crate::bench::sink(),
     }
 }

@@ -1,29 +1,29 @@
-//! `whimbrel check`: every setting in force with its source, and everything that is wrong, with the data folder too. It changes nothing,
-//! unless it is told to have the store of holds rebuilt.
+//! `whimbrel check`: the effective value and source of every setting, and all problems of the configuration and the data folder. It
+//! changes nothing, except for `--rebuild`.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use whimbrel_engines::embedded::{OpenError, probe_folder};
-use whimbrel_engines::rebuild::{ForgetError, forget_holds};
 use whimbrel_engines::resolve::EngineError;
+use whimbrel_engines::store_removal::{RemoveStoreError, remove_holds_store};
 
 use super::connect::converse_with;
 use super::output::{print_json, print_line, table};
-use super::{ConfigArgs, Failure, deep_check};
-use crate::config::{self, Loaded};
+use super::{CliError, ConfigArgs, deep_check};
+use crate::config::{self, LoadedConfig};
 
 #[derive(Debug, clap::Args)]
 pub struct CheckArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Print the commented default configuration instead: a file to begin with
+    /// Print a commented configuration file with all defaults
     #[arg(long)]
     example: bool,
-    /// Remove the store of holds, with every server stopped: the next start builds it again from the log
+    /// Remove the store of holds; the next start rebuilds it from the log. Stop every server first
     #[arg(long, conflicts_with = "example")]
     rebuild: bool,
-    /// Read every checksum of the log and of the small files, also beside a running server, and report what is damaged
+    /// Read every checksum of the log and of the small files, also beside a running server, and report damage
     #[arg(long, conflicts_with_all = ["example", "rebuild"])]
     deep: bool,
     /// Print JSON for programs
@@ -31,7 +31,7 @@ pub struct CheckArgs {
     json: bool,
 }
 
-pub fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
+pub fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
     if args.example {
         print_line(config::example().trim_end())?;
         return Ok(ExitCode::SUCCESS);
@@ -44,11 +44,11 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     }
     let mut loaded = args.config.load();
     if let Some(config) = &loaded.config {
-        // What a file says is not looked at before a start needs it.
+        // Key files are otherwise read only when the server starts.
         loaded.findings.problems.extend(crate::serve::key_problems(config));
         loaded.findings.problems.extend(crate::serve::kafka_file_problem(config));
     }
-    let folder = loaded.config.as_ref().map(|config| FolderState::of(&config.data));
+    let folder = loaded.config.as_ref().map(|config| DataFolderState::of(&config.data));
     if args.json {
         print_json(&as_json(&loaded, folder.as_ref()))?;
     } else {
@@ -58,20 +58,20 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     Ok(if is_sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Removes the store of holds, and says what it did.
-fn rebuild(args: &CheckArgs) -> Result<ExitCode, Failure> {
+/// Removes the store of holds, and reports the result.
+fn rebuild(args: &CheckArgs) -> Result<ExitCode, CliError> {
     let config = args.config.resolve()?;
     let settings = crate::serve::engine_settings(&config)?;
-    let removed = converse_with(forget_holds(&settings, config::HOLD_SHARDS_MAX))?.map_err(|error| {
-        let failure = Failure::new(format!("nothing was removed: {error}"));
+    let removed = converse_with(remove_holds_store(&settings, config::HOLD_SHARDS_MAX))?.map_err(|error| {
+        let failure = CliError::new(format!("nothing was removed: {error}"));
         match error {
-            ForgetError::InUse(_) | ForgetError::Engine(EngineError::Folder(OpenError::InUse(_))) => {
-                failure.with_hint("end every server that uses it first")
+            RemoveStoreError::InUse(_) | RemoveStoreError::Engine(EngineError::Folder(OpenError::InUse(_))) => {
+                failure.with_hint("stop every server that uses it first")
             }
             _ => failure,
         }
     })?;
-    let next = "the next start folds every record of `_holds` that the log keeps; nothing that was accepted is lost";
+    let next = "the next start rebuilds it from all records of `_holds` in the log; no hold is lost";
     if args.json {
         print_json(&serde_json::json!({ "removed": removed.to_string(), "next": next }))?;
     } else {
@@ -80,43 +80,46 @@ fn rebuild(args: &CheckArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What can be said of a data folder from outside.
-struct FolderState {
-    said: String,
-    /// Why a server could not start on it.
+/// The state of a data folder without opening it as a server.
+struct DataFolderState {
+    description: String,
+    /// The reason why a server cannot start on it.
     problem: Option<String>,
 }
 
-impl FolderState {
+impl DataFolderState {
     fn of(path: &Path) -> Self {
         let shown = path.display();
-        let sound = |said: String| Self { said, problem: None };
+        let sound = |description: String| Self { description, problem: None };
         let mut entries = match std::fs::read_dir(path) {
             Ok(entries) => entries,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return sound(format!("{shown} is not there yet; the first start makes it"));
+                return sound(format!("{shown} does not exist; the first start creates it"));
             }
             Err(error) => {
                 let problem = format!("the data folder {shown} cannot be read: {error}");
-                return Self { said: problem.clone(), problem: Some(problem) };
+                return Self { description: problem.clone(), problem: Some(problem) };
             }
         };
         if entries.next().is_none() {
             return sound(format!("{shown} is empty; the first start fills it"));
         }
-        // Probing a folder that is ours changes nothing but its lock; one that is not ours is refused before anything is made.
+        // Probing changes only the lock of a Whimbrel folder. A folder with other files is rejected before any file is created.
         match probe_folder(path) {
-            Ok(None) => sound(format!("{shown} is ours, of this version's format, and free; {} bytes", bytes_in(path))),
+            Ok(None) => sound(format!(
+                "{shown} is a Whimbrel data folder of this version's format, and not in use; {} bytes",
+                bytes_in(path)
+            )),
             Ok(Some(damaged)) => sound(damaged),
             Err(OpenError::InUse(_)) => {
                 sound(format!("{shown} is in use by a running server; {} bytes", bytes_in(path)))
             }
-            Err(error) => Self { said: error.to_string(), problem: Some(error.to_string()) },
+            Err(error) => Self { description: error.to_string(), problem: Some(error.to_string()) },
         }
     }
 }
 
-/// Bytes of all files below; what cannot be read is not counted.
+/// The size of all files below the folder, without unreadable ones.
 fn bytes_in(folder: &Path) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let of_entry = |entry: std::fs::DirEntry| match entry.metadata() {
@@ -127,7 +130,7 @@ fn bytes_in(folder: &Path) -> u64 {
     entries.map(of_entry).sum()
 }
 
-fn as_table(loaded: &Loaded, folder: Option<&FolderState>) -> String {
+fn as_table(loaded: &LoadedConfig, folder: Option<&DataFolderState>) -> String {
     let mut shown = table(["setting", "value", "source"]);
     for (path, value, source) in loaded.settings.iter() {
         shown.add_row([path, &value.to_toml(), &source.to_string()]);
@@ -141,21 +144,21 @@ fn as_table(loaded: &Loaded, folder: Option<&FolderState>) -> String {
     }
     if let Some(folder) = folder {
         let word = if folder.problem.is_some() { "error: " } else { "data folder: " };
-        text.push_str(&format!("\n{word}{}", folder.said));
+        text.push_str(&format!("\n{word}{}", folder.description));
     }
     let is_sound = loaded.findings.problems.is_empty() && folder.is_none_or(|folder| folder.problem.is_none());
-    text.push_str(if is_sound { "\nnothing is wrong" } else { "\nthe server would not start" });
+    text.push_str(if is_sound { "\nno problems found" } else { "\nthe server would not start" });
     text
 }
 
-fn as_json(loaded: &Loaded, folder: Option<&FolderState>) -> serde_json::Value {
+fn as_json(loaded: &LoadedConfig, folder: Option<&DataFolderState>) -> serde_json::Value {
     let settings = loaded.settings.iter().map(|(path, value, source)| {
         serde_json::json!({ "setting": path, "value": value.to_toml(), "source": source.to_string() })
     });
     serde_json::json!({
         "file": loaded.file.as_ref().map(|file| file.display().to_string()),
         "settings": settings.collect::<Vec<_>>(),
-        "data_folder": folder.map(|folder| &folder.said),
+        "data_folder": folder.map(|folder| &folder.description),
         "data_folder_problem": folder.and_then(|folder| folder.problem.as_ref()),
         "warnings": loaded.findings.warnings,
         "problems": loaded.findings.problems,

@@ -1,8 +1,8 @@
-//! `whimbrel completions`: what a shell needs to complete commands and flags, made from their definition.
+//! `whimbrel completions`: shell completions, generated from the definition of the command line.
 
 use std::process::ExitCode;
 
-use super::Failure;
+use super::CliError;
 use super::output::print_bytes;
 
 #[derive(Debug, clap::Args)]
@@ -11,8 +11,8 @@ pub struct CompletionsArgs {
     shell: clap_complete::Shell,
 }
 
-pub fn run(args: &CompletionsArgs, command: &mut clap::Command) -> Result<ExitCode, Failure> {
-    // Into memory first: `generate` panics where its writer fails, as a closed pipe does.
+pub fn run(args: &CompletionsArgs, command: &mut clap::Command) -> Result<ExitCode, CliError> {
+    // Into memory first: `generate` panics if its writer fails, for example on a closed pipe.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, command, "whimbrel", &mut script);
     print_bytes(&script)?;

@@ -1,18 +1,18 @@
-//! What every command that talks to a server takes, and the runtime it talks on.
+//! The arguments and the runtime of the commands that call a server.
 
 use std::future::Future;
 use std::process::ExitCode;
 
 use whimbrel_client::Client;
 
-use super::Failure;
+use super::CliError;
 
 #[derive(Debug, clap::Args)]
 pub struct ConnectArgs {
-    /// The server to talk to
+    /// The URL of the server
     #[arg(long, value_name = "URL", env = "WHIMBREL_SERVER", default_value = "http://127.0.0.1:7600")]
     server: String,
-    /// The API key to show it
+    /// The API key
     #[arg(long, value_name = "SECRET", env = "WHIMBREL_KEY", hide_env_values = true)]
     key: Option<String>,
     /// Print JSON for programs
@@ -21,7 +21,7 @@ pub struct ConnectArgs {
 }
 
 impl ConnectArgs {
-    pub fn client(&self) -> Result<Client, Failure> {
+    pub fn client(&self) -> Result<Client, CliError> {
         let client = Client::new(&self.server)?;
         match self.key.as_deref().filter(|key| !key.is_empty()) {
             Some(key) => Ok(client.with_api_key(key)?),
@@ -30,12 +30,12 @@ impl ConnectArgs {
     }
 }
 
-/// Runs a command's conversation with the server to its end.
-pub fn converse(conversation: impl Future<Output = Result<ExitCode, Failure>>) -> Result<ExitCode, Failure> {
+/// Runs the requests of a command on a runtime.
+pub fn converse(conversation: impl Future<Output = Result<ExitCode, CliError>>) -> Result<ExitCode, CliError> {
     converse_with(conversation)?
 }
 
-/// The same with whatever comes of it.
-pub fn converse_with<T>(conversation: impl Future<Output = T>) -> Result<T, Failure> {
+/// Like [`converse`], with any output.
+pub fn converse_with<T>(conversation: impl Future<Output = T>) -> Result<T, CliError> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(conversation))
 }

@@ -1,4 +1,4 @@
-//! `whimbrel check --deep`: reads every checksum of the data folder and reports damage by file. It changes no file of the folder, even
+//! `whimbrel check --deep`: reads every checksum of the data folder and reports damage by file. It changes no file of the folder, also
 //! beside a running server.
 
 use std::path::Path;
@@ -6,33 +6,33 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use whimbrel_engines::deep_check::{Finding, NotChecked, Progress, Report, deep_check};
+use whimbrel_engines::deep_check::{CheckProgress, CheckReport, DamageFinding, NotChecked, deep_check};
 
-use super::Failure;
+use super::CliError;
 use super::output::{print_json, print_line};
 use crate::serve::check_clock_note;
 
-/// The exit code if no damage was found but something could not be checked.
+/// The exit code if there is no damage, but part of the folder was not checked.
 const NOT_ALL_CHECKED: u8 = 3;
 
-pub fn run(data: &Path, json: bool) -> Result<ExitCode, Failure> {
+pub fn run(data: &Path, json: bool) -> Result<ExitCode, CliError> {
     if !data.is_dir() {
-        return Err(Failure::new(format!("{} is not a folder, so there is nothing to check", data.display()))
-            .with_hint("name the data folder with --data"));
+        return Err(CliError::new(format!("{} is not a folder, so it cannot be checked", data.display()))
+            .with_hint("set the data folder with --data"));
     }
-    // The progress is shown on standard error, if that is a terminal.
+    // Progress appears on standard error if that is a terminal.
     let bar = ProgressBar::no_length().with_style(style());
     let shown = bar.clone();
     let report = deep_check(
         data,
         Arc::new(move |progress| match progress {
-            Progress::Planned(bytes) => shown.set_length(bytes),
-            Progress::Read(bytes) => shown.inc(bytes),
+            CheckProgress::Planned(bytes) => shown.set_length(bytes),
+            CheckProgress::Read(bytes) => shown.inc(bytes),
         }),
     );
     let bytes = bar.position();
     bar.finish_and_clear();
-    let mut report = report.map_err(|error| Failure::new(format!("cannot list {}: {error}", data.display())))?;
+    let mut report = report.map_err(|error| CliError::new(format!("cannot list {}: {error}", data.display())))?;
     report.files += usize::from(data.join("clock").exists());
     report.add(check_clock_note(data));
     report.findings.sort_by(|a, b| (&a.file, a.position).cmp(&(&b.file, b.position)));
@@ -53,9 +53,9 @@ fn style() -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-fn as_text(data: &Path, report: &Report, bytes: u64) -> String {
+fn as_text(data: &Path, report: &CheckReport, bytes: u64) -> String {
     let mut text = String::new();
-    for Finding { file, position, what, meaning, advice, is_harmless } in &report.findings {
+    for DamageFinding { file, position, what, meaning, advice, is_harmless } in &report.findings {
         let word = if *is_harmless { "harmless" } else { "damaged" };
         let file = file.display();
         text.push_str(&format!("{word}: {file} at byte {position}: {what}\n  means: {meaning}\n  do: {advice}\n"));
@@ -73,7 +73,7 @@ fn as_text(data: &Path, report: &Report, bytes: u64) -> String {
     text
 }
 
-fn as_json(data: &Path, report: &Report, bytes: u64) -> serde_json::Value {
+fn as_json(data: &Path, report: &CheckReport, bytes: u64) -> serde_json::Value {
     let findings = report.findings.iter().map(|finding| {
         serde_json::json!({
             "file": finding.file.display().to_string(),

@@ -1,24 +1,24 @@
-//! `whimbrel hold`, `extend`, `withdraw` and `holds`: messages that arrive later, moved, taken back and looked at.
+//! `whimbrel hold`, `extend`, `withdraw` and `holds`: create, extend, withdraw, list and fire holds.
 
 use std::process::ExitCode;
 
 use whimbrel_client::{Extension, HoldCounts, HoldFilter, HoldInfo, HoldOutcome, HoldPage, NewDue};
 
-use super::Failure;
+use super::CliError;
 use super::connect::{ConnectArgs, converse};
 use super::output::{print_json, print_line, table};
 use super::publish::{MessageArgs, send};
 
 #[derive(Debug, clap::Args)]
 pub struct HoldArgs {
-    /// The topic that the message will stand in
+    /// The topic of the message
     topic: String,
     #[command(flatten)]
     message: MessageArgs,
-    /// After this long: 10m, 1h30m
+    /// The delay: 10m, 1h30m
     #[arg(short, long, value_name = "DURATION", required_unless_present = "at", conflicts_with = "at")]
     delay: Option<String>,
-    /// At this time: 2026-01-31T09:30:00Z
+    /// The due time: 2026-01-31T09:30:00Z
     #[arg(short, long, value_name = "TIME")]
     at: Option<String>,
     #[command(flatten)]
@@ -29,7 +29,7 @@ pub struct HoldArgs {
 pub struct ExtendArgs {
     /// The hold's id
     id: String,
-    /// So much later than it is due, or earlier: 10m, -10m
+    /// Move the due time by this much, later or earlier: 10m, -10m
     #[arg(
         long,
         value_name = "DURATION",
@@ -38,13 +38,13 @@ pub struct ExtendArgs {
         conflicts_with = "until"
     )]
     by: Option<String>,
-    /// At this time instead; one in the past fires it now: 2026-01-31T09:30:00Z
+    /// The new due time; a time in the past fires it now: 2026-01-31T09:30:00Z
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// Only where the hold still has this version
+    /// Only if the hold still has this version
     #[arg(long, value_name = "VERSION")]
     if_version: Option<u64>,
-    /// Makes a repeat of this command harmless: the same key moves the hold once
+    /// Makes a repeat of this command safe: the same key moves the hold once
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
     #[command(flatten)]
@@ -62,35 +62,35 @@ pub struct WithdrawArgs {
 #[derive(Debug, clap::Args)]
 pub struct HoldsArgs {
     #[command(subcommand)]
-    action: Action,
+    action: HoldsAction,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Action {
-    /// List what is pending, in due order
+enum HoldsAction {
+    /// List pending holds, in due order
     List {
         #[command(flatten)]
         filter: FilterArgs,
-        /// Those that could never be written, with the reason
+        /// List the dead holds instead, which could not be written, with the reason
         #[arg(long)]
         dead: bool,
-        /// At most so many
+        /// The maximum number of holds
         #[arg(short, long, value_name = "COUNT", default_value_t = 100)]
         limit: usize,
-        /// Go on behind an earlier list
+        /// Continue from this cursor
         #[arg(long)]
         cursor: Option<String>,
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// Count what is pending, and when it comes due
+    /// Count pending holds, and show when they come due
     Count {
         #[command(flatten)]
         filter: FilterArgs,
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// Show a hold, or what became of it
+    /// Show a hold, or its outcome
     Show {
         id: String,
         #[command(flatten)]
@@ -106,7 +106,7 @@ enum Action {
 
 #[derive(Debug, clap::Args)]
 struct FilterArgs {
-    /// Of this topic only
+    /// Only this topic
     #[arg(short, long)]
     topic: Option<String>,
     /// Due at this time or later
@@ -123,18 +123,18 @@ impl FilterArgs {
     }
 }
 
-pub fn hold(args: HoldArgs) -> Result<ExitCode, Failure> {
+pub fn hold(args: HoldArgs) -> Result<ExitCode, CliError> {
     let client = args.connect.client()?;
     let messages = args.message.messages(args.delay, args.at)?;
     converse(send(&client, &args.topic, &messages, args.connect.json))
 }
 
-pub fn extend(args: ExtendArgs) -> Result<ExitCode, Failure> {
+pub fn extend(args: ExtendArgs) -> Result<ExitCode, CliError> {
     let client = args.connect.client()?;
     let to = match (args.by, args.until) {
         (Some(by), _) => NewDue::By(by),
         (None, Some(until)) => NewDue::Until(until),
-        (None, None) => return Err(Failure::new("say how much later with --by, or when with --until")),
+        (None, None) => return Err(CliError::new("set how much later with --by, or the time with --until")),
     };
     let extension = Extension {
         to,
@@ -144,46 +144,46 @@ pub fn extend(args: ExtendArgs) -> Result<ExitCode, Failure> {
     converse(async { show_outcome(&args.id, &client.extend(&args.id, &extension).await?, args.connect.json) })
 }
 
-pub fn withdraw(args: WithdrawArgs) -> Result<ExitCode, Failure> {
+pub fn withdraw(args: WithdrawArgs) -> Result<ExitCode, CliError> {
     let client = args.connect.client()?;
     converse(async { show_outcome(&args.id, &client.withdraw(&args.id).await?, args.connect.json) })
 }
 
-pub fn holds(args: HoldsArgs) -> Result<ExitCode, Failure> {
+pub fn holds(args: HoldsArgs) -> Result<ExitCode, CliError> {
     match args.action {
-        Action::List { filter, dead, limit, cursor, connect } => {
+        HoldsAction::List { filter, dead, limit, cursor, connect } => {
             let client = connect.client()?;
             let state = dead.then(|| "dead".to_owned());
             let filter = HoldFilter { state, limit: Some(limit), cursor, ..filter.filter() };
             converse(async { show_page(&client.holds(&filter).await?, connect.json) })
         }
-        Action::Count { filter, connect } => {
+        HoldsAction::Count { filter, connect } => {
             let client = connect.client()?;
             converse(async { show_counts(&client.count_holds(&filter.filter()).await?, connect.json) })
         }
-        Action::Show { id, connect } => {
+        HoldsAction::Show { id, connect } => {
             let client = connect.client()?;
             converse(async { show_hold(client.look(&id).await?, connect.json) })
         }
-        Action::Fire { id, connect } => {
+        HoldsAction::Fire { id, connect } => {
             let client = connect.client()?;
             converse(async { show_outcome(&id, &client.fire(&id).await?, connect.json) })
         }
     }
 }
 
-fn show_outcome(id: &str, outcome: &HoldOutcome, json: bool) -> Result<ExitCode, Failure> {
+fn show_outcome(id: &str, outcome: &HoldOutcome, json: bool) -> Result<ExitCode, CliError> {
     if json {
         print_json(outcome)?;
         return Ok(ExitCode::SUCCESS);
     }
     let due = outcome.due.as_ref().map_or(String::new(), |due| format!(", due {due}"));
     let version = outcome.version.map_or(String::new(), |version| format!(", version {version}"));
-    print_line(&format!("{}: {id}{due}{version}{}", outcome.outcome, said(&outcome.more)))?;
+    print_line(&format!("{}: {id}{due}{version}{}", outcome.outcome, further_members(&outcome.more)))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn show_page(page: &HoldPage, json: bool) -> Result<ExitCode, Failure> {
+fn show_page(page: &HoldPage, json: bool) -> Result<ExitCode, CliError> {
     if json {
         print_json(page)?;
         return Ok(ExitCode::SUCCESS);
@@ -194,12 +194,12 @@ fn show_page(page: &HoldPage, json: bool) -> Result<ExitCode, Failure> {
     }
     print_line(&hold_table(&page.holds))?;
     if let Some(cursor) = &page.cursor {
-        print_line(&format!("there are more: go on with --cursor {cursor}"))?;
+        print_line(&format!("there are more: continue with --cursor {cursor}"))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn show_hold(hold: HoldInfo, json: bool) -> Result<ExitCode, Failure> {
+fn show_hold(hold: HoldInfo, json: bool) -> Result<ExitCode, CliError> {
     if json {
         print_json(&hold)?;
     } else {
@@ -215,7 +215,7 @@ fn hold_table(holds: &[HoldInfo]) -> String {
             &hold.due,
             &hold.topic,
             hold.key.as_deref().unwrap_or_default(),
-            &format!("{}{}", hold.state, said(&hold.more)),
+            &format!("{}{}", hold.state, further_members(&hold.more)),
             &hold.version.map_or(String::new(), |version| version.to_string()),
             &hold.published_at,
             &hold.id,
@@ -224,7 +224,7 @@ fn hold_table(holds: &[HoldInfo]) -> String {
     shown.to_string()
 }
 
-fn show_counts(counts: &HoldCounts, json: bool) -> Result<ExitCode, Failure> {
+fn show_counts(counts: &HoldCounts, json: bool) -> Result<ExitCode, CliError> {
     if json {
         print_json(counts)?;
         return Ok(ExitCode::SUCCESS);
@@ -240,8 +240,8 @@ fn show_counts(counts: &HoldCounts, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the server says beyond what has a place of its own: when it fired, why it is dead, where it is.
-fn said(more: &serde_json::Map<String, serde_json::Value>) -> String {
+/// The further members of an answer, in words: when the hold fired, why it is dead, where its message is.
+fn further_members(more: &serde_json::Map<String, serde_json::Value>) -> String {
     let shown = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let facts = more.iter().filter(|(_, value)| !value.is_null() && !value.is_object() && !value.is_array());
     facts.map(|(name, value)| format!(", {} {}", name.replace('_', " "), shown(value))).collect()
@@ -252,9 +252,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_else_is_known_of_a_hold_is_said_in_words() {
+    fn further_members_of_a_hold_are_shown_in_words() {
         let outcome: HoldOutcome =
             serde_json::from_str(r#"{"outcome":"fired","fired_at":"x","partition":3,"headers":{}}"#).unwrap();
-        assert_eq!(said(&outcome.more), ", fired at x, partition 3");
+        assert_eq!(further_members(&outcome.more), ", fired at x, partition 3");
     }
 }

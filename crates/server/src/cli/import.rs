@@ -1,4 +1,4 @@
-//! `whimbrel import`: makes subscriptions of a kafka-pusher's configuration file. Nothing is sent where the file has an error.
+//! `whimbrel import`: creates subscriptions from a kafka-pusher's configuration file. It sends nothing if the file has an error.
 
 mod lenient_json;
 mod pusher;
@@ -9,30 +9,30 @@ use std::process::ExitCode;
 use serde_json::json;
 use whimbrel_client::{Client, ClientError};
 
-use self::pusher::Planned;
-use super::Failure;
+use self::pusher::PlannedSubscription;
+use super::CliError;
 use super::connect::{ConnectArgs, converse};
 use super::output::{print_json, print_line, table};
 
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {
-    /// The configuration file of a kafka-pusher; // comments and trailing commas are taken
+    /// The configuration file of a kafka-pusher; // comments and trailing commas are accepted
     #[arg(value_name = "PUSHER_JSON")]
     file: PathBuf,
-    /// Show what would be made, and make nothing
+    /// Show what would be created, without creating it
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
     connect: ConnectArgs,
 }
 
-pub fn run(args: ImportArgs) -> Result<ExitCode, Failure> {
+pub fn run(args: ImportArgs) -> Result<ExitCode, CliError> {
     let name = args.file.display();
-    let text =
-        std::fs::read_to_string(&args.file).map_err(|error| Failure::new(format!("{name} cannot be read: {error}")))?;
+    let text = std::fs::read_to_string(&args.file)
+        .map_err(|error| CliError::new(format!("{name} cannot be read: {error}")))?;
     let plan = pusher::plan(&text).map_err(|problems| {
         let lines = problems.into_iter().map(|problem| format!("{name}: {problem}"));
-        Failure::new("nothing was imported:")
+        CliError::new("nothing was imported:")
             .with_details(lines)
             .with_hint("docs/guides/kafka-pusher.md has each field")
     })?;
@@ -48,8 +48,9 @@ pub fn run(args: ImportArgs) -> Result<ExitCode, Failure> {
         for planned in &plan.subscriptions {
             let outcome = put(&client, planned).await.map_err(|error| {
                 let done = outcomes.len();
-                Failure::new(format!("{name}: line {}: {}: {error}", planned.line, planned.name))
-                    .with_hint(format!("the {done} subscriptions before it were put; importing again repeats nothing"))
+                CliError::new(format!("{name}: line {}: {}: {error}", planned.line, planned.name)).with_hint(format!(
+                    "the {done} subscriptions before it were created; a second import does not duplicate them"
+                ))
             })?;
             outcomes.push(outcome);
         }
@@ -57,7 +58,7 @@ pub fn run(args: ImportArgs) -> Result<ExitCode, Failure> {
     })
 }
 
-async fn put(client: &Client, planned: &Planned) -> Result<&'static str, ClientError> {
+async fn put(client: &Client, planned: &PlannedSubscription) -> Result<&'static str, ClientError> {
     let was_there = match client.subscription(&planned.name).await {
         Ok(_) => true,
         Err(error) if error.code() == Some("unknown_subscription") => false,
@@ -67,7 +68,7 @@ async fn put(client: &Client, planned: &Planned) -> Result<&'static str, ClientE
     Ok(if was_there { "changed" } else { "made" })
 }
 
-fn show(planned: &[Planned], outcomes: &[&str], json: bool) -> Result<ExitCode, Failure> {
+fn show(planned: &[PlannedSubscription], outcomes: &[&str], json: bool) -> Result<ExitCode, CliError> {
     if json {
         let shown = planned.iter().zip(outcomes).map(|(planned, outcome)| {
             json!({ "name": planned.name, "outcome": outcome, "line": planned.line, "subscription": planned.settings })

@@ -1,11 +1,11 @@
-//! The command line: one definition that drives flags, help and completions, and one file per command.
+//! The command line: one definition for flags, help and completions, and one file per command.
 
 mod bench;
 mod check;
 mod completions;
 mod connect;
 mod deep_check;
-mod failure;
+mod error;
 mod hold;
 mod import;
 mod output;
@@ -29,13 +29,13 @@ pub use bench::{
     BenchConnectArgs, BenchDeliverArgs, BenchHoldArgs, BenchPublishArgs, BenchPushArgs, BenchRound, DeliverRound,
     HoldRound, PushRound, StageArgs,
 };
-pub use failure::Failure;
+pub use error::CliError;
 pub use output::{print_json, print_line, table};
 pub use serve::ConfigArgs;
 
-/// Delivers messages now and later, to services over HTTP and to people on their devices.
+/// Delivers messages now or later, to services over HTTP and to users' devices.
 ///
-/// Without a command it serves, with what is kept in ./whimbrel-data.
+/// Without a command it starts a server with the data folder ./whimbrel-data.
 #[derive(Debug, Parser)]
 #[command(name = "whimbrel", version, args_conflicts_with_subcommands = true)]
 struct Cli {
@@ -51,23 +51,23 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Publish messages to a topic
     Publish(publish::PublishArgs),
-    /// Hold a message: it stands in its topic when it is due
+    /// Hold a message: it appears in its topic at its due time
     Hold(hold::HoldArgs),
-    /// Give a hold another due time
+    /// Change the due time of a hold
     Extend(hold::ExtendArgs),
-    /// Take a hold back: its message never reaches its topic
+    /// Withdraw a hold: its message never appears in its topic
     Withdraw(hold::WithdrawArgs),
     /// List, count, show and fire holds
     Holds(hold::HoldsArgs),
     /// Read messages of a topic
     Read(read::ReadArgs),
-    /// Follow a topic as messages come
+    /// Follow a topic
     Tail(tail::TailArgs),
     /// List, show, create, alter and delete topics
     Topic(topic::TopicArgs),
-    /// Make, list, show, stop, move and pull from subscriptions
+    /// Create, list, show, pause, seek and pull from subscriptions
     Sub(sub::SubArgs),
-    /// Connect as a device and show what comes
+    /// Connect as a device and show its frames
     Connect(terminal::TerminalArgs),
     /// Push a message to a user, or to many
     Push(push::PushArgs),
@@ -75,25 +75,25 @@ enum Command {
     Presence(people::PresenceArgs),
     /// End a user's sessions, with a reason
     Kick(people::KickArgs),
-    /// Show or empty what is stored for a user
+    /// Show or empty the inbox of a user
     Inbox(people::InboxArgs),
-    /// List, show and say what platforms keep
+    /// List, show and configure platforms
     Platform(platform::PlatformArgs),
-    /// Register, list and forget where notices for devices go
+    /// Register, list and delete devices for notifications
     Device(platform::DeviceArgs),
-    /// Make subscriptions of a kafka-pusher's configuration file
+    /// Create subscriptions from a kafka-pusher's configuration file
     Import(import::ImportArgs),
-    /// Show what happened to a topic, minute by minute
+    /// Show the statistics of a topic, by minute
     Stats(stats::StatsArgs),
-    /// Measure a server beside its device, as ratios within one run
+    /// Run a benchmark; results are ratios within one run
     Bench(bench::BenchArgs),
-    /// Show the configuration in force, what is wrong with it, and the state of the data folder; --deep reads every checksum
+    /// Show the effective configuration, its problems, and the state of the data folder; --deep reads every checksum
     Check(check::CheckArgs),
     /// Print completions for a shell
     Completions(completions::CompletionsArgs),
 }
 
-/// Runs what the command line says.
+/// Runs the command line of this process.
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
     let command = cli.command.unwrap_or(Command::Serve(cli.serve));
@@ -129,12 +129,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definition_of_the_command_line_is_sound() {
+    fn the_definition_of_the_command_line_is_valid() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn without_a_command_it_serves_with_the_flags_of_serve() {
+    fn without_a_command_the_server_starts_with_the_flags_of_serve() {
         let cli = Cli::try_parse_from(["whimbrel", "--listen", "127.0.0.1:1"]).unwrap();
         assert!(cli.command.is_none());
         assert!(Cli::try_parse_from(["whimbrel", "--listen", "127.0.0.1:1", "topic", "list"]).is_err());

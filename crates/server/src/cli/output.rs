@@ -1,4 +1,4 @@
-//! How answers are shown: tables for people, JSON for programs.
+//! Output of answers: tables for people, JSON for programs.
 
 use std::io::{ErrorKind, Write as _};
 
@@ -6,7 +6,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 use whimbrel_client::Message;
 
-use super::Failure;
+use super::CliError;
 
 /// An empty table with these headings.
 pub fn table<const COLUMNS: usize>(headings: [&str; COLUMNS]) -> Table {
@@ -17,27 +17,27 @@ pub fn table<const COLUMNS: usize>(headings: [&str; COLUMNS]) -> Table {
 }
 
 /// Prints one line of JSON.
-pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
-    let mut line = serde_json::to_vec(value).map_err(|error| Failure::new(error.to_string()))?;
+pub fn print_json(value: &impl Serialize) -> Result<(), CliError> {
+    let mut line = serde_json::to_vec(value).map_err(|error| CliError::new(error.to_string()))?;
     line.push(b'\n');
     print_bytes(&line)
 }
 
-/// Prints a line. Where the reader has closed the pipe, the failure ends the command quietly.
-pub fn print_line(text: &str) -> Result<(), Failure> {
+/// Prints a line. If the reader has closed the pipe, the failure ends the command quietly.
+pub fn print_line(text: &str) -> Result<(), CliError> {
     print_bytes(format!("{text}\n").as_bytes())
 }
 
-/// Prints bytes as they are; see [`print_line`].
-pub fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
+/// Prints raw bytes; see [`print_line`].
+pub fn print_bytes(bytes: &[u8]) -> Result<(), CliError> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
-        ErrorKind::BrokenPipe => Failure::closed_pipe(),
-        _ => Failure::new(format!("cannot write to stdout: {error}")),
+        ErrorKind::BrokenPipe => CliError::closed_pipe(),
+        _ => CliError::new(format!("cannot write to stdout: {error}")),
     })
 }
 
-/// The payload for a person to see: text as it is, shortened and without control characters; otherwise its size.
+/// The payload in printable form: text without control characters, shortened; otherwise its size.
 pub fn shown_payload(message: &Message, chars_max: usize) -> String {
     match &message.payload {
         Some(text) => {

@@ -1,14 +1,14 @@
-//! `whimbrel presence`, `kick` and `inbox`: who is online, who shall not be, what waits for whom.
+//! `whimbrel presence`, `kick` and `inbox`.
 
 use std::process::ExitCode;
 
 use whimbrel_client::{InboxInfo, Kick, PresenceInfo};
 
-use super::Failure;
+use super::CliError;
 use super::connect::{ConnectArgs, converse};
 use super::output::{print_json, print_line, table};
 
-/// Characters of a payload that a row shows.
+/// Maximum length of a payload in a row, in characters.
 const PAYLOAD_SHOWN_CHARS: usize = 80;
 
 #[derive(Debug, clap::Args)]
@@ -24,7 +24,7 @@ pub struct PresenceArgs {
 pub struct KickArgs {
     /// The user
     uid: String,
-    /// What the devices are told
+    /// The reason that the devices receive
     #[arg(short, long, value_name = "TEXT", default_value = "kicked")]
     reason: String,
     /// Only the sessions of this platform
@@ -41,7 +41,7 @@ pub struct KickArgs {
 pub struct InboxArgs {
     /// The user
     uid: String,
-    /// What this platform is still to get
+    /// Only the messages that this platform has not acknowledged
     #[arg(long, conflicts_with = "wipe")]
     platform: Option<String>,
     /// Empty the inbox instead of showing it
@@ -51,7 +51,7 @@ pub struct InboxArgs {
     connect: ConnectArgs,
 }
 
-pub fn presence(args: PresenceArgs) -> Result<ExitCode, Failure> {
+pub fn presence(args: PresenceArgs) -> Result<ExitCode, CliError> {
     let client = args.connect.client()?;
     converse(async {
         let users = match args.uids.as_slice() {
@@ -62,7 +62,7 @@ pub fn presence(args: PresenceArgs) -> Result<ExitCode, Failure> {
     })
 }
 
-pub fn kick(args: KickArgs) -> Result<ExitCode, Failure> {
+pub fn kick(args: KickArgs) -> Result<ExitCode, CliError> {
     let client = args.connect.client()?;
     let kick = Kick { platform: args.platform, session: args.session, reason: args.reason };
     converse(async {
@@ -76,7 +76,7 @@ pub fn kick(args: KickArgs) -> Result<ExitCode, Failure> {
     })
 }
 
-pub fn inbox(args: InboxArgs) -> Result<ExitCode, Failure> {
+pub fn inbox(args: InboxArgs) -> Result<ExitCode, CliError> {
     let client = args.connect.client()?;
     converse(async {
         if args.wipe {
@@ -90,7 +90,7 @@ pub fn inbox(args: InboxArgs) -> Result<ExitCode, Failure> {
     })
 }
 
-fn show_presence(users: &[PresenceInfo], json: bool) -> Result<ExitCode, Failure> {
+fn show_presence(users: &[PresenceInfo], json: bool) -> Result<ExitCode, CliError> {
     if json {
         for user in users {
             print_json(user)?;
@@ -112,7 +112,7 @@ fn show_presence(users: &[PresenceInfo], json: bool) -> Result<ExitCode, Failure
     Ok(ExitCode::SUCCESS)
 }
 
-fn show_inbox(inbox: &InboxInfo, json: bool) -> Result<ExitCode, Failure> {
+fn show_inbox(inbox: &InboxInfo, json: bool) -> Result<ExitCode, CliError> {
     if json {
         print_json(inbox)?;
         return Ok(ExitCode::SUCCESS);

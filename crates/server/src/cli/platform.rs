@@ -1,11 +1,11 @@
-//! `whimbrel platform` and `device`: what platforms keep, and where notices for a user's devices go.
+//! `whimbrel platform` and `device`: the rules of platforms, and the registry of devices for notifications.
 
 use std::process::ExitCode;
 
 use serde_json::{Map, Value};
 use whimbrel_client::{DeviceInfo, PlatformInfo};
 
-use super::Failure;
+use super::CliError;
 use super::connect::{ConnectArgs, converse};
 use super::output::{print_json, print_line, table};
 
@@ -17,51 +17,51 @@ pub struct PlatformArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum PlatformAction {
-    /// Show what a platform keeps
+    /// Show the settings of a platform
     Show {
         platform: String,
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// List the platforms that somebody configured
+    /// List the platforms that have settings of their own
     List {
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// Put a platform back to the defaults
+    /// Reset a platform to the defaults
     Delete {
         platform: String,
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// Say what a platform keeps; what is left out takes its default
+    /// Configure a platform; omitted settings take their defaults
     Set {
         platform: String,
         #[command(flatten)]
-        settings: SettingsArgs,
+        settings: PlatformSettingsArgs,
         #[command(flatten)]
         connect: ConnectArgs,
     },
 }
 
 #[derive(Debug, clap::Args)]
-struct SettingsArgs {
-    /// Whether messages are kept for it until they are acknowledged
+struct PlatformSettingsArgs {
+    /// Whether messages are stored until they are acknowledged
     #[arg(long, value_name = "BOOL")]
     store: Option<bool>,
-    /// Messages that wait for one device at most
+    /// Maximum number of stored messages for one device
     #[arg(long, value_name = "COUNT")]
     max_stored: Option<u32>,
-    /// How long a message is kept: 7d
+    /// How long a message is stored: 7d
     #[arg(long, value_name = "DURATION")]
     ttl: Option<String>,
-    /// Whether its devices are woken by notices
+    /// Whether its devices get notifications
     #[arg(long, value_name = "BOOL")]
     notify: Option<bool>,
-    /// Sessions of a user at the same time: replace, reject, or how many
+    /// Concurrent sessions of a user: replace, reject, or a number
     #[arg(long, value_name = "RULE", value_parser = sessions)]
     sessions: Option<Value>,
-    /// How long an acknowledgement is awaited: 10s
+    /// Timeout of an acknowledgement: 10s
     #[arg(long, value_name = "DURATION")]
     ack_timeout: Option<String>,
 }
@@ -72,7 +72,7 @@ fn sessions(text: &str) -> Result<Value, String> {
         many => many
             .parse::<u32>()
             .map(|many| serde_json::json!({ "many": many }))
-            .map_err(|_| "write replace, reject, or a number".to_owned()),
+            .map_err(|_| "expected replace, reject, or a number".to_owned()),
     }
 }
 
@@ -84,19 +84,19 @@ pub struct DeviceArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum DeviceAction {
-    /// Register where notices for a device go
+    /// Register a device for notifications
     Put {
         uid: String,
         device: String,
         #[arg(long)]
         platform: String,
-        /// Who wakes it
+        /// The provider of its notifications
         #[arg(long, value_parser = ["apns", "fcm", "webpush", "http"])]
         provider: String,
-        /// The device's token; of a browser its endpoint, for http the URL
+        /// The device token; for webpush the endpoint, for http the URL
         #[arg(long)]
         token: String,
-        /// What else the provider wants, as often as needed: p256dh=…, auth=…, topic=…
+        /// A further field of the provider, as often as needed: p256dh=…, auth=…, topic=…
         #[arg(long, value_name = "NAME=VALUE", value_parser = name_and_value)]
         with: Vec<(String, String)>,
         #[command(flatten)]
@@ -108,14 +108,14 @@ enum DeviceAction {
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// Show where notices for a device go
+    /// Show a device
     Show {
         uid: String,
         device: String,
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// Forget a device
+    /// Delete a device
     Delete {
         uid: String,
         device: String,
@@ -125,11 +125,11 @@ enum DeviceAction {
 }
 
 fn name_and_value(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
 }
 
-pub fn platform(args: PlatformArgs) -> Result<ExitCode, Failure> {
+pub fn platform(args: PlatformArgs) -> Result<ExitCode, CliError> {
     match args.action {
         PlatformAction::Show { platform, connect } => {
             let client = connect.client()?;
@@ -165,7 +165,7 @@ pub fn platform(args: PlatformArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-pub fn device(args: DeviceArgs) -> Result<ExitCode, Failure> {
+pub fn device(args: DeviceArgs) -> Result<ExitCode, CliError> {
     match args.action {
         DeviceAction::Put { uid, device, platform, provider, token, with, connect } => {
             let client = connect.client()?;
@@ -176,7 +176,7 @@ pub fn device(args: DeviceArgs) -> Result<ExitCode, Failure> {
                 if connect.json {
                     print_json(&answer)?;
                 } else {
-                    print_line(&format!("notices for {uid} go to {device} through {}", info.provider))?;
+                    print_line(&format!("notifications for {uid} go to {device} through {}", info.provider))?;
                     if let Some(warning) = answer.get("warning").and_then(Value::as_str) {
                         print_line(&format!("warning: {warning}"))?;
                     }
@@ -197,7 +197,7 @@ pub fn device(args: DeviceArgs) -> Result<ExitCode, Failure> {
             converse(async {
                 client.delete_device(&uid, &device).await?;
                 if !connect.json {
-                    print_line(&format!("{device} of {uid} is forgotten"))?;
+                    print_line(&format!("deleted the device {device} of {uid}"))?;
                 }
                 Ok(ExitCode::SUCCESS)
             })
@@ -205,8 +205,8 @@ pub fn device(args: DeviceArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// A row for each, or a line of JSON.
-fn show_devices(devices: &[DeviceInfo], json: bool) -> Result<ExitCode, Failure> {
+/// Prints a row for each device, or a line of JSON.
+fn show_devices(devices: &[DeviceInfo], json: bool) -> Result<ExitCode, CliError> {
     if json {
         devices.iter().try_for_each(print_json)?;
     } else if devices.is_empty() {
@@ -228,12 +228,12 @@ fn show_devices(devices: &[DeviceInfo], json: bool) -> Result<ExitCode, Failure>
     Ok(ExitCode::SUCCESS)
 }
 
-/// The same for platforms.
-fn show_platforms(platforms: &[PlatformInfo], json: bool) -> Result<ExitCode, Failure> {
+/// Prints a row for each platform, or a line of JSON.
+fn show_platforms(platforms: &[PlatformInfo], json: bool) -> Result<ExitCode, CliError> {
     if json {
         platforms.iter().try_for_each(print_json)?;
     } else if platforms.is_empty() {
-        print_line("nobody configured a platform: all have the defaults")?;
+        print_line("no platform is configured: all have the defaults")?;
     } else {
         const SETTINGS: [&str; 7] = ["platform", "store", "max_stored", "ttl", "notify", "sessions", "ack_timeout"];
         let mut shown = table(SETTINGS);
@@ -250,13 +250,13 @@ fn text_of(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-fn show_platform(platform: &PlatformInfo, json: bool) -> Result<ExitCode, Failure> {
+fn show_platform(platform: &PlatformInfo, json: bool) -> Result<ExitCode, CliError> {
     if json {
         print_json(platform)?;
         return Ok(ExitCode::SUCCESS);
     }
     let Ok(Value::Object(members)) = serde_json::to_value(platform) else {
-        return Err(Failure::new("the server's answer cannot be shown"));
+        return Err(CliError::new("cannot show the server's answer"));
     };
     let mut shown = table(["setting", "value"]);
     for (name, value) in &members {
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_for_sessions_is_a_word_or_a_number() {
+    fn a_session_rule_is_a_word_or_a_number() {
         assert_eq!(sessions("replace"), Ok("replace".into()));
         assert_eq!(sessions("3"), Ok(serde_json::json!({ "many": 3 })));
         assert!(sessions("few").is_err());

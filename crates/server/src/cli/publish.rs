@@ -1,4 +1,4 @@
-//! `whimbrel publish`: payloads from arguments or standard input, or a file of entries in batches.
+//! `whimbrel publish`: payloads from arguments or standard input, or batches from a file of entries.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, IsTerminal as _, Read as _};
@@ -8,16 +8,16 @@ use std::process::ExitCode;
 use indicatif::{ProgressBar, ProgressStyle};
 use whimbrel_client::{Accepted, Client, ClientError, NewMessage};
 
-use super::Failure;
+use super::CliError;
 use super::connect::{ConnectArgs, converse};
 use super::output::{print_json, print_line, table};
 
-/// Bytes of one batch that a file is sent in, well below the server's default limit.
+/// Bytes of one batch of a file, well below the server's default limit.
 const BATCH_BYTES: usize = 4 << 20;
 
 #[derive(Debug, clap::Args)]
 pub struct PublishArgs {
-    /// The topic; it is made by its first message, unless the server is told otherwise
+    /// The topic; by default the first message creates it
     topic: String,
     #[command(flatten)]
     message: MessageArgs,
@@ -28,10 +28,10 @@ pub struct PublishArgs {
         conflicts_with_all = ["payloads", "partition_key", "header", "id", "content_type", "delay", "deliver_at"]
     )]
     file: Option<PathBuf>,
-    /// Messages of one batch of --file
+    /// Maximum number of messages in one batch of --file
     #[arg(long, value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     batch: u64,
-    /// Deliver later, after this long: 10m, 1h30m
+    /// Deliver later, after this delay: 10m, 1h30m
     #[arg(long, value_name = "DURATION", conflicts_with = "deliver_at")]
     delay: Option<String>,
     /// Deliver later, at this time: 2026-01-31T09:30:00Z
@@ -41,19 +41,19 @@ pub struct PublishArgs {
     connect: ConnectArgs,
 }
 
-/// What messages are made of on a command line; `hold` takes the same.
+/// The message arguments of `publish` and `hold`.
 #[derive(Debug, clap::Args)]
 pub struct MessageArgs {
     /// The payloads, one message each; `-` reads one from standard input
     #[arg(value_name = "PAYLOAD")]
     payloads: Vec<String>,
-    /// The partition key: messages of one key keep their order
+    /// The partition key; messages of one key keep their order
     #[arg(short = 'k', long, value_name = "KEY")]
     partition_key: Option<String>,
-    /// A header that travels with the message, as often as needed
+    /// A header of the messages, as often as needed
     #[arg(short = 'H', long, value_name = "NAME: VALUE", value_parser = name_and_value)]
     header: Vec<(String, String)>,
-    /// An id of your own: publishing it again returns the first answer
+    /// Your id of the message; publishing it again returns the first answer
     #[arg(long)]
     id: Option<String>,
     /// The payload's media type
@@ -62,11 +62,11 @@ pub struct MessageArgs {
 }
 
 fn name_and_value(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once([':', '=']).ok_or("write NAME: VALUE")?;
+    let (name, value) = text.split_once([':', '=']).ok_or("expected NAME: VALUE")?;
     Ok((name.trim().to_owned(), value.trim().to_owned()))
 }
 
-pub fn run(args: PublishArgs) -> Result<ExitCode, Failure> {
+pub fn run(args: PublishArgs) -> Result<ExitCode, CliError> {
     let client = args.connect.client()?;
     if let Some(file) = &args.file {
         return publish_file(&args, &client, file);
@@ -76,7 +76,7 @@ pub fn run(args: PublishArgs) -> Result<ExitCode, Failure> {
 }
 
 /// Publishes the messages and shows the answers.
-pub async fn send(client: &Client, topic: &str, messages: &[NewMessage], json: bool) -> Result<ExitCode, Failure> {
+pub async fn send(client: &Client, topic: &str, messages: &[NewMessage], json: bool) -> Result<ExitCode, CliError> {
     let accepted = match messages {
         [one] => vec![client.publish(topic, one).await?],
         many => client.publish_batch(topic, many).await?,
@@ -85,13 +85,13 @@ pub async fn send(client: &Client, topic: &str, messages: &[NewMessage], json: b
 }
 
 impl MessageArgs {
-    /// The messages, each to be delivered then where that is said.
-    pub fn messages(&self, delay: Option<String>, deliver_at: Option<String>) -> Result<Vec<NewMessage>, Failure> {
+    /// The messages, each with its due time if there is one.
+    pub fn messages(&self, delay: Option<String>, deliver_at: Option<String>) -> Result<Vec<NewMessage>, CliError> {
         let mut payloads: Vec<Vec<u8>> = Vec::new();
         let from_stdin = self.payloads.is_empty();
         if from_stdin && std::io::stdin().is_terminal() {
             return Err(
-                Failure::new("nothing to publish").with_hint("write the payload behind the topic, or `-` to type it")
+                CliError::new("nothing to publish").with_hint("write the payload after the topic, or `-` to type it")
             );
         }
         let stdin_only = ["-".to_owned()];
@@ -105,7 +105,7 @@ impl MessageArgs {
             }
         }
         if payloads.len() > 1 && self.id.is_some() {
-            return Err(Failure::new("one id cannot be the id of several messages"));
+            return Err(CliError::new("--id cannot be used with several messages"));
         }
         let template = NewMessage {
             payload: Default::default(),
@@ -121,7 +121,7 @@ impl MessageArgs {
     }
 }
 
-fn show(accepted: &[Accepted], json: bool) -> Result<ExitCode, Failure> {
+fn show(accepted: &[Accepted], json: bool) -> Result<ExitCode, CliError> {
     if json {
         for one in accepted {
             print_json(one)?;
@@ -141,9 +141,9 @@ fn show(accepted: &[Accepted], json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sends a file's lines in batches, one after the other, so that the file's order is the messages' order.
-fn publish_file(args: &PublishArgs, client: &Client, path: &Path) -> Result<ExitCode, Failure> {
-    let cannot_read = |error| Failure::new(format!("{} cannot be read: {error}", path.display()));
+/// Sends a file's lines in batches, one after the other, so that messages keep the file's order.
+fn publish_file(args: &PublishArgs, client: &Client, path: &Path) -> Result<ExitCode, CliError> {
+    let cannot_read = |error| CliError::new(format!("{} cannot be read: {error}", path.display()));
     let (reader, bytes): (Box<dyn BufRead>, Option<u64>) = if path == Path::new("-") {
         (Box::new(BufReader::new(std::io::stdin())), None)
     } else {
@@ -152,7 +152,7 @@ fn publish_file(args: &PublishArgs, client: &Client, path: &Path) -> Result<Exit
         (Box::new(BufReader::new(file)), bytes)
     };
     let progress = progress_bar(bytes);
-    let mut batches = Batches { reader, line: 0 };
+    let mut batches = LineBatches { reader, line: 0 };
     let mut published = 0u64;
     let outcome = converse(async {
         while let Some(batch) = batches.next(args.batch).map_err(cannot_read)? {
@@ -177,7 +177,7 @@ fn publish_file(args: &PublishArgs, client: &Client, path: &Path) -> Result<Exit
     Ok(code)
 }
 
-fn at_line(error: ClientError, path: &Path, first_line: u64, published: u64) -> Failure {
+fn at_line(error: ClientError, path: &Path, first_line: u64, published: u64) -> CliError {
     let index = match &error {
         ClientError::Problem(problem) => problem.members.get("index").and_then(serde_json::Value::as_u64),
         _ => None,
@@ -187,22 +187,22 @@ fn at_line(error: ClientError, path: &Path, first_line: u64, published: u64) -> 
         None => format!("the batch that begins at line {first_line}"),
     };
     let what = format!("{}: {place}: {error}", path.display());
-    Failure::new(what).with_hint(format!("the {published} messages before that batch were published"))
+    CliError::new(what).with_hint(format!("the {published} messages before that batch were published"))
 }
 
-struct Batches<R> {
+struct LineBatches<R> {
     reader: R,
     line: u64,
 }
 
-struct Batch {
+struct LineBatch {
     lines: Vec<u8>,
     first_line: u64,
 }
 
-impl<R: BufRead> Batches<R> {
-    fn next(&mut self, messages_max: u64) -> std::io::Result<Option<Batch>> {
-        let mut batch = Batch { lines: Vec::new(), first_line: self.line + 1 };
+impl<R: BufRead> LineBatches<R> {
+    fn next(&mut self, messages_max: u64) -> std::io::Result<Option<LineBatch>> {
+        let mut batch = LineBatch { lines: Vec::new(), first_line: self.line + 1 };
         let mut messages = 0;
         while messages < messages_max && batch.lines.len() < BATCH_BYTES {
             if self.reader.read_until(b'\n', &mut batch.lines)? == 0 {
@@ -227,8 +227,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_know_the_line_they_begin_at_and_lose_none() {
-        let mut batches = Batches { reader: &b"1\n2\n3\n4\n5"[..], line: 0 };
+    fn batches_have_their_first_line_and_lose_no_line() {
+        let mut batches = LineBatches { reader: &b"1\n2\n3\n4\n5"[..], line: 0 };
         let mut seen = Vec::new();
         while let Some(batch) = batches.next(2).unwrap() {
             seen.push((batch.first_line, String::from_utf8(batch.lines).unwrap()));

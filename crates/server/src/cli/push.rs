@@ -1,4 +1,4 @@
-//! `whimbrel push`: a message to a user, or to many.
+//! `whimbrel push`: push a message to one user or to many.
 
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
@@ -6,11 +6,11 @@ use std::process::ExitCode;
 
 use whimbrel_client::{Client, NewPush, Notify, Origin, Pushed};
 
-use super::Failure;
+use super::CliError;
 use super::connect::{ConnectArgs, converse};
 use super::output::{print_json, print_line, table};
 
-/// Users of one request, as many as the server takes.
+/// Users of one request: the server's maximum.
 const UIDS_MAX: usize = 10_000;
 
 #[derive(Debug, clap::Args)]
@@ -24,7 +24,7 @@ pub struct PushArgs {
     /// Push to every user of a file, one per line, in requests of up to 10 000; `-` is standard input
     #[arg(long, value_name = "FILE")]
     uids: Option<PathBuf>,
-    /// The payload, where there is no user to write it behind
+    /// The payload, without a UID argument
     #[arg(short, long, value_name = "TEXT", conflicts_with = "payloads")]
     payload: Option<String>,
     /// Only this platform, as often as needed
@@ -33,25 +33,25 @@ pub struct PushArgs {
     /// All platforms but this one, as often as needed
     #[arg(long, value_name = "PLATFORM")]
     except_platform: Vec<String>,
-    /// Keep it until it is acknowledged [the default]
+    /// Store it until it is acknowledged [the default]
     #[arg(long, conflicts_with = "ephemeral")]
     store: bool,
-    /// For who is there now, and kept for nobody
+    /// Deliver to connected devices only; do not store it
     #[arg(long)]
     ephemeral: bool,
-    /// How long it is of use: 1h, 7d
+    /// How long it is stored: 1h, 7d
     #[arg(long, value_name = "DURATION")]
     ttl: Option<String>,
-    /// Takes the place of what is still stored under the same key
+    /// Replaces the stored message with the same key
     #[arg(long, value_name = "KEY")]
     collapse_key: Option<String>,
-    /// Push later, after this long: 10m, 1h30m
+    /// Push later, after this delay: 10m, 1h30m
     #[arg(long, value_name = "DURATION")]
     delay: Option<String>,
-    /// An id of your own: pushing it again returns the first answer
+    /// Your id of the message; pushing it again returns the first answer
     #[arg(long)]
     id: Option<String>,
-    /// Your own number for it: what comes by two ways with the same one is seen once
+    /// Your sequence number; a client shows two messages with the same number once
     #[arg(long, value_name = "SERVER:SEQ", value_parser = origin)]
     origin: Option<Origin>,
     /// The payload's media type
@@ -63,10 +63,10 @@ pub struct PushArgs {
     connect: ConnectArgs,
 }
 
-/// What wakes devices that are away.
+/// Notifications to devices that do not acknowledge.
 #[derive(Debug, clap::Args)]
 struct NotifyArgs {
-    /// Wakes devices that do not acknowledge, with this title
+    /// Send a notification with this title to devices that do not acknowledge
     #[arg(long, value_name = "TEXT")]
     notify_title: Option<String>,
     /// …and this text
@@ -75,13 +75,13 @@ struct NotifyArgs {
     /// …and this JSON for the app
     #[arg(long, value_name = "JSON", value_parser = json)]
     notify_data: Option<serde_json::Value>,
-    /// After this long without an acknowledgement: 10s
+    /// Time without an acknowledgement before the notification: 10s
     #[arg(long, value_name = "DURATION")]
     notify_after: Option<String>,
 }
 
 fn origin(text: &str) -> Result<Origin, String> {
-    let (server, seq) = text.rsplit_once(':').ok_or("write SERVER:SEQ")?;
+    let (server, seq) = text.rsplit_once(':').ok_or("expected SERVER:SEQ")?;
     let seq = seq.parse().map_err(|_| format!("`{seq}` is not a number"))?;
     Ok(Origin { server: server.to_owned(), seq })
 }
@@ -90,7 +90,7 @@ fn json(text: &str) -> Result<serde_json::Value, String> {
     serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))
 }
 
-pub fn run(args: PushArgs) -> Result<ExitCode, Failure> {
+pub fn run(args: PushArgs) -> Result<ExitCode, CliError> {
     let client = args.connect.client()?;
     let pushes = args.pushes()?;
     let users = args.uids.as_deref().map(users_of).transpose()?;
@@ -100,14 +100,14 @@ pub fn run(args: PushArgs) -> Result<ExitCode, Failure> {
             match (&args.uid, &users) {
                 (_, Some(users)) => pushed.extend(push_to_all(&client, users, push).await?),
                 (Some(uid), None) => pushed.push((1, client.push(uid, push).await?)),
-                (None, None) => return Err(Failure::new("name a user, or a file of them with --uids")),
+                (None, None) => return Err(CliError::new("set a user, or a file of users with --uids")),
             }
         }
         show(&pushed, args.connect.json)
     })
 }
 
-async fn push_to_all(client: &Client, users: &[String], push: &NewPush) -> Result<Vec<(usize, Pushed)>, Failure> {
+async fn push_to_all(client: &Client, users: &[String], push: &NewPush) -> Result<Vec<(usize, Pushed)>, CliError> {
     let mut pushed = Vec::new();
     for some in users.chunks(UIDS_MAX) {
         pushed.push((some.len(), client.push_many(some, push).await?));
@@ -116,11 +116,11 @@ async fn push_to_all(client: &Client, users: &[String], push: &NewPush) -> Resul
 }
 
 impl PushArgs {
-    fn pushes(&self) -> Result<Vec<NewPush>, Failure> {
+    fn pushes(&self) -> Result<Vec<NewPush>, CliError> {
         let from_stdin = self.payloads.is_empty() && self.payload.is_none();
         if from_stdin && std::io::stdin().is_terminal() {
             return Err(
-                Failure::new("nothing to push").with_hint("write the payload behind the user, or `-` to type it")
+                CliError::new("nothing to push").with_hint("write the payload after the user, or `-` to type it")
             );
         }
         let stdin_only = ["-".to_owned()];
@@ -140,7 +140,7 @@ impl PushArgs {
             }
         }
         if payloads.len() > 1 && (self.id.is_some() || self.origin.is_some()) {
-            return Err(Failure::new("one id cannot be the id of several messages"));
+            return Err(CliError::new("--id cannot be used with several messages"));
         }
         let notify = &self.notify;
         let is_woken = notify.notify_title.is_some() || notify.notify_body.is_some() || notify.notify_data.is_some();
@@ -166,9 +166,9 @@ impl PushArgs {
     }
 }
 
-/// A user per line; empty lines say nothing.
-fn users_of(path: &Path) -> Result<Vec<String>, Failure> {
-    let cannot_read = |error| Failure::new(format!("{} cannot be read: {error}", path.display()));
+/// Reads one user per line; empty lines are skipped.
+fn users_of(path: &Path) -> Result<Vec<String>, CliError> {
+    let cannot_read = |error| CliError::new(format!("{} cannot be read: {error}", path.display()));
     let reader: Box<dyn std::io::BufRead> = if path == Path::new("-") {
         Box::new(BufReader::new(std::io::stdin()))
     } else {
@@ -181,10 +181,10 @@ fn users_of(path: &Path) -> Result<Vec<String>, Failure> {
             users.push(line.trim().to_owned());
         }
     }
-    if users.is_empty() { Err(Failure::new(format!("{} names nobody", path.display()))) } else { Ok(users) }
+    if users.is_empty() { Err(CliError::new(format!("{} has no users", path.display()))) } else { Ok(users) }
 }
 
-fn show(pushed: &[(usize, Pushed)], json: bool) -> Result<ExitCode, Failure> {
+fn show(pushed: &[(usize, Pushed)], json: bool) -> Result<ExitCode, CliError> {
     if json {
         for (_, one) in pushed {
             print_json(one)?;

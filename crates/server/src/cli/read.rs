@@ -1,6 +1,6 @@
-//! `whimbrel read`: messages of a topic, of all its partitions or of one.
+//! `whimbrel read`: messages of a topic, from all partitions or one.
 
-mod merged;
+mod page_merge;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,37 +9,37 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use whimbrel_client::{Client, ClientError, Message, Position, ReadFrom, ReadPage, TailFrom};
 use whimbrel_model::parse_duration;
 
-use self::merged::{Merged, PartitionPage, merge};
-use super::Failure;
+use self::page_merge::{MergedPages, PartitionPage, merge};
+use super::CliError;
 use super::connect::{ConnectArgs, converse};
 use super::output::{print_json, print_line, shown_payload, table};
 
-/// Characters of a payload that a table shows.
+/// Maximum length of a payload in a table, in characters.
 const PAYLOAD_SHOWN_CHARS: usize = 200;
-/// Partitions that are asked at one time.
+/// Partitions that are read concurrently.
 const PARTITIONS_AT_ONCE: usize = 16;
 
 #[derive(Debug, clap::Args)]
 pub struct ReadArgs {
     /// The topic
     topic: String,
-    /// One partition only; without it all of them, merged by when messages were published
+    /// Only this partition; without it all partitions, merged by publish time
     #[arg(short, long)]
     partition: Option<u32>,
-    /// Where to begin: earliest, latest, an offset, or a time such as 2026-01-31T09:30:00Z
+    /// Start position: earliest, latest, an offset, or a time such as 2026-01-31T09:30:00Z
     #[arg(short, long, value_name = "PLACE", default_value = "earliest", value_parser = position)]
     from: Position,
-    /// At most so many messages
+    /// Maximum number of messages
     #[arg(short, long, value_name = "COUNT", default_value_t = 100)]
     limit: usize,
-    /// How long to wait for messages where there are none: 5s
+    /// How long to wait for messages if there are none: 5s
     #[arg(short, long, value_name = "DURATION", value_parser = |text: &str| parse_duration(text))]
     wait: Option<Duration>,
     #[command(flatten)]
     connect: ConnectArgs,
 }
 
-/// Reads where to begin, as `read` and `tail` take it.
+/// Parses the start position of `read` and `tail`.
 pub fn position(text: &str) -> Result<Position, String> {
     match text {
         "earliest" => Ok(Position::Earliest),
@@ -48,12 +48,12 @@ pub fn position(text: &str) -> Result<Position, String> {
             Ok(offset) => Ok(Position::Offset(offset)),
             Err(_) => whimbrel_model::Timestamp::parse(text)
                 .map(|time| Position::Since(time.to_string()))
-                .map_err(|_| "write earliest, latest, an offset, or a time such as 2026-01-31T09:30:00Z".to_owned()),
+                .map_err(|_| "expected earliest, latest, an offset, or a time such as 2026-01-31T09:30:00Z".to_owned()),
         },
     }
 }
 
-pub fn run(args: ReadArgs) -> Result<ExitCode, Failure> {
+pub fn run(args: ReadArgs) -> Result<ExitCode, CliError> {
     let client = args.connect.client()?;
     converse(async {
         match args.partition {
@@ -69,11 +69,11 @@ impl ReadArgs {
     }
 }
 
-/// Every partition from the same place on. Where nothing is there, the topic is followed until something comes.
-async fn read_all(client: &Client, args: &ReadArgs) -> Result<Merged, ClientError> {
+/// Reads every partition from the same position. If there are no messages, it tails the topic until one arrives.
+async fn read_all(client: &Client, args: &ReadArgs) -> Result<MergedPages, ClientError> {
     let topic = client.topic(&args.topic).await?;
     let starts = topic.partition_list.iter().map(|known| {
-        // An offset means something in each partition: the oldest that is kept, or the end, where it lies outside.
+        // An offset applies to each partition; outside of a partition's range it becomes the oldest offset or the end.
         let position = match &args.from {
             Position::Offset(offset) => Position::Offset((*offset).clamp(known.first_offset, known.next_offset)),
             other => other.clone(),
@@ -82,7 +82,7 @@ async fn read_all(client: &Client, args: &ReadArgs) -> Result<Merged, ClientErro
     });
     let first = read_each(client, args, starts.collect()).await?;
     let Some(wait) = args.wait.filter(|_| first.messages.is_empty()) else { return Ok(first) };
-    // Followed before it is read again: what comes between the two is in one of them.
+    // The tail starts before the second read, so that no message between the two is missed.
     let latest = TailFrom { partition: None, position: Some(Position::Latest), last_event_id: None };
     let mut tail = client.tail(&args.topic, &latest).await?;
     let second = read_on(client, args, &first).await?;
@@ -95,16 +95,16 @@ async fn read_all(client: &Client, args: &ReadArgs) -> Result<Merged, ClientErro
     }
 }
 
-async fn read_on(client: &Client, args: &ReadArgs, earlier: &Merged) -> Result<Merged, ClientError> {
+async fn read_on(client: &Client, args: &ReadArgs, earlier: &MergedPages) -> Result<MergedPages, ClientError> {
     let starts = earlier.next_offsets.iter().map(|(partition, next)| (*partition, Position::Offset(*next)));
     read_each(client, args, starts.collect()).await
 }
 
-async fn read_each(client: &Client, args: &ReadArgs, starts: Vec<(u32, Position)>) -> Result<Merged, ClientError> {
+async fn read_each(client: &Client, args: &ReadArgs, starts: Vec<(u32, Position)>) -> Result<MergedPages, ClientError> {
     let reads = stream::iter(starts).map(|(partition, position)| async move {
         let from = ReadFrom { partition, position, limit: Some(args.limit), wait: None };
         let page = client.read(&args.topic, &from).await?;
-        // A page that is not full may end because the server gives only so many bytes at once.
+        // A page may be short because the server limits the bytes of one answer.
         let is_full = page.messages.len() >= args.limit;
         let is_whole = page.messages.is_empty() || !is_full && is_end(client, &args.topic, &page, partition).await?;
         Ok(PartitionPage { partition, page, is_whole })
@@ -113,20 +113,20 @@ async fn read_each(client: &Client, args: &ReadArgs, starts: Vec<(u32, Position)
     Ok(merge(pages, args.limit))
 }
 
-/// Whether nothing lies behind a page.
+/// Whether no message follows a page.
 async fn is_end(client: &Client, topic: &str, page: &ReadPage, partition: u32) -> Result<bool, ClientError> {
     let next = ReadFrom { partition, position: Position::Offset(page.next_offset), limit: Some(1), wait: None };
     Ok(client.read(topic, &next).await?.messages.is_empty())
 }
 
-fn show_one(page: &ReadPage, partition: u32, args: &ReadArgs) -> Result<ExitCode, Failure> {
+fn show_one(page: &ReadPage, partition: u32, args: &ReadArgs) -> Result<ExitCode, CliError> {
     if args.connect.json {
         print_json(page)?;
         return Ok(ExitCode::SUCCESS);
     }
     print_messages(&page.messages)?;
     print_line(&format!(
-        "{} of {}/{partition}; read on with --from {}",
+        "{} of {}/{partition}; continue with --from {}",
         counted(page.messages.len()),
         args.topic,
         page.next_offset
@@ -134,15 +134,15 @@ fn show_one(page: &ReadPage, partition: u32, args: &ReadArgs) -> Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-fn show_all(merged: &Merged, args: &ReadArgs) -> Result<ExitCode, Failure> {
+fn show_all(merged: &MergedPages, args: &ReadArgs) -> Result<ExitCode, CliError> {
     if args.connect.json {
         print_json(merged)?;
         return Ok(ExitCode::SUCCESS);
     }
     print_messages(&merged.messages)?;
     let read_on = match (merged.next_offsets.first_key_value(), merged.next_offsets.len()) {
-        (Some((_, next)), 1) => format!("; read on with --from {next}"),
-        _ if merged.has_more => "; there are more: raise --limit, or read on in one with --partition".to_owned(),
+        (Some((_, next)), 1) => format!("; continue with --from {next}"),
+        _ if merged.has_more => "; there are more: raise --limit, or read one partition with --partition".to_owned(),
         _ => String::new(),
     };
     print_line(&format!("{} of {}{read_on}", counted(merged.messages.len()), args.topic))?;
@@ -153,7 +153,7 @@ fn counted(messages: usize) -> String {
     if messages == 1 { "1 message".to_owned() } else { format!("{messages} messages") }
 }
 
-fn print_messages(messages: &[Message]) -> Result<(), Failure> {
+fn print_messages(messages: &[Message]) -> Result<(), CliError> {
     if messages.is_empty() {
         return Ok(());
     }

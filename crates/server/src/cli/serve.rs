@@ -1,10 +1,10 @@
-//! `whimbrel serve`: where its settings come from. What it then does is in `crate::serve`.
+//! `whimbrel serve`: the configuration flags. `crate::serve` is the server.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::Failure;
-use crate::config::{self, Config, Loaded, Sources};
+use super::CliError;
+use crate::config::{self, Config, LoadedConfig, Sources};
 
 #[derive(Debug, clap::Args)]
 pub struct ServeArgs {
@@ -12,28 +12,28 @@ pub struct ServeArgs {
     config: ConfigArgs,
 }
 
-/// The flags that settings are given with; `check` takes the same.
+/// The configuration flags of `serve` and `check`.
 #[derive(Debug, clap::Args)]
 pub struct ConfigArgs {
-    /// The configuration file [default: whimbrel.toml, where it is there]
+    /// The configuration file [default: whimbrel.toml, if it exists]
     #[arg(long, value_name = "FILE", env = "WHIMBREL_CONFIG")]
     config: Option<PathBuf>,
-    /// Where clients connect [default: 127.0.0.1:7600]
+    /// Address for clients [default: 127.0.0.1:7600]
     #[arg(long, value_name = "ADDR")]
     listen: Option<String>,
-    /// The folder that everything is kept in [default: ./whimbrel-data]
+    /// The data folder [default: ./whimbrel-data]
     #[arg(long, value_name = "DIR")]
     data: Option<String>,
-    /// Which roles run in this process, separated by commas [default: all]
+    /// Roles of this node, separated by commas [default: all]
     #[arg(long, value_name = "ROLES")]
     roles: Option<String>,
-    /// Where the log is kept: embedded or kafka [default: embedded]
+    /// Where the log is: embedded or kafka [default: embedded]
     #[arg(long, value_name = "ENGINE")]
     log_engine: Option<String>,
-    /// Threads that serve connections [default: as many as cores]
+    /// Threads that serve connections [default: one for each CPU core]
     #[arg(long, value_name = "COUNT")]
     workers: Option<String>,
-    /// Serve everybody who can connect, without keys
+    /// Permit public addresses without API keys (disables authentication)
     #[arg(long)]
     insecure: bool,
     /// Any other setting, as often as needed: --set log.retention=3d
@@ -42,12 +42,12 @@ pub struct ConfigArgs {
 }
 
 fn key_and_value(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, such as log.retention=3d")?;
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE, such as log.retention=3d")?;
     Ok((key.trim().to_owned(), value.trim().to_owned()))
 }
 
 impl ConfigArgs {
-    pub fn load(&self) -> Loaded {
+    pub fn load(&self) -> LoadedConfig {
         let named = [
             ("listen", "--listen", &self.listen),
             ("data", "--data", &self.data),
@@ -71,18 +71,18 @@ impl ConfigArgs {
         config::load(&Sources { file: self.config.clone(), variables, flags })
     }
 
-    /// The checked configuration, with warnings told on the way, or all that is wrong.
-    pub fn resolve(&self) -> Result<Config, Failure> {
+    /// The configuration, with its warnings printed, or all of its problems.
+    pub fn resolve(&self) -> Result<Config, CliError> {
         let loaded = self.load();
         for warning in &loaded.findings.warnings {
             eprintln!("warning: {warning}");
         }
         let problems = loaded.findings.problems;
         loaded.config.ok_or_else(|| {
-            let hint = "`whimbrel check` shows every setting in force and where it came from";
+            let hint = "`whimbrel check` shows the effective value and source of every setting";
             match <[String; 1]>::try_from(problems) {
-                Ok([only]) => Failure::new(only).with_hint(hint),
-                Err(problems) => Failure::new(format!("the configuration has {} problems:", problems.len()))
+                Ok([only]) => CliError::new(only).with_hint(hint),
+                Err(problems) => CliError::new(format!("the configuration has {} problems:", problems.len()))
                     .with_details(problems)
                     .with_hint(hint),
             }
@@ -90,6 +90,6 @@ impl ConfigArgs {
     }
 }
 
-pub fn run(args: ServeArgs) -> Result<ExitCode, Failure> {
+pub fn run(args: ServeArgs) -> Result<ExitCode, CliError> {
     crate::serve::run(args.config.resolve()?)
 }

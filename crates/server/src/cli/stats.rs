@@ -1,11 +1,11 @@
-//! `whimbrel stats`: what happened to a topic, minute by minute.
+//! `whimbrel stats`: the statistics of a topic, by minute.
 
 use std::process::ExitCode;
 
 use serde_json::Value;
 use whimbrel_client::TopicFigures;
 
-use super::Failure;
+use super::CliError;
 use super::connect::{ConnectArgs, converse};
 use super::output::{print_json, print_line, table};
 
@@ -13,17 +13,17 @@ use super::output::{print_json, print_line, table};
 pub struct StatsArgs {
     /// The topic
     topic: String,
-    /// From this time on [default: an hour ago]
+    /// Start time [default: an hour ago]
     #[arg(long, value_name = "TIME")]
     from: Option<String>,
-    /// Up to this time [default: now]
+    /// End time [default: now]
     #[arg(long, value_name = "TIME")]
     to: Option<String>,
     #[command(flatten)]
     connect: ConnectArgs,
 }
 
-pub fn run(args: StatsArgs) -> Result<ExitCode, Failure> {
+pub fn run(args: StatsArgs) -> Result<ExitCode, CliError> {
     let client = args.connect.client()?;
     converse(async {
         let figures = client.topic_figures(&args.topic, args.from.as_deref(), args.to.as_deref()).await?;
@@ -38,7 +38,7 @@ pub fn run(args: StatsArgs) -> Result<ExitCode, Failure> {
 
 fn shown(figures: &TopicFigures) -> String {
     if figures.minutes.is_empty() {
-        return "nothing happened in that time".to_owned();
+        return "no activity in that time".to_owned();
     }
     let mut rows = table([
         "minute",
@@ -66,7 +66,7 @@ fn shown(figures: &TopicFigures) -> String {
     rows.to_string()
 }
 
-/// The average and the p99 of what was measured in a minute; nothing where nothing was.
+/// The average and the p99 of a minute; empty without measurements.
 fn spread(minute: &Value, name: &str) -> String {
     let of = |quantity: &str| minute.get(name)?.get(quantity)?.as_f64();
     match (of("average_ms"), of("p99_ms")) {

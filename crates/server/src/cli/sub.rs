@@ -1,7 +1,7 @@
-//! `whimbrel sub`: subscriptions made, looked at, stopped, moved and pulled from.
+//! `whimbrel sub`: create, show, pause, seek and pull from subscriptions.
 
 mod settings;
-mod shown;
+mod tables;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
@@ -12,31 +12,31 @@ use serde_json::{Value, json};
 use whimbrel_client::{Client, ClientError, ReplayRange, SeekTo};
 use whimbrel_model::parse_duration;
 
-use self::settings::SettingsArgs;
-use super::Failure;
+use self::settings::SubscriptionSettingsArgs;
+use super::CliError;
 use super::connect::{ConnectArgs, converse};
 use super::output::{print_json, print_line};
 
 #[derive(Debug, clap::Args)]
 pub struct SubArgs {
     #[command(subcommand)]
-    action: Action,
+    action: SubAction,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Action {
-    /// Make a subscription
+enum SubAction {
+    /// Create a subscription
     Create {
         name: String,
         #[command(flatten)]
-        settings: Box<SettingsArgs>,
-        /// Change it where it is there already: its progress stays
+        settings: Box<SubscriptionSettingsArgs>,
+        /// Change it if it exists; it keeps its progress
         #[arg(long)]
         replace: bool,
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// List the subscriptions with how they stand
+    /// List the subscriptions with their state
     List {
         #[command(flatten)]
         connect: ConnectArgs,
@@ -47,13 +47,13 @@ enum Action {
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// Stop deliveries until it is resumed
+    /// Pause deliveries
     Pause {
         name: String,
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// Go on where it was paused, or was disabled
+    /// Resume after a pause, or after it was disabled
     Resume {
         name: String,
         #[command(flatten)]
@@ -67,13 +67,13 @@ enum Action {
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// Deliver a stretch once more, beside the cursor
+    /// Deliver a range of messages again, beside the normal delivery
     Replay {
         name: String,
-        /// Where it begins: earliest or a time
+        /// Start: earliest or a time
         #[arg(long, value_name = "PLACE", default_value = "earliest")]
         from: String,
-        /// Where it ends: latest or a time
+        /// End: latest or a time
         #[arg(long, value_name = "PLACE", default_value = "latest")]
         to: String,
         /// Only messages with this key
@@ -82,50 +82,50 @@ enum Action {
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// List what could not be delivered
+    /// List the dead letters
     Dead {
         name: String,
         #[arg(short, long, value_name = "COUNT", default_value_t = 100)]
         limit: usize,
-        /// Go on where an earlier list ended
+        /// Continue from this cursor
         #[arg(long)]
         cursor: Option<String>,
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// Deliver dead letters anew
+    /// Deliver dead letters again
     #[command(
         group = clap::ArgGroup::new("which").required(true).args(["ids", "all"]),
         override_usage = "whimbrel sub redrive [OPTIONS] <NAME> <IDS>...\n       whimbrel sub redrive [OPTIONS] <NAME> --all",
     )]
     Redrive {
         name: String,
-        /// The ids of their messages
+        /// The message ids of the dead letters
         ids: Vec<String>,
-        /// All of them
+        /// All dead letters
         #[arg(long)]
         all: bool,
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// End a subscription, with its retries, dead letters and progress
+    /// Delete a subscription, with its retries, dead letters and progress
     Delete {
         name: String,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// Take messages of a subscription that is pulled from
+    /// Pull messages of a subscription
     Pull {
         name: String,
         #[arg(short, long, value_name = "COUNT", default_value_t = 10)]
         max: usize,
-        /// How long to wait for the first
+        /// How long to wait for the first message
         #[arg(short, long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
         wait: Duration,
-        /// Acknowledge what was taken once it is printed; otherwise it comes again when its lease is over
+        /// Acknowledge the messages after they are printed; otherwise they are delivered again after their lease
         #[arg(long)]
         ack: bool,
         #[command(flatten)]
@@ -137,65 +137,70 @@ fn duration(text: &str) -> Result<Duration, String> {
     parse_duration(text).map_err(|error| error.to_string())
 }
 
-pub fn run(args: SubArgs) -> Result<ExitCode, Failure> {
+pub fn run(args: SubArgs) -> Result<ExitCode, CliError> {
     match args.action {
-        Action::Create { name, settings, replace, connect } => create(&name, *settings, replace, &connect),
-        Action::List { connect } => {
+        SubAction::Create { name, settings, replace, connect } => create(&name, *settings, replace, &connect),
+        SubAction::List { connect } => {
             let client = connect.client()?;
-            converse(async { shown::list(&client.subscriptions().await?, connect.json) })
+            converse(async { tables::list(&client.subscriptions().await?, connect.json) })
         }
-        Action::Show { name, connect } => {
+        SubAction::Show { name, connect } => {
             let client = connect.client()?;
-            converse(async { shown::one(&client.subscription(&name).await?, connect.json) })
+            converse(async { tables::one(&client.subscription(&name).await?, connect.json) })
         }
-        Action::Pause { name, connect } => {
+        SubAction::Pause { name, connect } => {
             let client = connect.client()?;
-            converse(async { said(&client.pause(&name).await?, &format!("{name}: paused"), connect.json) })
+            converse(async { print_outcome(&client.pause(&name).await?, &format!("{name}: paused"), connect.json) })
         }
-        Action::Resume { name, connect } => {
+        SubAction::Resume { name, connect } => {
             let client = connect.client()?;
-            converse(async { said(&client.resume(&name).await?, &format!("{name}: resumed"), connect.json) })
+            converse(async { print_outcome(&client.resume(&name).await?, &format!("{name}: resumed"), connect.json) })
         }
-        Action::Seek { name, to, connect } => {
+        SubAction::Seek { name, to, connect } => {
             let client = connect.client()?;
             let to = seek_to(&to)?;
-            converse(async { shown::sought(&client.seek(&name, &to).await?, &format!("{name}: moved"), connect.json) })
+            converse(async { tables::sought(&client.seek(&name, &to).await?, &format!("{name}: moved"), connect.json) })
         }
-        Action::Replay { name, from, to, partition_key, connect } => {
+        SubAction::Replay { name, from, to, partition_key, connect } => {
             let client = connect.client()?;
             let range = ReplayRange { from, to, key: partition_key };
             converse(async {
-                shown::sought(&client.replay(&name, &range).await?, &format!("{name}: replaying"), connect.json)
+                tables::sought(&client.replay(&name, &range).await?, &format!("{name}: replaying"), connect.json)
             })
         }
-        Action::Dead { name, limit, cursor, connect } => {
+        SubAction::Dead { name, limit, cursor, connect } => {
             let client = connect.client()?;
             converse(async {
-                shown::dead(&client.dead_letters(&name, Some(limit), cursor.as_deref()).await?, connect.json)
+                tables::dead(&client.dead_letters(&name, Some(limit), cursor.as_deref()).await?, connect.json)
             })
         }
-        Action::Redrive { name, ids, all, connect } => {
+        SubAction::Redrive { name, ids, all, connect } => {
             let client = connect.client()?;
             let ids = (!all).then_some(&ids[..]);
             converse(async { redriven(&client.redrive(&name, ids).await?, &name, connect.json) })
         }
-        Action::Delete { name, yes, connect } => delete(&name, yes, &connect),
-        Action::Pull { name, max, wait, ack, connect } => {
+        SubAction::Delete { name, yes, connect } => delete(&name, yes, &connect),
+        SubAction::Pull { name, max, wait, ack, connect } => {
             let client = connect.client()?;
             converse(pull(&client, &name, max, wait, ack, connect.json))
         }
     }
 }
 
-fn create(name: &str, settings: SettingsArgs, replace: bool, connect: &ConnectArgs) -> Result<ExitCode, Failure> {
+fn create(
+    name: &str,
+    settings: SubscriptionSettingsArgs,
+    replace: bool,
+    connect: &ConnectArgs,
+) -> Result<ExitCode, CliError> {
     let settings = settings.settings()?;
     let client = connect.client()?;
     converse(async {
         if !replace && exists(&client, name).await? {
-            return Err(Failure::new(format!("the subscription `{name}` is there already"))
-                .with_hint("pass --replace to change it; its progress stays"));
+            return Err(CliError::new(format!("the subscription `{name}` already exists"))
+                .with_hint("pass --replace to change it; it keeps its progress"));
         }
-        shown::one(&client.put_subscription(name, &settings).await?, connect.json)
+        tables::one(&client.put_subscription(name, &settings).await?, connect.json)
     })
 }
 
@@ -207,18 +212,18 @@ async fn exists(client: &Client, name: &str) -> Result<bool, ClientError> {
     }
 }
 
-fn delete(name: &str, yes: bool, connect: &ConnectArgs) -> Result<ExitCode, Failure> {
+fn delete(name: &str, yes: bool, connect: &ConnectArgs) -> Result<ExitCode, CliError> {
     let client = connect.client()?;
     if !yes && !confirmed(name)? {
-        return Err(Failure::new("nothing was deleted").with_hint("pass --yes to delete without being asked"));
+        return Err(CliError::new("nothing was deleted").with_hint("pass --yes to delete without confirmation"));
     }
     converse(async {
         client.delete_subscription(name).await?;
-        said(&json!({ "deleted": name }), &format!("deleted {name}"), connect.json)
+        print_outcome(&json!({ "deleted": name }), &format!("deleted {name}"), connect.json)
     })
 }
 
-fn confirmed(name: &str) -> Result<bool, Failure> {
+fn confirmed(name: &str) -> Result<bool, CliError> {
     if !std::io::stdin().is_terminal() {
         return Ok(false);
     }
@@ -236,23 +241,23 @@ async fn pull(
     wait: Duration,
     ack: bool,
     json: bool,
-) -> Result<ExitCode, Failure> {
+) -> Result<ExitCode, CliError> {
     let messages = client.pull(name, max, wait).await?;
-    shown::pulled(&messages, json)?;
+    tables::pulled(&messages, json)?;
     if ack && !messages.is_empty() {
         let ack_ids: Vec<String> = messages.into_iter().map(|message| message.ack_id).collect();
         let settled = client.ack(name, &ack_ids).await?;
         if !settled.unknown.is_empty() {
             let late = settled.unknown.len();
-            return Err(Failure::new(format!("{late} leases were over before they were acknowledged"))
-                .with_hint("those messages come again"));
+            return Err(CliError::new(format!("{late} leases expired before they were acknowledged"))
+                .with_hint("those messages are delivered again"));
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// One place for all partitions, or offsets of some.
-fn seek_to(places: &[String]) -> Result<SeekTo, Failure> {
+/// One position for all partitions, or offsets of some.
+fn seek_to(places: &[String]) -> Result<SeekTo, CliError> {
     if let [place] = places
         && !place.contains('=')
     {
@@ -262,16 +267,17 @@ fn seek_to(places: &[String]) -> Result<SeekTo, Failure> {
     for place in places {
         let pair = place.split_once('=').and_then(|(partition, offset)| Some((partition, offset.parse().ok()?)));
         let Some((partition, offset)) = pair.filter(|(partition, _)| partition.contains('/')) else {
-            return Err(Failure::new(format!("`{place}` is not a place"))
-                .with_hint("write earliest, latest, a time such as 2026-01-31T09:30:00Z, or offsets as orders/0=17"));
+            return Err(CliError::new(format!("`{place}` is not a position")).with_hint(
+                "expected earliest, latest, a time such as 2026-01-31T09:30:00Z, or offsets as orders/0=17",
+            ));
         };
         offsets.insert(partition.to_owned(), offset);
     }
     Ok(SeekTo::Offsets(offsets))
 }
 
-/// A command's outcome: the server's answer for programs, a sentence for people, with what the server remarks.
-fn said(answer: &Value, sentence: &str, json: bool) -> Result<ExitCode, Failure> {
+/// Prints the server's answer as JSON, or a sentence with the answer's note.
+fn print_outcome(answer: &Value, sentence: &str, json: bool) -> Result<ExitCode, CliError> {
     if json {
         print_json(answer)?;
     } else {
@@ -281,20 +287,19 @@ fn said(answer: &Value, sentence: &str, json: bool) -> Result<ExitCode, Failure>
     Ok(ExitCode::SUCCESS)
 }
 
-/// How many dead letters are delivered anew. Ids that no dead letter has are a failure, whatever became of the others.
-fn redriven(answer: &Value, name: &str, json: bool) -> Result<ExitCode, Failure> {
+/// Prints the number of redriven dead letters. An id without a dead letter makes the command fail; the others are redriven.
+fn redriven(answer: &Value, name: &str, json: bool) -> Result<ExitCode, CliError> {
     let count = answer.get("redriven").and_then(Value::as_u64).unwrap_or_default();
     let unknown: Vec<String> = match answer.get("unknown") {
         Some(Value::Array(ids)) => ids.iter().filter_map(|id| id.as_str().map(str::to_owned)).collect(),
         _ => Vec::new(),
     };
-    said(answer, &format!("{name}: redriven {count}"), json)?;
+    print_outcome(answer, &format!("{name}: redriven {count}"), json)?;
     if unknown.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    let failure =
-        Failure::new(format!("`{name}` has no dead letter of these messages, or they were redriven already:"));
-    Err(failure.with_details(unknown).with_hint(format!("`whimbrel sub dead {name}` shows the ids there are")))
+    let failure = CliError::new(format!("`{name}` has no dead letters with these ids, or they were already redriven:"));
+    Err(failure.with_details(unknown).with_hint(format!("`whimbrel sub dead {name}` lists the ids")))
 }
 
 #[cfg(test)]
@@ -302,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seek_takes_a_place_or_offsets() {
+    fn a_seek_takes_a_position_or_offsets() {
         let places = |places: &[&str]| seek_to(&places.iter().map(|place| (*place).to_owned()).collect::<Vec<_>>());
         assert_eq!(places(&["earliest"]).unwrap(), SeekTo::To("earliest".into()));
         let offsets = SeekTo::Offsets([("a/0".to_owned(), 1), ("a/1".to_owned(), 2)].into());

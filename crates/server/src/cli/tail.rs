@@ -1,36 +1,36 @@
-//! `whimbrel tail`: a topic's messages as they come, until Ctrl-C.
+//! `whimbrel tail`: prints a topic's messages as they arrive, until Ctrl-C.
 
 use std::process::ExitCode;
 
 use futures_util::StreamExt as _;
 use whimbrel_client::{Position, TailFrom};
 
-use super::Failure;
+use super::CliError;
 use super::connect::{ConnectArgs, converse};
 use super::output::{print_json, print_line, shown_payload};
 use super::read::position;
 
-/// Characters of a payload that a line shows.
+/// Maximum length of a payload in a line, in characters.
 const PAYLOAD_SHOWN_CHARS: usize = 1000;
 
 #[derive(Debug, clap::Args)]
 pub struct TailArgs {
     /// The topic
     topic: String,
-    /// One partition only
+    /// Only this partition
     #[arg(short, long)]
     partition: Option<u32>,
-    /// Where to begin: earliest, latest, an offset, or a time [default: latest]
+    /// Start position: earliest, latest, an offset, or a time [default: latest]
     #[arg(short, long, value_name = "PLACE", value_parser = position)]
     from: Option<Position>,
-    /// End after so many messages
+    /// End after this number of messages
     #[arg(short, long, value_name = "COUNT")]
     limit: Option<u64>,
     #[command(flatten)]
     connect: ConnectArgs,
 }
 
-pub fn run(args: TailArgs) -> Result<ExitCode, Failure> {
+pub fn run(args: TailArgs) -> Result<ExitCode, CliError> {
     let client = args.connect.client()?;
     let from = TailFrom { partition: args.partition, position: args.from, last_event_id: None };
     converse(async {

@@ -1,11 +1,11 @@
-//! `whimbrel topic`: list, show, create, alter, delete.
+//! `whimbrel topic`: list, show, create, alter and delete topics.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use whimbrel_client::{Client, ClientError, TopicInfo, TopicSettings};
 
-use super::Failure;
+use super::CliError;
 use super::connect::{ConnectArgs, converse};
 use super::output::{print_json, print_line, table};
 use crate::config::{format_bytes, parse_bytes};
@@ -13,11 +13,11 @@ use crate::config::{format_bytes, parse_bytes};
 #[derive(Debug, clap::Args)]
 pub struct TopicArgs {
     #[command(subcommand)]
-    action: Action,
+    action: TopicAction,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Action {
+enum TopicAction {
     /// List the topics
     List {
         #[command(flatten)]
@@ -29,26 +29,26 @@ enum Action {
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// Make a topic
+    /// Create a topic
     Create {
         topic: String,
         #[command(flatten)]
-        settings: SettingsArgs,
+        settings: TopicSettingsArgs,
         #[command(flatten)]
         connect: ConnectArgs,
     },
-    /// Change a topic: partitions can grow, not shrink
+    /// Change a topic; the number of partitions can grow, not shrink
     Alter {
         topic: String,
         #[command(flatten)]
-        settings: SettingsArgs,
+        settings: TopicSettingsArgs,
         #[command(flatten)]
         connect: ConnectArgs,
     },
     /// Delete a topic and all its messages
     Delete {
         topic: String,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(short, long)]
         yes: bool,
         #[command(flatten)]
@@ -57,8 +57,8 @@ enum Action {
 }
 
 #[derive(Debug, clap::Args)]
-struct SettingsArgs {
-    /// Partitions: messages of one key are in one of them
+struct TopicSettingsArgs {
+    /// Number of partitions; messages of one key are in one partition
     #[arg(long, value_name = "COUNT")]
     partitions: Option<u32>,
     /// Copies of each partition
@@ -70,16 +70,16 @@ struct SettingsArgs {
     /// How long messages are kept: 7d
     #[arg(long, value_name = "DURATION")]
     retention: Option<String>,
-    /// How much each partition keeps: 10GiB
+    /// Size to which each partition is kept: 10GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     retention_bytes: Option<u64>,
 }
 
 fn size(text: &str) -> Result<u64, String> {
-    parse_bytes(text).ok_or_else(|| "write a size such as 64KiB, 10GiB or a number of bytes".to_owned())
+    parse_bytes(text).ok_or_else(|| "expected a size such as 64KiB, 10GiB or a number of bytes".to_owned())
 }
 
-impl SettingsArgs {
+impl TopicSettingsArgs {
     fn settings(&self) -> TopicSettings {
         TopicSettings {
             partitions: self.partitions,
@@ -91,38 +91,38 @@ impl SettingsArgs {
     }
 }
 
-pub fn run(args: TopicArgs) -> Result<ExitCode, Failure> {
+pub fn run(args: TopicArgs) -> Result<ExitCode, CliError> {
     match args.action {
-        Action::List { connect } => {
+        TopicAction::List { connect } => {
             let client = connect.client()?;
             converse(async { list(&client.topics().await?, connect.json) })
         }
-        Action::Show { topic, connect } => {
+        TopicAction::Show { topic, connect } => {
             let client = connect.client()?;
             converse(async { show(&client.topic(&topic).await?, connect.json) })
         }
-        Action::Create { topic, settings, connect } => {
+        TopicAction::Create { topic, settings, connect } => {
             let client = connect.client()?;
             converse(async {
                 if exists(&client, &topic).await? {
-                    return Err(Failure::new(format!("the topic `{topic}` is there already"))
+                    return Err(CliError::new(format!("the topic `{topic}` already exists"))
                         .with_hint(format!("change it with `whimbrel topic alter {topic}`")));
                 }
                 show(&client.put_topic(&topic, &settings.settings()).await?, connect.json)
             })
         }
-        Action::Alter { topic, settings, connect } => {
+        TopicAction::Alter { topic, settings, connect } => {
             let client = connect.client()?;
             converse(async {
-                // The server's answer to an unknown topic would be to make it; asking first gives its own refusal.
+                // An alter of an unknown topic would create it; this read returns the server's 404 instead.
                 client.topic(&topic).await?;
                 show(&client.put_topic(&topic, &settings.settings()).await?, connect.json)
             })
         }
-        Action::Delete { topic, yes, connect } => {
+        TopicAction::Delete { topic, yes, connect } => {
             let client = connect.client()?;
             if !yes && !confirmed(&topic)? {
-                return Err(Failure::new("nothing was deleted").with_hint("pass --yes to delete without being asked"));
+                return Err(CliError::new("nothing was deleted").with_hint("pass --yes to delete without confirmation"));
             }
             converse(async {
                 client.delete_topic(&topic).await?;
@@ -145,7 +145,7 @@ async fn exists(client: &Client, topic: &str) -> Result<bool, ClientError> {
     }
 }
 
-fn confirmed(topic: &str) -> Result<bool, Failure> {
+fn confirmed(topic: &str) -> Result<bool, CliError> {
     if !std::io::stdin().is_terminal() {
         return Ok(false);
     }
@@ -156,13 +156,13 @@ fn confirmed(topic: &str) -> Result<bool, Failure> {
     Ok(answer.trim() == topic)
 }
 
-fn list(topics: &[TopicInfo], json: bool) -> Result<ExitCode, Failure> {
+fn list(topics: &[TopicInfo], json: bool) -> Result<ExitCode, CliError> {
     if json {
         print_json(&topics)?;
         return Ok(ExitCode::SUCCESS);
     }
     if topics.is_empty() {
-        print_line("no topics yet; the first publish makes one")?;
+        print_line("no topics yet; the first publish creates one")?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut shown = table(["topic", "partitions", "retention", "messages (at most)", "per second"]);
@@ -179,14 +179,14 @@ fn list(topics: &[TopicInfo], json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The system's topics behind those that people made.
+/// Lists system topics after all others.
 fn own_first(topics: &[TopicInfo]) -> Vec<&TopicInfo> {
     let mut ordered: Vec<&TopicInfo> = topics.iter().collect();
     ordered.sort_by_key(|topic| topic.topic.starts_with('_'));
     ordered
 }
 
-fn show(topic: &TopicInfo, json: bool) -> Result<ExitCode, Failure> {
+fn show(topic: &TopicInfo, json: bool) -> Result<ExitCode, CliError> {
     if json {
         print_json(topic)?;
         return Ok(ExitCode::SUCCESS);
@@ -199,7 +199,7 @@ fn show(topic: &TopicInfo, json: bool) -> Result<ExitCode, Failure> {
         topic.messages,
         topic.rates.published_per_s_10s
     ))?;
-    // What the server says beyond the figures: what a change did, above all.
+    // Further members of the answer, above all the effect of a change.
     for (name, value) in topic.more.iter().filter(|(_, value)| value.is_string()) {
         print_line(&format!("{name}: {}", value.as_str().unwrap_or_default()))?;
     }
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_systems_topics_come_last() {
+    fn system_topics_come_last() {
         let topic = |name: &str| -> TopicInfo {
             serde_json::from_value(serde_json::json!({ "topic": name, "partitions": 1 })).unwrap()
         };

@@ -1,24 +1,24 @@
-//! The commented default configuration, written from the list of settings.
+//! The commented default configuration, generated from the list of settings.
 
 use std::fmt::Write as _;
 
 use super::settings::{SETTINGS, sections};
-use super::value::Kind;
+use super::value::SettingKind;
 
-/// The whole default configuration with its comments: the text of `whimbrel.example.toml`.
+/// The text of `whimbrel.example.toml`: all settings with their defaults and comments.
 pub fn example() -> String {
     let mut text = String::from(
         "# Whimbrel's configuration: every setting with its default. Keep the lines that you change.\n\
          #\n\
-         # It is read from `whimbrel.toml` in the folder that `whimbrel serve` runs in, or from `--config FILE`. A variable goes before\n\
-         # the file, a flag before both: `log.retention` is also WHIMBREL_LOG_RETENTION and `--set log.retention=3d`.\n\
-         # Durations: \"250ms\", \"30s\", \"1h30m\", \"7d\". Sizes: \"64KiB\", \"1MiB\", or bytes. `whimbrel check` shows what is in force.\n",
+         # Whimbrel reads `whimbrel.toml` in the folder that `whimbrel serve` runs in, or the file of `--config FILE`. A variable overrides\n\
+         # the file, a flag overrides both: `log.retention` is also WHIMBREL_LOG_RETENTION and `--set log.retention=3d`.\n\
+         # Durations: \"250ms\", \"30s\", \"1h30m\", \"7d\". Sizes: \"64KiB\", \"1MiB\", or bytes. `whimbrel check` shows the effective values.\n",
     );
     let mut current = "";
     for setting in SETTINGS {
         let (section, key) = setting.section_and_key();
-        // An empty list of tables cannot be written behind a section, so the keys stay a comment.
-        let is_comment = matches!(setting.kind, Kind::Keys);
+        // TOML has no notation for an empty array of tables after a section, so `keys` stays a comment.
+        let is_comment = matches!(setting.kind, SettingKind::Keys);
         text.push('\n');
         if section != current && !is_comment {
             current = section;

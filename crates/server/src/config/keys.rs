@@ -1,29 +1,46 @@
-//! API keys: who may do what. A key's secret is never printed, not even by `whimbrel check`.
+//! API keys and their scopes. A key's secret is never printed, not even by `whimbrel check`.
 
 use std::fmt;
 
 use toml::de::{DeArray, DeValue};
 
-/// What a key may be for.
+use super::setting::SettingDefault::Text;
+use super::setting::{Setting, setting};
+use super::value::SettingKind;
+
+/// The scopes that a key can have.
 pub const SCOPES: [&str; 4] = ["publish", "consume", "push", "admin"];
-/// Characters of a secret: below, it could be guessed.
+/// Minimum length of a secret in characters; a shorter one could be guessed.
 const SECRET_MIN_CHARS: usize = 16;
-/// What a secret begins with that is given as its SHA-256, so that a file need not contain it.
+/// Prefix of a secret that is stored as its SHA-256, so that the file does not contain the secret itself.
 const HASHED: &str = "sha256:";
 const NAME_MAX_CHARS: usize = 200;
 
-/// One entry of `[[keys]]`.
+/// The setting of the API keys.
+pub const KEYS: Setting = setting(
+    "keys",
+    SettingKind::Keys,
+    Text("[]"),
+    "API keys. Without any, authentication is disabled: every client may do everything. An entry,\n\
+     whose client sends `Authorization: Bearer <secret>`:\n\n\
+     [[keys]]\n\
+     name = \"shop\"\n\
+     secret = \"at-least-16-characters\"      # or \"sha256:\" and its 64 hexadecimal digits\n\
+     scopes = [\"publish\", \"consume\"]   # publish, consume, push, admin\n\
+     topics = [\"orders.*\"]             # default: all topics",
+);
+
 #[derive(Clone, PartialEq, Eq)]
 pub struct KeyEntry {
     pub name: String,
     pub secret: String,
     pub scopes: Vec<String>,
-    /// Patterns of topics, `*` for any run of characters.
+    /// Patterns of topics; `*` matches any run of characters.
     pub topics: Vec<String>,
 }
 
 impl KeyEntry {
-    /// The secret's SHA-256, where that is how it was given.
+    /// The SHA-256 of the secret, if the file has only that.
     pub fn digest(&self) -> Option<[u8; 32]> {
         self.secret.strip_prefix(HASHED).and_then(parse_digest)
     }
@@ -40,13 +57,13 @@ impl fmt::Debug for KeyEntry {
     }
 }
 
-/// Reads all entries, or says what is wrong with the first bad one.
+/// Reads all entries, or returns an error for the first invalid one.
 pub fn read(entries: &DeArray<'_>) -> Result<Vec<KeyEntry>, String> {
     let mut keys: Vec<KeyEntry> = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
         let key = read_entry(entry.get_ref()).map_err(|why| format!("key {}: {why}", index + 1))?;
         if keys.iter().any(|other| other.name == key.name) {
-            return Err(format!("key {}: the name `{}` is there twice", index + 1, key.name));
+            return Err(format!("key {}: the name `{}` is used twice", index + 1, key.name));
         }
         if keys.iter().any(|other| other.secret == key.secret) {
             return Err(format!("key {}: `{}` has the secret of another key", index + 1, key.name));
@@ -57,7 +74,7 @@ pub fn read(entries: &DeArray<'_>) -> Result<Vec<KeyEntry>, String> {
 }
 
 fn read_entry(entry: &DeValue<'_>) -> Result<KeyEntry, String> {
-    let table = entry.as_table().ok_or("it is a table with name, secret, scopes and topics")?;
+    let table = entry.as_table().ok_or("expected a table with name, secret, scopes and topics")?;
     let (mut name, mut secret, mut scopes, mut topics) = (None, None, None, None);
     for (field, value) in table.iter() {
         let value = value.get_ref();
@@ -66,7 +83,7 @@ fn read_entry(entry: &DeValue<'_>) -> Result<KeyEntry, String> {
             "secret" => secret = Some(text(value, "secret")?),
             "scopes" => scopes = Some(texts(value, "scopes")?),
             "topics" => topics = Some(texts(value, "topics")?),
-            unknown => return Err(format!("unknown key `{unknown}`: it takes name, secret, scopes and topics")),
+            unknown => return Err(format!("unknown key `{unknown}`: expected name, secret, scopes and topics")),
         }
     }
     let name = name.filter(|name| (1..=NAME_MAX_CHARS).contains(&name.chars().count())).ok_or("a name is missing")?;
@@ -74,11 +91,13 @@ fn read_entry(entry: &DeValue<'_>) -> Result<KeyEntry, String> {
     if let Some(digits) = secret.strip_prefix(HASHED)
         && parse_digest(digits).is_none()
     {
-        return Err(format!("the secret of `{name}` begins with {HASHED}, which 64 hexadecimal digits must follow"));
+        return Err(format!(
+            "the secret of `{name}` begins with {HASHED} and must continue with 64 hexadecimal digits"
+        ));
     }
     let carried_by_a_header = secret.bytes().all(|b| b.is_ascii_graphic());
     if secret.chars().count() < SECRET_MIN_CHARS || !carried_by_a_header {
-        return Err(format!("the secret of `{name}` needs at least {SECRET_MIN_CHARS} visible ASCII characters"));
+        return Err(format!("the secret of `{name}` must have at least {SECRET_MIN_CHARS} visible ASCII characters"));
     }
     let scopes = scopes.filter(|scopes| !scopes.is_empty()).ok_or("scopes are missing")?;
     if let Some(unknown) = scopes.iter().find(|scope| !SCOPES.contains(&scope.as_str())) {
@@ -100,41 +119,41 @@ fn parse_digest(digits: &str) -> Option<[u8; 32]> {
 }
 
 fn text(value: &DeValue<'_>, field: &str) -> Result<String, String> {
-    value.as_str().map(str::to_owned).ok_or_else(|| format!("`{field}` is a text"))
+    value.as_str().map(str::to_owned).ok_or_else(|| format!("`{field}` must be a text"))
 }
 
 fn texts(value: &DeValue<'_>, field: &str) -> Result<Vec<String>, String> {
-    let list = value.as_array().ok_or_else(|| format!("`{field}` is a list of texts"))?;
+    let list = value.as_array().ok_or_else(|| format!("`{field}` must be a list of texts"))?;
     list.iter().map(|entry| text(entry.get_ref(), field)).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::value::{Kind, Value};
+    use super::super::value::{SettingKind, SettingValue};
 
-    fn read(text: &str) -> Result<Value, String> {
-        Kind::Keys.read_text(text)
+    fn read(text: &str) -> Result<SettingValue, String> {
+        SettingKind::Keys.read_text(text)
     }
 
     #[test]
-    fn a_key_is_read_and_its_secret_is_never_shown() {
+    fn a_key_is_read_and_its_secret_is_never_printed() {
         let keys = read(r#"[{name="a",secret="0123456789abcdef",scopes=["publish"]}]"#).unwrap();
         assert_eq!(keys.to_toml(), r#"[{ name = "a", scopes = ["publish"], topics = ["*"] }]"#);
         assert!(!format!("{keys:?}").contains("0123456789abcdef"));
     }
 
     #[test]
-    fn a_bad_key_says_what_is_wrong_with_it() {
+    fn an_invalid_key_is_reported_with_the_reason() {
         for (text, said) in [
             (r#"[{secret="0123456789abcdef",scopes=["publish"]}]"#, "a name is missing"),
             (r#"[{name="a",secret="short",scopes=["publish"]}]"#, "at least 16"),
             (r#"[{name="a",secret="0123456789abcdef",scopes=["fly"]}]"#, "unknown scope `fly`"),
             (r#"[{name="a",secret="0123456789abcdef",scope=["publish"]}]"#, "unknown key `scope`"),
             (r#"[{name="a",secret="sha256:0123456789",scopes=["publish"]}]"#, "64 hexadecimal digits"),
-            (r#"[1]"#, "it is a table"),
+            (r#"[1]"#, "expected a table"),
             (
                 r#"[{name="a",secret="0123456789abcdef",scopes=["admin"]},{name="a",secret="1123456789abcdef",scopes=["admin"]}]"#,
-                "there twice",
+                "used twice",
             ),
         ] {
             let refused = read(text).unwrap_err();

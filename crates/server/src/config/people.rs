@@ -1,11 +1,11 @@
-//! The checked form of the settings of reaching people.
+//! The typed settings of pushes, gateways, clients, presence and notifications.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use whimbrel_model::parse_duration;
 
-use super::resolved::{Secret, StateEngineName, Take};
+use super::resolved::{SecretText, StateEngineName, TypedSettings};
 
 #[derive(Debug, Clone)]
 pub struct PushConfig {
@@ -14,7 +14,7 @@ pub struct PushConfig {
     pub ttl_max: Duration,
     pub window: usize,
     pub window_bytes: usize,
-    /// What is no duration is among the problems.
+    /// A text that is not a duration is an `Err`, which validation reports.
     pub retry_after: Vec<Result<Duration, String>>,
     pub pages_per_second: u32,
     pub save_interval: Duration,
@@ -23,7 +23,7 @@ pub struct PushConfig {
     pub keep_seats: Duration,
     pub generation: u64,
     pub behind: u64,
-    /// `None`: one for two cores.
+    /// `None`: one for two CPU cores.
     pub threads: Option<usize>,
 }
 
@@ -41,10 +41,10 @@ pub struct GatewayConfig {
     pub origins: Vec<String>,
 }
 
-/// Whose word is taken for who a device's user is.
+/// How devices authenticate.
 #[derive(Debug, Clone)]
 pub struct ClientsConfig {
-    pub secret: Secret,
+    pub secret: SecretText,
     pub public_keys: Vec<PathBuf>,
     pub jwks: Option<PathBuf>,
     pub issuers: Vec<String>,
@@ -63,7 +63,7 @@ impl ClientsConfig {
 pub struct PresenceConfig {
     pub engine: PresenceEngineName,
     pub shards: u32,
-    /// For each data centre the writer of each shard; empty where this process writes all shards.
+    /// The writer of each shard, for each data centre; empty if this node writes all shards.
     pub writers: Vec<Vec<String>>,
     pub data_centre: usize,
     pub stale_after: Duration,
@@ -80,12 +80,12 @@ pub enum PresenceEngineName {
 
 #[derive(Debug, Clone)]
 pub struct HornConfig {
-    /// Where there is a key.
+    /// `None` without a key; so for `fcm` and `webpush`.
     pub apns: Option<ApnsConfig>,
     pub fcm: Option<FcmConfig>,
     pub webpush: Option<WebPushConfig>,
-    pub http_secret: Secret,
-    /// Places that are not public and that devices may name nevertheless.
+    pub http_secret: SecretText,
+    /// Destinations that are not public and that devices may use nevertheless.
     pub allow: Vec<String>,
     pub timeout: Duration,
 }
@@ -111,7 +111,7 @@ pub struct WebPushConfig {
     pub subject: String,
 }
 
-pub fn push(take: &Take<'_>) -> PushConfig {
+pub fn push(take: &TypedSettings<'_>) -> PushConfig {
     let times = take.separated("push.retry_after");
     let read = |text: String| parse_duration(&text).map_err(|error| format!("`{text}`: {error}"));
     PushConfig {
@@ -132,7 +132,7 @@ pub fn push(take: &Take<'_>) -> PushConfig {
     }
 }
 
-pub fn gateway(take: &Take<'_>) -> GatewayConfig {
+pub fn gateway(take: &TypedSettings<'_>) -> GatewayConfig {
     GatewayConfig {
         connections: take.number("gateway.connections") as usize,
         accepts_per_second: take.number("gateway.accepts_per_second") as u32,
@@ -147,7 +147,7 @@ pub fn gateway(take: &Take<'_>) -> GatewayConfig {
     }
 }
 
-pub fn clients(take: &Take<'_>) -> ClientsConfig {
+pub fn clients(take: &TypedSettings<'_>) -> ClientsConfig {
     ClientsConfig {
         secret: take.secret("clients.secret"),
         public_keys: take.separated("clients.public_keys").into_iter().map(PathBuf::from).collect(),
@@ -158,7 +158,7 @@ pub fn clients(take: &Take<'_>) -> ClientsConfig {
     }
 }
 
-pub fn presence(take: &Take<'_>) -> PresenceConfig {
+pub fn presence(take: &TypedSettings<'_>) -> PresenceConfig {
     let text = take.text("presence.writers");
     let of_one = |writers: &str| -> Vec<String> {
         writers.split(',').map(str::trim).filter(|one| !one.is_empty()).map(str::to_owned).collect()
@@ -179,7 +179,7 @@ pub fn presence(take: &Take<'_>) -> PresenceConfig {
     }
 }
 
-pub fn horn(take: &Take<'_>) -> HornConfig {
+pub fn horn(take: &TypedSettings<'_>) -> HornConfig {
     let apns = take.unless_empty("horn.apns.key_file").map(|key_file| ApnsConfig {
         key_file: key_file.into(),
         key_id: take.text("horn.apns.key_id"),

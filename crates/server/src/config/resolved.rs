@@ -1,5 +1,4 @@
-//! The configuration in its checked form: typed, and judged across settings in `judge.rs`. Nothing outside this folder sees another
-//! form.
+//! The typed configuration. `validation.rs` validates its settings against each other. No other form of the configuration leaves this folder.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -8,20 +7,19 @@ use std::time::Duration;
 
 use super::keys::KeyEntry;
 use super::people::{self, ClientsConfig, GatewayConfig, HornConfig, PresenceConfig, PushConfig};
-use super::raw::Findings;
-use super::value::Value;
-use super::{Settings, judge};
+use super::sources::Findings;
+use super::value::SettingValue;
+use super::{EffectiveSettings, validation};
 
-/// What the server runs with.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub listen: SocketAddr,
     pub internal_listen: SocketAddr,
-    /// Where others reach `internal_listen`, where that was said.
+    /// Address at which other nodes reach `internal_listen`; `None`: `internal_listen` itself.
     pub advertise: Option<String>,
-    pub internal_key: Secret,
-    /// A second internal key that this process accepts from callers and never presents.
-    pub internal_key_previous: Secret,
+    pub internal_key: SecretText,
+    /// A second internal key that this node accepts from callers and never presents.
+    pub internal_key_previous: SecretText,
     pub data: PathBuf,
     pub roles: Roles,
     pub insecure: bool,
@@ -30,7 +28,7 @@ pub struct Config {
     pub header_wait: Duration,
     pub shutdown_wait: Duration,
     pub node: u16,
-    /// What others call this process, where that was said.
+    /// Name of this node in the cluster; `None`: its host and port.
     pub name: Option<String>,
     pub log: LogConfig,
     pub kafka: KafkaConfig,
@@ -63,7 +61,7 @@ pub enum LogEngineName {
     Kafka,
 }
 
-/// Where state beside the log is kept.
+/// Where state beside the log is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateEngineName {
     Embedded,
@@ -76,7 +74,6 @@ pub enum CoordinationEngineName {
     Etcd,
 }
 
-/// Which roles run in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Roles {
     pub receive: bool,
@@ -123,11 +120,11 @@ impl Roles {
     }
 }
 
-/// A text that is not to be shown.
+/// A text that must not be printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub String);
+pub struct SecretText(pub String);
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SecretText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_empty() { "none" } else { "(set)" })
     }
@@ -163,7 +160,7 @@ pub struct LogConfig {
 #[derive(Debug, Clone)]
 #[cfg_attr(
     not(feature = "kafka"),
-    expect(dead_code, reason = "what is configured for an engine that is not built in is only checked")
+    expect(dead_code, reason = "settings of an engine that is not built in are only validated")
 )]
 pub struct KafkaConfig {
     pub bootstrap: String,
@@ -180,7 +177,7 @@ pub struct KafkaConfig {
     pub tls_key_file: Option<PathBuf>,
     pub sasl: String,
     pub sasl_username: String,
-    pub sasl_password: Secret,
+    pub sasl_password: SecretText,
 }
 
 #[derive(Debug, Clone)]
@@ -241,7 +238,7 @@ pub struct SubscriptionsConfig {
     pub breaker_failures: u32,
     pub breaker_pause: Duration,
     pub breaker_pause_max: Duration,
-    /// `None`: as many as the machine has cores.
+    /// `None`: one for each CPU core.
     pub threads: Option<usize>,
 }
 
@@ -255,12 +252,12 @@ pub struct CallbacksConfig {
 #[derive(Debug, Clone)]
 #[cfg_attr(
     not(feature = "redis"),
-    expect(dead_code, reason = "what is configured for an engine that is not built in is only checked")
+    expect(dead_code, reason = "settings of an engine that is not built in are only validated")
 )]
 pub struct RedisConfig {
     pub urls: Vec<String>,
     pub user: String,
-    pub password: Secret,
+    pub password: SecretText,
     pub prefix: String,
     pub connect_timeout: Duration,
     pub response_timeout: Duration,
@@ -269,20 +266,20 @@ pub struct RedisConfig {
 #[derive(Debug, Clone)]
 #[cfg_attr(
     not(feature = "etcd"),
-    expect(dead_code, reason = "what is configured for an engine that is not built in is only checked")
+    expect(dead_code, reason = "settings of an engine that is not built in are only validated")
 )]
 pub struct EtcdConfig {
     pub endpoints: Vec<String>,
     pub prefix: String,
     pub session: Duration,
     pub user: String,
-    pub password: Secret,
+    pub password: SecretText,
     pub request_timeout: Duration,
 }
 
-/// Turns values into the checked form, and adds what does not fit together to the findings.
-pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
-    let take = Take { settings };
+/// Converts values to the typed configuration, and adds conflicts between settings to the findings.
+pub fn resolve(settings: &EffectiveSettings, findings: &mut Findings) -> Config {
+    let take = TypedSettings { settings };
     let config = Config {
         listen: take.address("listen"),
         internal_listen: take.address("internal_listen"),
@@ -425,7 +422,7 @@ pub fn resolve(settings: &Settings, findings: &mut Findings) -> Config {
         },
         keys: take.keys("keys"),
     };
-    judge::judge(&config, settings, findings);
+    validation::validate(&config, settings, findings);
     config
 }
 
@@ -433,16 +430,16 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Takes values by path as the type that their kind has. A wrong type is a mistake of this folder, which a test finds.
-pub(super) struct Take<'a> {
-    settings: &'a Settings,
+/// Takes values by path, as the type that their kind has. A wrong type is a bug of this folder, which a test finds.
+pub(super) struct TypedSettings<'a> {
+    settings: &'a EffectiveSettings,
 }
 
 macro_rules! take {
     ($name:ident, $variant:ident($value:ident) => $into:expr, $type:ty) => {
         pub(super) fn $name(&self, path: &str) -> $type {
             match self.settings.get(path).0 {
-                Value::$variant($value) => $into,
+                SettingValue::$variant($value) => $into,
                 other => unreachable!("`{path}` is {other:?}"),
             }
         }
@@ -450,19 +447,19 @@ macro_rules! take {
     ($name:ident, or $variant:ident($value:ident) => $into:expr, $type:ty) => {
         pub(super) fn $name(&self, path: &str) -> Option<$type> {
             match self.settings.get(path).0 {
-                Value::$variant($value) => Some($into),
-                Value::Left(_) => None,
+                SettingValue::$variant($value) => Some($into),
+                SettingValue::Left(_) => None,
                 other => unreachable!("`{path}` is {other:?}"),
             }
         }
     };
 }
 
-impl Take<'_> {
+impl TypedSettings<'_> {
     take!(flag, Flag(value) => *value, bool);
     take!(address, Address(value) => *value, SocketAddr);
     take!(text, Text(value) => value.clone(), String);
-    take!(secret, Secret(value) => Secret(value.clone()), Secret);
+    take!(secret, Secret(value) => SecretText(value.clone()), SecretText);
     take!(number, Count(value) => *value, u64);
     take!(count, or Count(value) => *value, u64);
     take!(time, Duration(value) => *value, Duration);
@@ -480,7 +477,7 @@ impl Take<'_> {
         Some(self.text(path)).filter(|text| !text.trim().is_empty())
     }
 
-    /// A text of several, separated by commas.
+    /// The items of a comma-separated text.
     pub(super) fn separated(&self, path: &str) -> Vec<String> {
         let text = self.text(path);
         text.split(',').map(str::trim).filter(|one| !one.is_empty()).map(str::to_owned).collect()
@@ -493,17 +490,17 @@ impl Take<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Loaded, SETTINGS, Sources, load};
+    use super::super::{LoadedConfig, SETTINGS, Sources, load};
     use super::*;
 
-    fn with_flags(flags: &[(&str, &str)]) -> Loaded {
+    fn with_flags(flags: &[(&str, &str)]) -> LoadedConfig {
         let flags =
             flags.iter().map(|(path, text)| ((*path).into(), (*text).into(), format!("--set {path}"))).collect();
         load(&Sources { flags, ..Sources::default() })
     }
 
     #[test]
-    fn the_defaults_have_nothing_wrong() {
+    fn the_defaults_are_valid() {
         let loaded = with_flags(&[]);
         assert_eq!(loaded.findings, Findings::default());
         assert!(loaded.config.is_some());

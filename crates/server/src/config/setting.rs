@@ -1,55 +1,55 @@
-//! What a setting is: its name, what it takes, its default, what it means. Which there are is in `settings.rs`.
+//! The definition of a setting: its name, kind, default and meaning. `settings.rs` has the list of all settings.
 
 use std::time::Duration;
 
-use super::value::{Kind, Value};
+use super::value::{SettingKind, SettingValue};
 
 /// One setting. `path` is `key`, `section.key` or `section.part.key`.
 #[derive(Debug, Clone, Copy)]
 pub struct Setting {
     pub path: &'static str,
-    pub kind: Kind,
-    pub default: Given,
+    pub kind: SettingKind,
+    pub default: SettingDefault,
     pub meaning: &'static str,
 }
 
-/// A default, as it is best written in the list.
+/// The default of a setting, in the form that is shortest in the list.
 #[derive(Debug, Clone, Copy)]
-pub enum Given {
+pub enum SettingDefault {
     Text(&'static str),
     Count(u64),
     Bytes(u64),
     Millis(u64),
 }
 
-pub const fn setting(path: &'static str, kind: Kind, default: Given, meaning: &'static str) -> Setting {
+pub const fn setting(path: &'static str, kind: SettingKind, default: SettingDefault, meaning: &'static str) -> Setting {
     Setting { path, kind, default, meaning }
 }
 
-pub const fn count(min: u64, max: u64) -> Kind {
-    Kind::Count { min, max, or: None }
+pub const fn count(min: u64, max: u64) -> SettingKind {
+    SettingKind::Count { min, max, or: None }
 }
 
-pub const fn bytes(min: u64, max: u64) -> Kind {
-    Kind::Bytes { min, max, or: None }
+pub const fn bytes(min: u64, max: u64) -> SettingKind {
+    SettingKind::Bytes { min, max, or: None }
 }
 
-pub const fn duration(min: Duration, max: Duration) -> Kind {
-    Kind::Duration { min, max, or: None }
+pub const fn duration(min: Duration, max: Duration) -> SettingKind {
+    SettingKind::Duration { min, max, or: None }
 }
 
 impl Setting {
-    pub fn default_value(&self) -> Value {
+    pub fn default_value(&self) -> SettingValue {
         match self.default {
-            Given::Count(count) => Value::Count(count),
-            Given::Bytes(bytes) => Value::Bytes(bytes),
-            Given::Millis(millis) => Value::Duration(Duration::from_millis(millis)),
-            // A default that its own kind refuses is a mistake in this file, which a test finds.
-            Given::Text(text) => self.kind.read_text(text).expect("a setting takes its own default"),
+            SettingDefault::Count(count) => SettingValue::Count(count),
+            SettingDefault::Bytes(bytes) => SettingValue::Bytes(bytes),
+            SettingDefault::Millis(millis) => SettingValue::Duration(Duration::from_millis(millis)),
+            // A default that its own kind rejects is a bug in the list, which a test finds.
+            SettingDefault::Text(text) => self.kind.read_text(text).expect("a setting accepts its own default"),
         }
     }
 
-    /// The section, empty for keys without one, and the key in it.
+    /// The section (empty for keys outside a section) and the key in it.
     pub fn section_and_key(&self) -> (&'static str, &'static str) {
         self.path.rsplit_once('.').unwrap_or(("", self.path))
     }

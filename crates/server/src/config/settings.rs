@@ -1,37 +1,41 @@
-//! Every setting there is. This list drives the file's keys, the variables' names, `--set`, `whimbrel check` and
-//! `whimbrel.example.toml`; nothing else may know a setting's name or default.
+//! The list of all settings. It defines the file's keys, the variables' names, `--set`, `whimbrel check` and
+//! `whimbrel.example.toml`; no other place may define a setting's name or default.
 
 use std::time::Duration;
 
 use whimbrel_model::limits;
 
+use super::keys::KEYS;
 use super::people_settings::{PEOPLE, PEOPLE_SECTIONS};
-use super::setting::Given::{Bytes, Count, Millis, Text};
+use super::setting::SettingDefault::{Bytes, Count, Millis, Text};
 use super::setting::{Setting, bytes, count, duration, setting};
-use super::value::Kind;
+use super::value::SettingKind;
 
-/// What a section of the file is about.
+/// The sections of the file, each with its description.
 pub fn sections() -> impl Iterator<Item = (&'static str, &'static str)> {
     SECTIONS.into_iter().chain(PEOPLE_SECTIONS)
 }
 
 const SECTIONS: [(&str, &str); 13] = [
-    ("log", "The log that every accepted message is a record of."),
+    ("log", "The log: the durable store of all messages."),
     ("kafka", "Connection to Kafka. Used with `log.engine = \"kafka\"`, ignored by the embedded log."),
-    ("limits", "What is refused, with 413, 422 or 429."),
-    ("topics", "What a topic is that nobody configured."),
-    ("receipts", "The answers that publishers got, kept so that a repeat gets the same."),
-    ("holds", "Messages that arrive later. What is accepted is in the log; memory has only what is due soon."),
-    ("timers", "The store beside the log that knows every hold by its id and by its due time."),
+    ("limits", "Limits of requests. A request beyond one is rejected with 408, 413, 422 or 429."),
+    ("topics", "Defaults for topics without a configuration of their own."),
+    (
+        "receipts",
+        "Receipts: the first answers to publishes with an Idempotency-Key or an id. A repeat gets the same answer.",
+    ),
+    ("holds", "Holds: messages with a due time. The log has all of them; memory has those that are due soon."),
+    ("timers", "The store of holds beside the log, with an index by id and one by due time."),
     (
         "subscriptions",
-        "Deliveries to services. Who gets what is said over HTTP; here is what all of them cost at most.",
+        "Deliveries to services. The API defines each subscription; these settings limit the resources of all of them.",
     ),
-    ("callbacks", "Where deliveries may go."),
-    ("redis", "The Redis that settings named `engine` may name."),
-    ("coordination", "Who is there, and who owns what, where several processes share the work."),
-    ("etcd", "The etcd that `coordination.engine = \"etcd\"` uses."),
-    ("telemetry", "What the server says on its standard error."),
+    ("callbacks", "Permitted destinations of callbacks, and their timeout."),
+    ("redis", "Connection to Redis. Used where a setting named `engine` is `redis`."),
+    ("coordination", "Membership of the cluster and ownership of shards."),
+    ("etcd", "Connection to etcd. Used with `coordination.engine = \"etcd\"`."),
+    ("telemetry", "Log output on standard error."),
 ];
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -40,10 +44,9 @@ const YEAR: Duration = Duration::from_secs(365 * 86_400);
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
 
-/// Shards of holds at most.
 pub const HOLD_SHARDS_MAX: u32 = 1024;
 
-/// In the order of the file: keys without a section first, each section together, the keys last.
+/// All settings in the order of the file: keys without a section, the sections, the API keys.
 pub const SETTINGS: &[Setting] = &in_order::<{ SERVICES.len() + PEOPLE.len() + 1 }>();
 
 const fn in_order<const ALL: usize>() -> [Setting; ALL] {
@@ -63,190 +66,190 @@ const fn in_order<const ALL: usize>() -> [Setting; ALL] {
 const SERVICES: &[Setting] = &[
     setting(
         "listen",
-        Kind::Address,
+        SettingKind::Address,
         Text("127.0.0.1:7600"),
-        "Where clients connect: HTTP/1.1, HTTP/2 and gRPC on one port. Anything but loopback wants [[keys]], or insecure.",
+        "Address for clients: HTTP/1.1, HTTP/2 and gRPC on one port. A non-loopback address requires [[keys]], or insecure.",
     ),
     setting(
         "internal_listen",
-        Kind::Address,
+        SettingKind::Address,
         Text("127.0.0.1:7601"),
-        "Where processes that share the work reach each other. With coordination.engine = \"process\" nothing listens here.",
+        "Address for calls from other nodes. Not opened with coordination.engine = \"process\".",
     ),
     setting(
         "advertise",
-        Kind::Text,
+        SettingKind::Text,
         Text("auto"),
-        "The host:port at which other processes reach internal_listen. \"auto\": internal_listen itself.",
+        "The host:port at which other nodes reach internal_listen. \"auto\": internal_listen itself.",
     ),
     setting(
         "internal_key",
-        Kind::Secret,
+        SettingKind::Secret,
         Text(""),
-        "Shared secret for calls between processes, the same in all of them. Required unless internal_listen is loopback.",
+        "Shared secret for calls between nodes, the same on all of them. Required unless internal_listen is loopback.",
     ),
     setting(
         "internal_key_previous",
-        Kind::Secret,
+        SettingKind::Secret,
         Text(""),
-        "A second internal_key that this process accepts from others and does not present. Set it while you change internal_key\n\
-         process by process.",
+        "A second internal_key that this node accepts from others and does not present. Set it while you change internal_key\n\
+         node by node.",
     ),
     setting(
         "data",
-        Kind::Text,
+        SettingKind::Text,
         Text("./whimbrel-data"),
-        "The folder that everything is kept in. One server at a time.",
+        "Data folder of this node. Only one server may use it at a time.",
     ),
     setting(
         "roles",
-        Kind::SomeOf(&["all", "receive", "center", "worker", "gateway", "presence", "carrier", "horn"]),
+        SettingKind::SomeOf(&["all", "receive", "center", "worker", "gateway", "presence", "carrier", "horn"]),
         Text("all"),
-        "Which roles run here: \"receive\" takes requests, \"center\" owns holds and subscriptions, \"worker\" calls subscribers,\n\
-         \"gateway\" holds devices' connections, \"carrier\" owns inboxes, \"presence\" knows who is online, \"horn\" sends notices. Apart\n\
-         they need etcd.",
+        "Roles of this node: \"receive\" serves the API, \"center\" owns holds and subscriptions, \"worker\" makes callbacks,\n\
+         \"gateway\" holds the connections of devices, \"carrier\" owns inboxes, \"presence\" tracks which users are online, \"horn\" sends\n\
+         notifications. A node without all roles needs etcd.",
     ),
     setting(
         "insecure",
-        Kind::Flag,
+        SettingKind::Flag,
         Text("false"),
-        "Serves everybody who can connect, without keys, also beyond this machine.",
+        "Permits non-loopback addresses without [[keys]] and without internal_key: authentication is then disabled.",
     ),
     setting(
         "workers",
-        Kind::Count { min: 1, max: 1024, or: Some("auto") },
+        SettingKind::Count { min: 1, max: 1024, or: Some("auto") },
         Text("auto"),
-        "Threads that serve connections. \"auto\": as many as the machine has cores.",
+        "Threads that serve connections. \"auto\": one for each CPU core.",
     ),
     setting(
         "connections_max",
         count(1, 1_000_000),
         Count(16_384),
-        "Connections at the same time. Those beyond wait to be accepted, as do those that file descriptors do not suffice for.",
+        "Open client connections. Further ones wait to be accepted; so do those for which no file descriptor is free.",
     ),
     setting(
         "header_wait",
         duration(SECOND, Duration::from_secs(600)),
         Text("30s"),
-        "How long a connection may be silent between requests, or take to send a request's headers.",
+        "Timeout of a connection without a request, and for receiving a request's headers.",
     ),
     setting(
         "shutdown_wait",
         duration(Duration::ZERO, Duration::from_secs(600)),
         Text("10s"),
-        "How long requests under way may take to end after Ctrl-C or SIGTERM.",
+        "Time limit for requests in progress after Ctrl-C or SIGTERM.",
     ),
     setting(
         "node",
         count(0, 4095),
         Count(0),
-        "This process's number, part of every message id it mints. With etcd another is taken where it is not free.",
+        "Number of this node, a part of each message id that it creates. With etcd, a node takes a free number if this one is in use.",
     ),
     setting(
         "name",
-        Kind::Text,
+        SettingKind::Text,
         Text("auto"),
-        "What others call this process; no two of one installation may have the same. \"auto\": its host and port.",
+        "Name of this node, unique in the cluster. \"auto\": its host and port.",
     ),
     setting(
         "log.engine",
-        Kind::OneOf(&["embedded", "kafka"]),
+        SettingKind::OneOf(&["embedded", "kafka"]),
         Text("embedded"),
-        "\"embedded\" keeps the log in the data folder, \"kafka\" on the brokers of [kafka].",
+        "Where the log is: \"embedded\" in the data folder, \"kafka\" on the brokers of [kafka].",
     ),
     setting(
         "log.retention",
-        Kind::Duration { min: SECOND, max: Duration::from_secs(100 * 365 * 86_400), or: Some("forever") },
+        SettingKind::Duration { min: SECOND, max: Duration::from_secs(100 * 365 * 86_400), or: Some("forever") },
         Millis(limits::RETENTION_DEFAULT_MS),
-        "How long messages are kept in a topic that does not say so itself.",
+        "How long topics keep messages, unless a topic has a retention of its own.",
     ),
     setting(
         "log.retention_bytes",
-        Kind::Bytes { min: MIB, max: 1 << 60, or: Some("unlimited") },
+        SettingKind::Bytes { min: MIB, max: 1 << 60, or: Some("unlimited") },
         Text("unlimited"),
-        "How much is kept in each partition of a topic that does not say so itself; the oldest goes first.",
+        "Size to which each partition is kept, unless its topic has one of its own. The oldest messages are removed first.",
     ),
     setting(
         "log.segment_bytes",
         bytes(64 << 10, 2048 * MIB),
         Text("128MiB"),
-        "Embedded log: bytes of one segment of a partition. Retention drops whole segments.",
+        "Embedded log: size of one segment of a partition. Retention removes whole segments.",
     ),
     setting(
         "log.segment_age",
         duration(SECOND, YEAR),
         Text("1d"),
-        "Embedded log: after this long the next segment is begun, so that retention by time can drop this one.",
+        "Embedded log: age at which a segment is closed and the next one started, so that retention by time can remove it.",
     ),
     setting(
         "log.journal_file_bytes",
         bytes(32 * MIB, 4096 * MIB),
         Text("32MiB"),
-        "Embedded log: bytes of one journal file. The first one is written out at the first start.",
+        "Embedded log: size of one journal file. The first start writes the first file in full.",
     ),
     setting(
         "log.journal_bytes",
         bytes(96 * MIB, TIB),
         Text("1GiB"),
-        "Embedded log: bytes of the whole journal, at least three files. At this bound publishes wait for a checkpoint.",
+        "Embedded log: size of the whole journal, at least three files. At this size publishes wait for a checkpoint.",
     ),
     setting(
         "log.checkpoint_bytes",
         bytes(MIB, TIB),
         Text("256MiB"),
-        "Embedded log: a checkpoint is made when this much was written, at most half of journal_bytes…",
+        "Embedded log: bytes written after which a checkpoint is made. At most half of log.journal_bytes.",
     ),
     setting(
         "log.checkpoint_interval",
         duration(Duration::from_millis(100), Duration::from_secs(3600)),
         Text("10s"),
-        "…or when this much time has passed and anything was written.",
+        "Embedded log: time after which a checkpoint is made, if anything was written.",
     ),
     setting(
         "log.tail_bytes",
         bytes(0, TIB),
         Text("32MiB"),
-        "Embedded log: memory for the newest messages, from which readers at the end are served.",
+        "Embedded log: memory for the newest messages. Reads at the end of a partition are served from it.",
     ),
     setting(
         "log.unsaved_bytes",
         bytes(32 * MIB, TIB),
         Text("128MiB"),
-        "Embedded log: memory for messages that are in the journal and not in segments yet. At it publishes wait.",
+        "Embedded log: memory for messages that are in the journal and not yet in segments. When it is full, publishes wait.",
     ),
     setting(
         "log.gather_us",
         count(0, 100_000),
         Count(200),
-        "Embedded: microseconds that a write to disk waits for publishes on their way, when there are many. 0: none.",
+        "Embedded log: microseconds that a group commit waits for more publishes under load. 0: no wait.",
     ),
     setting(
         "log.queue_bytes",
         bytes(MIB, TIB),
         Text("64MiB"),
-        "Embedded log: bytes that may wait for the next write to disk. Beyond, the answer is 429.",
+        "Embedded log: bytes that may wait for the next group commit. Beyond, the answer is 429.",
     ),
     setting(
         "log.disk_reserve_bytes",
         bytes(0, TIB),
         Text("128MiB"),
-        "Embedded log: with less free disk space than this, publishes are refused with 503 until there is room again.",
+        "Embedded log: free disk space below which publishes are rejected with 503, until more is free again.",
     ),
     setting(
         "log.scrub_interval",
-        Kind::Duration { min: SECOND, max: YEAR, or: Some("never") },
+        SettingKind::Duration { min: SECOND, max: YEAR, or: Some("never") },
         Text("1d"),
-        "Embedded log: how often the server reads all segments that are not written to any more and checks their checksums.",
+        "Embedded log: how often the server reads all closed segments and verifies their checksums.",
     ),
     setting(
         "log.scrub_rate",
         bytes(64 << 10, TIB),
         Text("4MiB"),
-        "Embedded log: bytes that this check reads in a second, at most.",
+        "Embedded log: bytes that this verification reads in a second, at most.",
     ),
     setting(
         "kafka.bootstrap",
-        Kind::Text,
+        SettingKind::Text,
         Text("127.0.0.1:9092"),
         "Bootstrap brokers as `host:port`, separated by commas.",
     ),
@@ -276,51 +279,56 @@ const SERVICES: &[Setting] = &[
     ),
     setting(
         "kafka.transactional_prefix",
-        Kind::Text,
+        SettingKind::Text,
         Text("whimbrel/"),
         "Prefix of every `transactional.id`. Installations that share a Kafka cluster need different prefixes.",
     ),
     setting(
         "kafka.client_id",
-        Kind::Text,
+        SettingKind::Text,
         Text("whimbrel"),
         "Name of this client in the brokers' logs, metrics and quotas.",
     ),
     setting(
         "kafka.compression",
-        Kind::OneOf(&["none", "gzip", "snappy", "lz4", "zstd"]),
+        SettingKind::OneOf(&["none", "gzip", "snappy", "lz4", "zstd"]),
         Text("none"),
         "Compression of the record batches that Whimbrel writes. Whimbrel reads batches in any of these formats.",
     ),
-    setting("kafka.tls", Kind::Flag, Text("false"), "Connects to the brokers with TLS."),
+    setting("kafka.tls", SettingKind::Flag, Text("false"), "Connects to the brokers with TLS."),
     setting(
         "kafka.tls_ca_file",
-        Kind::Text,
+        SettingKind::Text,
         Text(""),
         "PEM file with the certificate authorities of the brokers. Empty: those of the operating system.",
     ),
     setting(
         "kafka.tls_certificate_file",
-        Kind::Text,
+        SettingKind::Text,
         Text(""),
         "PEM file with the client certificate, for brokers that require one (mutual TLS). Empty: none.",
     ),
     setting(
         "kafka.tls_key_file",
-        Kind::Text,
+        SettingKind::Text,
         Text(""),
         "PEM file with the private key of the client certificate. Empty: none.",
     ),
     setting(
         "kafka.sasl",
-        Kind::OneOf(&["none", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]),
+        SettingKind::OneOf(&["none", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]),
         Text("none"),
         "SASL mechanism to authenticate with. PLAIN sends the password in clear text: use it only with `kafka.tls = true`.",
     ),
-    setting("kafka.sasl_username", Kind::Text, Text(""), "User name for SASL. Required unless `kafka.sasl` is `none`."),
+    setting(
+        "kafka.sasl_username",
+        SettingKind::Text,
+        Text(""),
+        "User name for SASL. Required unless `kafka.sasl` is `none`.",
+    ),
     setting(
         "kafka.sasl_password",
-        Kind::Secret,
+        SettingKind::Secret,
         Text(""),
         "Password for SASL. Required unless `kafka.sasl` is `none`.",
     ),
@@ -328,156 +336,156 @@ const SERVICES: &[Setting] = &[
         "limits.payload_bytes",
         bytes(1, 256 * MIB),
         Bytes(limits::PAYLOAD_BYTES_DEFAULT as u64),
-        "Bytes of one payload.",
+        "Size of one payload.",
     ),
     setting(
         "limits.batch_messages",
         count(1, 1_000_000),
         Count(limits::BATCH_MESSAGES_DEFAULT as u64),
-        "Messages of one batch.",
+        "Messages in one batch.",
     ),
     setting(
         "limits.batch_bytes",
         bytes(1, 1024 * MIB),
         Bytes(limits::BATCH_BYTES_DEFAULT as u64),
-        "Bytes of one batch.",
+        "Size of one batch.",
     ),
     setting("limits.headers", count(0, 1024), Count(limits::HEADERS_DEFAULT as u64), "Headers of one message."),
     setting(
         "limits.header_bytes",
         bytes(1, 65_535),
         Bytes(limits::HEADER_BYTES_DEFAULT as u64),
-        "Bytes of one header's name and value together.",
+        "Size of one header: its name and value together.",
     ),
     setting(
         "limits.in_flight_bytes",
         bytes(MIB, TIB),
         Text("256MiB"),
-        "Bytes of all requests under way that were not yet acknowledged. Beyond, the answer is 429.",
+        "Total size of requests that are not yet acknowledged. Beyond, the answer is 429.",
     ),
     setting(
         "limits.answer_bytes",
         bytes(MIB, TIB),
         Text("256MiB"),
-        "Bytes of all answers with messages that clients have not yet taken. Beyond, the answer is 429.",
+        "Total size of answers with messages that clients have not yet received. Beyond, the answer is 429.",
     ),
     setting(
         "limits.body_wait",
         duration(SECOND, Duration::from_secs(600)),
         Text("30s"),
-        "How long a request's body may be silent between two of its pieces. Beyond, the answer is 408.",
+        "Timeout between two pieces of a request body. After it, the answer is 408.",
     ),
     setting(
         "limits.linger_bytes",
         bytes(0, 1024 * MIB),
         Text("64MiB"),
-        "Bytes of a body that are discarded before a connection is closed whose request was refused before it was read, so that the \
+        "Bytes of a rejected request's body that are read and discarded before the connection is closed, so that the\n\
          client receives the answer.",
     ),
     setting(
         "limits.linger_timeout",
         duration(Duration::ZERO, Duration::from_secs(60)),
         Text("5s"),
-        "How long such a body is discarded.",
+        "Time limit for discarding such a body.",
     ),
     setting(
         "limits.search_records",
         count(1, 1_000_000_000),
         Count(100_000),
-        "Records that one search looks through before it answers how far it came.",
+        "Records that one search examines before it answers with its position.",
     ),
     setting(
         "limits.read_bytes",
         bytes(1, 1024 * MIB),
         Text("8MiB"),
-        "Bytes of messages that one read, or look into an inbox, answers with; one message is returned whatever its size.",
+        "Size of the messages in one answer of a read or an inbox query. One message is returned whatever its size.",
     ),
-    setting("limits.topics", count(1, limits::TOPIC_NUMBER_MAX as u64), Count(10_000), "Topics at the same time."),
-    setting("limits.tails", count(0, 1_000_000), Count(1024), "Open tails (event streams) at the same time."),
+    setting("limits.topics", count(1, limits::TOPIC_NUMBER_MAX as u64), Count(10_000), "Number of topics."),
+    setting("limits.tails", count(0, 1_000_000), Count(1024), "Open tails (event streams)."),
     setting(
         "topics.partitions",
         count(1, limits::PARTITIONS_MAX as u64),
         Count(limits::PARTITIONS_DEFAULT as u64),
-        "Partitions.",
+        "Partitions of a topic.",
     ),
     setting(
         "topics.replicas",
-        Kind::Count { min: 1, max: 1000, or: Some("engine") },
+        SettingKind::Count { min: 1, max: 1000, or: Some("engine") },
         Text("engine"),
         "Copies of each partition. \"engine\": the brokers' default; the embedded log has one.",
     ),
     setting(
         "topics.min_insync",
-        Kind::Count { min: 1, max: 1000, or: Some("engine") },
+        SettingKind::Count { min: 1, max: 1000, or: Some("engine") },
         Text("engine"),
         "Copies that must have a message before it is acknowledged. \"engine\": the brokers' default.",
     ),
     setting(
         "topics.auto_create_topics",
-        Kind::Flag,
+        SettingKind::Flag,
         Text("true"),
-        "Whether the first publish to a topic makes it. Otherwise: 404 unknown_topic.",
+        "Whether the first publish to a topic creates it. Otherwise the answer is 404 unknown_topic.",
     ),
     setting(
         "receipts.engine",
-        Kind::OneOf(&["embedded", "redis"]),
+        SettingKind::OneOf(&["embedded", "redis"]),
         Text("embedded"),
-        "\"embedded\" keeps them in the data folder, \"redis\" on the servers of [redis], shared by all processes.",
+        "Where receipts are kept: \"embedded\" in the data folder, \"redis\" on the servers of [redis], shared by all nodes.",
     ),
     setting(
         "receipts.window",
         duration(SECOND, YEAR),
         Millis(limits::RECEIPT_WINDOW_DEFAULT_MS),
-        "How long the first answer to an Idempotency-Key or an id of the publisher's own is remembered.",
+        "How long the first answer to an Idempotency-Key or a publisher's id is kept.",
     ),
     setting(
         "receipts.id_window",
         duration(SECOND, YEAR),
         Millis(limits::RETENTION_DEFAULT_MS),
-        "How long a message is found again by an id of the publisher's own.",
+        "How long a message can be found by its publisher's id.",
     ),
     setting(
         "receipts.lease",
         duration(SECOND, Duration::from_secs(3600)),
         Text("1m"),
-        "After this long a publish that began and never ended may be taken up by a repeat. Longer than any publish takes.",
+        "Time after which a repeat may take over a publish that did not end. Must be longer than any publish takes.",
     ),
     setting(
         "holds.window",
         duration(SECOND, HOUR),
         Text("30s"),
-        "How far ahead holds are kept in memory, ready to fire.",
+        "How far ahead of their due time holds are loaded into memory.",
     ),
     setting(
         "holds.window_bytes",
         bytes(MIB, TIB),
         Text("32MiB"),
-        "Memory for them, over all shards. Beyond, the window is shorter.",
+        "Memory for these holds, over all shards. When it is full, the window is shorter.",
     ),
     setting(
         "holds.checkpoint_interval",
         duration(Duration::from_millis(50), Duration::from_secs(60)),
         Text("1s"),
-        "How often what became of holds is written to the store of [timers].",
+        "How often changes of holds are written to the store of [timers].",
     ),
     setting(
         "holds.keep_log",
         duration(SECOND, YEAR),
         Text("1d"),
-        "How long what was written about holds stays in the log. What is still pending is then written anew.",
+        "How long records about holds stay in the log. Holds that are still pending after it are written to the log again.",
     ),
     setting(
         "holds.trim_interval",
         duration(SECOND, Duration::from_secs(86_400)),
         Text("10m"),
-        "How often what is older is looked for in the log, and dropped.",
+        "How often older records about holds are removed from the log.",
     ),
-    setting("holds.remember", duration(SECOND, YEAR), Text("7d"), "How long it is remembered what became of a hold."),
+    setting("holds.remember", duration(SECOND, YEAR), Text("7d"), "How long the outcome of a hold can be queried."),
     setting(
         "holds.shards",
         count(1, HOLD_SHARDS_MAX as u64),
         Count(16),
-        "Shards that holds are spread over. It matters before the first start only, and never changes after it.",
+        "Shards over which holds are distributed. Applied at the first start only; it cannot be changed later.",
     ),
     setting(
         "holds.commands_waiting",
@@ -489,191 +497,183 @@ const SERVICES: &[Setting] = &[
         "holds.behind",
         count(1_000, 1_000_000_000),
         Count(50_000),
-        "Records that the owner of a shard may be behind what this process accepts for it. Beyond, no more is held there: 429.",
+        "Maximum backlog of a shard: records that this node accepted and the shard's owner has not applied. Beyond, new holds get 429.",
     ),
     setting(
         "timers.engine",
-        Kind::OneOf(&["embedded", "redis"]),
+        SettingKind::OneOf(&["embedded", "redis"]),
         Text("embedded"),
-        "\"embedded\" keeps it in the data folder, \"redis\" on the servers of [redis], where another process can take over.",
+        "Where this store is: \"embedded\" in the data folder, \"redis\" on the servers of [redis], where another node can take over.",
     ),
     setting(
         "subscriptions.engine",
-        Kind::OneOf(&["embedded", "redis"]),
+        SettingKind::OneOf(&["embedded", "redis"]),
         Text("embedded"),
-        "Where it is kept how far subscriptions are: \"embedded\" in the data folder, \"redis\" on the servers of [redis].",
+        "Where the progress of subscriptions is kept: \"embedded\" in the data folder, \"redis\" on the servers of [redis].",
     ),
     setting(
         "subscriptions.prefetch_bytes",
         bytes(64 << 10, TIB),
         Text("4MiB"),
-        "Memory for the messages of one subscription that were read and not yet delivered.",
+        "Memory of one subscription for messages that are read and not yet delivered.",
     ),
     setting(
         "subscriptions.parked_bytes",
         bytes(64 << 10, TIB),
         Text("8MiB"),
-        "Memory of one subscription for what waits in a partition behind failing keys. Beyond, it reads no further.",
+        "Memory of one subscription for messages that wait in a partition behind parked keys. Beyond, it reads no further.",
     ),
     setting(
         "subscriptions.retry_holds",
         count(1, 10_000_000),
         Count(10_000),
-        "Retries of one subscription without order that may wait at a time. Beyond, it reads no further.",
+        "Retries that may wait at a time, for one subscription without order. Beyond, it reads no further.",
     ),
     setting(
         "subscriptions.save_interval",
         duration(Duration::from_millis(50), SECOND),
         Text("1s"),
-        "How often it is saved how far subscriptions are: so much is delivered again after a crash.",
+        "How often the progress of subscriptions is saved. After a crash, the deliveries of this time are repeated.",
     ),
     setting(
         "subscriptions.attempts_bytes",
         bytes(MIB, TIB),
         Text("256MiB"),
-        "Disk space of this process for what deliveries were tried and how they went. The oldest goes first.",
+        "Disk space of this node for the history of delivery attempts. The oldest are removed first.",
     ),
     setting(
         "subscriptions.breaker_failures",
         count(1, 1_000_000),
         Count(20),
-        "After so many failures in a row an endpoint is left alone for a while, and spends no attempts.",
+        "Consecutive failures that open the circuit breaker of an endpoint. While it is open, messages use up no attempts.",
     ),
     setting(
         "subscriptions.breaker_pause",
         duration(Duration::from_millis(10), HOUR),
         Text("5s"),
-        "How long it is left alone at first, before one delivery tries it…",
+        "How long a circuit breaker stays open at first, before one delivery tests the endpoint.",
     ),
     setting(
         "subscriptions.breaker_pause_max",
         duration(Duration::from_millis(10), Duration::from_secs(86_400)),
         Text("1m"),
-        "…and how long at most, after it failed again and again.",
+        "How long it stays open at most, after repeated failures.",
     ),
     setting(
         "subscriptions.threads",
-        Kind::Count { min: 1, max: 256, or: Some("auto") },
+        SettingKind::Count { min: 1, max: 256, or: Some("auto") },
         Text("auto"),
-        "Threads that run subscriptions. \"auto\": as many as the machine has cores.",
+        "Threads that run subscriptions. \"auto\": one for each CPU core.",
     ),
     setting(
         "callbacks.allow",
-        Kind::Text,
+        SettingKind::Text,
         Text(""),
-        "Addresses and names that callbacks may go to although they are denied, separated by commas: 10.0.0.0/8, *.lan",
+        "Addresses and names that callbacks may reach although they are denied, separated by commas: 10.0.0.0/8, *.lan",
     ),
     setting(
         "callbacks.deny",
-        Kind::Text,
+        SettingKind::Text,
         Text(""),
-        "Addresses and names that callbacks may not go to, beside link-local and cloud metadata, separated by commas.",
+        "Addresses and names that callbacks may not reach, beside link-local and cloud metadata, separated by commas.",
     ),
     setting(
         "callbacks.connect_timeout",
         duration(Duration::from_millis(10), Duration::from_secs(60)),
         Text("5s"),
-        "How long a connection to a subscriber may take to come about, where its subscription does not say.",
+        "Timeout for connecting to an endpoint, unless its subscription sets one.",
     ),
     setting(
         "redis.urls",
-        Kind::Text,
+        SettingKind::Text,
         Text("redis://127.0.0.1:6379"),
-        "Servers to begin with, separated by commas; one, unless it is a Redis Cluster.",
+        "Bootstrap servers, separated by commas. One, unless it is a Redis Cluster.",
     ),
-    setting("redis.user", Kind::Text, Text(""), "The user to sign in as. Empty: the default user."),
-    setting("redis.password", Kind::Secret, Text(""), "The password to sign in with. Empty: none."),
+    setting("redis.user", SettingKind::Text, Text(""), "User name. Empty: the default user."),
+    setting("redis.password", SettingKind::Secret, Text(""), "Password. Empty: none."),
     setting(
         "redis.prefix",
-        Kind::Text,
+        SettingKind::Text,
         Text("whimbrel"),
-        "What the keys of this installation begin with. Two that share servers want different ones.",
+        "Prefix of all keys. Installations that share Redis servers need different prefixes.",
     ),
     setting(
         "redis.connect_timeout",
         duration(Duration::from_millis(10), Duration::from_secs(60)),
         Text("2s"),
-        "How long a connection may take to come about.",
+        "Timeout for connecting to a server.",
     ),
     setting(
         "redis.response_timeout",
         duration(Duration::from_millis(10), Duration::from_secs(60)),
         Text("5s"),
-        "How long an answer may take.",
+        "Timeout of a response.",
     ),
     setting(
         "coordination.engine",
-        Kind::OneOf(&["process", "etcd"]),
+        SettingKind::OneOf(&["process", "etcd"]),
         Text("process"),
-        "\"process\": this process does everything by itself. \"etcd\": several share the work; see [etcd].",
+        "\"process\": this node works alone. \"etcd\": several nodes form a cluster; see [etcd].",
     ),
     setting(
         "coordination.clock_skew",
         duration(Duration::ZERO, Duration::from_secs(60)),
         Text("500ms"),
-        "How far the clocks of processes may be apart. One whose clock is further off is refused.",
+        "Permitted difference between the clocks of nodes. A node whose clock differs by more is rejected.",
     ),
     setting(
         "coordination.clock_stepout",
         duration(Duration::ZERO, Duration::from_secs(86_400)),
         Text("5m"),
-        "How long a step of this machine's wall clock beyond `clock_skew` must last before it is followed, and how long a clock that is \
-         ahead of the log at a start must keep its time before anything expires by it. 0s: at once.",
+        "Time that a step of the wall clock beyond clock_skew must last before Whimbrel follows it. Also the time that a clock ahead\n\
+         of the log must keep at a start before anything expires by it. 0s: at once.",
     ),
     setting(
         "etcd.endpoints",
-        Kind::Text,
+        SettingKind::Text,
         Text("http://127.0.0.1:2379"),
-        "Members of the cluster to begin with, separated by commas.",
+        "Bootstrap members of the etcd cluster, separated by commas.",
     ),
     setting(
         "etcd.prefix",
-        Kind::Text,
+        SettingKind::Text,
         Text("whimbrel/"),
-        "What the keys of this installation begin with. Two that share a cluster want different ones.",
+        "Prefix of all keys. Installations that share an etcd cluster need different prefixes.",
     ),
     setting(
         "etcd.session",
         duration(Duration::from_secs(2), Duration::from_secs(600)),
         Text("5s"),
-        "After this long without a sign of life, what a process owned is free for others. Whole seconds.",
+        "Time without a keep-alive after which a node's session ends, and other nodes take over what it owned. Whole seconds.",
     ),
-    setting("etcd.user", Kind::Text, Text(""), "The user to sign in as. Empty: nobody."),
-    setting("etcd.password", Kind::Secret, Text(""), "The password to sign in with."),
+    setting("etcd.user", SettingKind::Text, Text(""), "User name. Empty: no authentication."),
+    setting("etcd.password", SettingKind::Secret, Text(""), "Password."),
     setting(
         "etcd.request_timeout",
         duration(Duration::from_millis(100), Duration::from_secs(60)),
         Text("3s"),
-        "How long a question to etcd may take, and how long a start waits for it.",
+        "Timeout of a request to etcd. Also how long a start waits for etcd.",
     ),
     setting(
         "telemetry.level",
-        Kind::Text,
+        SettingKind::Text,
         Text("info"),
-        "error, warn, info, debug or trace; also by part, such as \"warn,whimbrel_storage=debug\".",
+        "error, warn, info, debug or trace; also for each component: \"warn,whimbrel_storage=debug\".",
     ),
-    setting("telemetry.format", Kind::OneOf(&["text", "json"]), Text("text"), "Lines for people or for programs."),
+    setting(
+        "telemetry.format",
+        SettingKind::OneOf(&["text", "json"]),
+        Text("text"),
+        "Format of log lines: \"text\" for people, \"json\" for programs.",
+    ),
 ];
-
-const KEYS: Setting = setting(
-    "keys",
-    Kind::Keys,
-    Text("[]"),
-    "API keys. With none, everybody who can connect may do everything. An entry,\n\
-     whose bearer sends `Authorization: Bearer <secret>`:\n\n\
-     [[keys]]\n\
-     name = \"shop\"\n\
-     secret = \"at-least-16-characters\"      # or \"sha256:\" and its 64 hexadecimal digits\n\
-     scopes = [\"publish\", \"consume\"]   # publish, consume, push, admin\n\
-     topics = [\"orders.*\"]             # all of them where this is left out",
-);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn every_setting_takes_its_own_default() {
+    fn every_setting_accepts_its_own_default() {
         for setting in SETTINGS {
             let written = setting.default_value().to_toml();
             let read = toml::de::DeValue::parse(&written).unwrap();
@@ -682,7 +682,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_a_section_stand_together_and_have_one_name_each() {
+    fn settings_of_a_section_are_adjacent_and_names_are_unique() {
         let mut sections: Vec<&str> = SETTINGS.iter().map(|setting| setting.section_and_key().0).collect();
         sections.pop();
         sections.dedup();

@@ -1,5 +1,5 @@
-//! The kinds of values that settings have: how each is read from a file, a variable or a flag, and how it is written back.
-//! What is read here is judged by itself only; what must fit together is judged in `resolved.rs`.
+//! The kinds of settings: how each is read from a file, a variable or a flag, and how it is written. Reading validates a single value;
+//! `validation.rs` validates settings against each other.
 
 use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
@@ -10,13 +10,13 @@ use whimbrel_model::{format_duration, parse_duration};
 
 use super::keys::{self, KeyEntry};
 
-/// What a setting takes. `or` is a word that stands for "none" or "decide yourself".
+/// The type and range of a setting. `or` is a word for "none" or "automatic".
 #[derive(Debug, Clone, Copy)]
-pub enum Kind {
+pub enum SettingKind {
     Flag,
     Address,
     Text,
-    /// A text that is never shown.
+    /// A text that is never printed.
     Secret,
     Count {
         min: u64,
@@ -38,9 +38,8 @@ pub enum Kind {
     Keys,
 }
 
-/// A value of its kind.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Value {
+pub enum SettingValue {
     Flag(bool),
     Address(SocketAddr),
     Text(String),
@@ -48,70 +47,70 @@ pub enum Value {
     Count(u64),
     Duration(Duration),
     Bytes(u64),
-    /// The kind's `or` word was given.
     Left(&'static str),
     Words(Vec<String>),
     Keys(Vec<KeyEntry>),
 }
 
-impl Kind {
-    /// Reads a variable's or a flag's text.
-    pub fn read_text(&self, text: &str) -> Result<Value, String> {
+impl SettingKind {
+    /// Parses the text of a variable or flag.
+    pub fn read_text(&self, text: &str) -> Result<SettingValue, String> {
         match self {
             Self::Flag => match text.trim() {
-                "true" | "1" | "yes" | "on" => Ok(Value::Flag(true)),
-                "false" | "0" | "no" | "off" => Ok(Value::Flag(false)),
-                _ => Err(self.refused(text)),
+                "true" | "1" | "yes" | "on" => Ok(SettingValue::Flag(true)),
+                "false" | "0" | "no" | "off" => Ok(SettingValue::Flag(false)),
+                _ => Err(self.invalid(text)),
             },
-            Self::Address => text.trim().parse().map(Value::Address).map_err(|_| self.refused(text)),
-            Self::Text => Ok(Value::Text(text.to_owned())),
-            Self::Secret => Ok(Value::Secret(text.to_owned())),
+            Self::Address => text.trim().parse().map(SettingValue::Address).map_err(|_| self.invalid(text)),
+            Self::Text => Ok(SettingValue::Text(text.to_owned())),
+            Self::Secret => Ok(SettingValue::Secret(text.to_owned())),
             Self::Count { min, max, or } => {
                 if let Some(word) = or.filter(|word| *word == text) {
-                    return Ok(Value::Left(word));
+                    return Ok(SettingValue::Left(word));
                 }
-                let count = text.trim().replace('_', "").parse().map_err(|_| self.refused(text))?;
-                self.within(count, *min, *max, text).map(Value::Count)
+                let count = text.trim().replace('_', "").parse().map_err(|_| self.invalid(text))?;
+                self.within(count, *min, *max, text).map(SettingValue::Count)
             }
             Self::Duration { min, max, or } => {
                 if let Some(word) = or.filter(|word| *word == text) {
-                    return Ok(Value::Left(word));
+                    return Ok(SettingValue::Left(word));
                 }
                 let duration = parse_duration(text.trim()).map_err(|error| error.to_string())?;
-                let refused = || self.refused(text);
-                (*min..=*max).contains(&duration).then_some(Value::Duration(duration)).ok_or_else(refused)
+                let invalid = || self.invalid(text);
+                (*min..=*max).contains(&duration).then_some(SettingValue::Duration(duration)).ok_or_else(invalid)
             }
             Self::Bytes { min, max, or } => {
                 if let Some(word) = or.filter(|word| *word == text) {
-                    return Ok(Value::Left(word));
+                    return Ok(SettingValue::Left(word));
                 }
-                let bytes = parse_bytes(text.trim()).ok_or_else(|| self.refused(text))?;
-                self.within(bytes, *min, *max, text).map(Value::Bytes)
+                let bytes = parse_bytes(text.trim()).ok_or_else(|| self.invalid(text))?;
+                self.within(bytes, *min, *max, text).map(SettingValue::Bytes)
             }
             Self::OneOf(words) => {
                 let known = words.contains(&text.trim());
-                known.then(|| Value::Text(text.trim().to_owned())).ok_or_else(|| self.refused(text))
+                known.then(|| SettingValue::Text(text.trim().to_owned())).ok_or_else(|| self.invalid(text))
             }
             Self::SomeOf(_) => self.read_words(text.split(',').map(|word| word.trim().to_owned()).collect()),
             Self::Keys => {
-                let parsed = DeValue::parse(text).map_err(|error| format!("{}: {}", self.takes(), error.message()))?;
+                let parsed =
+                    DeValue::parse(text).map_err(|error| format!("expected {}: {}", self.takes(), error.message()))?;
                 self.read_toml(parsed.get_ref())
             }
         }
     }
 
-    /// Reads a value of a TOML file.
-    pub fn read_toml(&self, value: &DeValue<'_>) -> Result<Value, String> {
-        let wrong_type = || format!("{} is not what it takes: {}", described(value), self.takes());
+    /// Parses a value of a TOML file.
+    pub fn read_toml(&self, value: &DeValue<'_>) -> Result<SettingValue, String> {
+        let wrong_type = || format!("{} is not valid: expected {}", described(value), self.takes());
         match (self, value) {
-            (Self::Flag, DeValue::Boolean(flag)) => Ok(Value::Flag(*flag)),
+            (Self::Flag, DeValue::Boolean(flag)) => Ok(SettingValue::Flag(*flag)),
             (Self::Flag, _) => Err(wrong_type()),
             (Self::SomeOf(_), DeValue::Array(words)) => {
                 let words: Option<Vec<_>> =
                     words.iter().map(|word| word.get_ref().as_str().map(str::to_owned)).collect();
                 self.read_words(words.ok_or_else(wrong_type)?)
             }
-            (Self::Keys, DeValue::Array(entries)) => keys::read(entries).map(Value::Keys),
+            (Self::Keys, DeValue::Array(entries)) => keys::read(entries).map(SettingValue::Keys),
             (Self::Keys, _) => Err(wrong_type()),
             (Self::Count { .. } | Self::Duration { .. } | Self::Bytes { .. }, DeValue::Integer(number)) => {
                 let decimal = i128::from_str_radix(number.as_str(), number.radix()).map_err(|_| wrong_type())?;
@@ -122,26 +121,26 @@ impl Kind {
         }
     }
 
-    fn read_words(&self, words: Vec<String>) -> Result<Value, String> {
+    fn read_words(&self, words: Vec<String>) -> Result<SettingValue, String> {
         let Self::SomeOf(known) = self else { return Err(self.takes()) };
         match words.iter().find(|word| !known.contains(&word.as_str())) {
-            Some(unknown) => Err(self.refused(unknown)),
-            None if words.is_empty() => Err(format!("it is empty: {}", self.takes())),
-            None => Ok(Value::Words(words)),
+            Some(unknown) => Err(self.invalid(unknown)),
+            None if words.is_empty() => Err(format!("the list is empty: expected {}", self.takes())),
+            None => Ok(SettingValue::Words(words)),
         }
     }
 
     fn within(&self, number: u64, min: u64, max: u64, text: &str) -> Result<u64, String> {
-        if (min..=max).contains(&number) { Ok(number) } else { Err(self.refused(text)) }
+        if (min..=max).contains(&number) { Ok(number) } else { Err(self.invalid(text)) }
     }
 
-    fn refused(&self, text: &str) -> String {
+    fn invalid(&self, text: &str) -> String {
         const SHOWN_CHARS: usize = 64;
         let shown: String = text.chars().take(SHOWN_CHARS).collect();
-        format!("`{shown}` is not what it takes: {}", self.takes())
+        format!("`{shown}` is not valid: expected {}", self.takes())
     }
 
-    /// What the setting takes, for people.
+    /// The accepted values, for error messages and the reference page.
     pub fn takes(&self) -> String {
         let or_word = |or: &Option<&str>| or.map_or(String::new(), |word| format!(", or \"{word}\""));
         match self {
@@ -162,14 +161,14 @@ impl Kind {
     }
 }
 
-impl fmt::Debug for Value {
+impl fmt::Debug for SettingValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.to_toml())
     }
 }
 
-impl Value {
-    /// As TOML has it. Secrets are never written.
+impl SettingValue {
+    /// The value as TOML. Secrets are never written.
     pub fn to_toml(&self) -> String {
         match self {
             Self::Flag(flag) => flag.to_string(),
@@ -247,7 +246,7 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     amount.checked_mul(*factor)
 }
 
-/// Writes what [`parse_bytes`] reads, in the largest binary unit that divides it.
+/// Writes a size in the form that [`parse_bytes`] reads, in the largest binary unit that divides it.
 pub fn format_bytes(bytes: u64) -> String {
     let unit = BYTE_UNITS[..4].iter().find(|(_, factor)| bytes >= *factor && bytes.is_multiple_of(*factor));
     unit.map_or_else(|| bytes.to_string(), |(name, factor)| format!("{}{name}", bytes / factor))
@@ -270,31 +269,31 @@ mod tests {
     }
 
     #[test]
-    fn a_number_outside_its_bounds_says_what_the_bounds_are() {
-        let kind = Kind::Count { min: 1, max: 64, or: Some("auto") };
-        assert_eq!(kind.read_text("auto"), Ok(Value::Left("auto")));
-        let refused = kind.read_text("65").unwrap_err();
-        assert_eq!(refused, "`65` is not what it takes: a number from 1 to 64, or \"auto\"");
+    fn the_error_for_a_number_out_of_range_names_the_range() {
+        let kind = SettingKind::Count { min: 1, max: 64, or: Some("auto") };
+        assert_eq!(kind.read_text("auto"), Ok(SettingValue::Left("auto")));
+        let error = kind.read_text("65").unwrap_err();
+        assert_eq!(error, "`65` is not valid: expected a number from 1 to 64, or \"auto\"");
     }
 
     #[test]
-    fn a_secret_is_never_shown() {
-        let secret = Kind::Secret.read_text("hunter2").unwrap();
+    fn a_secret_is_never_printed() {
+        let secret = SettingKind::Secret.read_text("hunter2").unwrap();
         assert_eq!((secret.to_toml(), format!("{secret:?}")), ("\"(set)\"".into(), "\"(set)\"".into()));
     }
 
     #[test]
-    fn nonsense_in_any_kind_is_refused_and_never_panics() {
+    fn every_kind_rejects_invalid_text_without_panic() {
         let bounds = (Duration::ZERO, Duration::from_secs(1));
         let kinds = [
-            Kind::Flag,
-            Kind::Address,
-            Kind::Count { min: 0, max: 1, or: None },
-            Kind::Duration { min: bounds.0, max: bounds.1, or: None },
-            Kind::Bytes { min: 0, max: 1, or: None },
-            Kind::OneOf(&["a"]),
-            Kind::SomeOf(&["a"]),
-            Kind::Keys,
+            SettingKind::Flag,
+            SettingKind::Address,
+            SettingKind::Count { min: 0, max: 1, or: None },
+            SettingKind::Duration { min: bounds.0, max: bounds.1, or: None },
+            SettingKind::Bytes { min: 0, max: 1, or: None },
+            SettingKind::OneOf(&["a"]),
+            SettingKind::SomeOf(&["a"]),
+            SettingKind::Keys,
         ];
         for kind in kinds {
             for text in ["é", "=", "[", "\0", "99999999999999999999", "-1"] {

@@ -1,4 +1,4 @@
-//! What the server says when it is ready, for the person who started it. Programs may rely on the line `address`.
+//! The banner that the server prints when it is ready. Programs may rely on the line `address`.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use whimbrel_model::HOLDS_TOPIC;
 
 use crate::config::Config;
 
-/// Records to fold that are worth a word: below, a start takes no longer for them.
+/// Minimum number of records to fold for a line about it; fewer do not delay the start noticeably.
 const FOLDING_SAID: u64 = 100_000;
 
 /// The URL at which a client on this machine reaches the server.
@@ -21,8 +21,8 @@ pub fn local_url(address: SocketAddr) -> String {
     format!("http://{reachable}")
 }
 
-/// What a start has to make up for before every hold is known, where that is much: the store of holds was lost or removed, or is far
-/// behind. Nothing where it cannot be told.
+/// The number of log records that the store of holds must fold before it is complete, if that is many: the store was lost or removed, or
+/// lags far behind. `None` if the number is unknown.
 pub async fn folding(engines: &Engines, registry: &Registry) -> Option<String> {
     let topic = registry.get(HOLDS_TOPIC)?;
     let (mut records, mut is_empty) = (0, true);
@@ -40,7 +40,6 @@ pub async fn folding(engines: &Engines, registry: &Registry) -> Option<String> {
     }
 }
 
-/// Renders the banner.
 pub fn render(config: &Config, address: SocketAddr, internal: Option<SocketAddr>, engines: &[String]) -> String {
     let url = local_url(address);
     let data = std::fs::canonicalize(&config.data).unwrap_or_else(|_| config.data.clone());
@@ -55,7 +54,7 @@ pub fn render(config: &Config, address: SocketAddr, internal: Option<SocketAddr>
         line("internal", &internal.to_string());
     }
     if !config.roles.receive {
-        line("serves", "/healthz, /readyz and /metrics only: without the role `receive` it takes no requests");
+        line("serves", "/healthz, /readyz and /metrics only: this node has no role `receive`");
         return text;
     }
     line("console", &format!("{url}/"));
@@ -70,16 +69,16 @@ pub fn render(config: &Config, address: SocketAddr, internal: Option<SocketAddr>
     line("a push", &format!("curl {key}-d '{{\"payload\":\"hello\"}}' {url}/v1/users/alice/messages"));
     if config.keys.is_empty() {
         let open = if address.ip().is_loopback() {
-            "no API keys: served to this machine only"
+            "no API keys: only clients on this machine can connect"
         } else {
-            "INSECURE: no API keys, and served to everybody who can connect"
+            "INSECURE: no API keys; authentication is disabled"
         };
         line("keys", open);
     }
     text
 }
 
-/// Prints it. A closed standard output is no reason not to serve.
+/// Prints the banner. A closed standard output does not stop the server.
 pub fn print(text: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
@@ -90,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_that_means_all_is_told_as_one_that_can_be_typed() {
+    fn an_unspecified_address_is_printed_as_a_usable_url() {
         assert_eq!(local_url("0.0.0.0:7600".parse().unwrap()), "http://127.0.0.1:7600");
         assert_eq!(local_url("[::]:7600".parse().unwrap()), "http://[::1]:7600");
         assert_eq!(local_url("10.1.2.3:7600".parse().unwrap()), "http://10.1.2.3:7600");

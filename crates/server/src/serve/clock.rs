@@ -1,11 +1,10 @@
-//! The clock of this process: the machine's steady clock plus an offset to the wall clock that is not led astray.
+//! The clock of this process: the machine's steady clock plus an offset to the wall clock, protected from steps of the wall clock.
 //!
-//! The steady clock is `CLOCK_BOOTTIME`: it cannot be set, and unlike `CLOCK_MONOTONIC` it counts the time that a machine was
-//! suspended, so that waking up is no step of the wall clock. Both are slewed as the wall clock is; only setting the wall clock
-//! moves them apart.
+//! The steady clock is `CLOCK_BOOTTIME`: it cannot be set. Unlike `CLOCK_MONOTONIC` it counts the time of a suspend, so that a resume is
+//! no step of the wall clock. The kernel slews both clocks alike; only setting the wall clock moves them apart.
 //!
-//! The offset is noted in the file `clock` of the data folder, with the boot that it belongs to: a process that starts while the
-//! wall clock is wrong then knows it. The note is a hint and is not synced. A start ignores a note of another boot, and reports a damaged one.
+//! The file `clock` of the data folder stores the offset with the id of its boot. A process that starts while the wall clock is wrong
+//! reads it. The file is a hint and is not synced. A start ignores a note of another boot, and reports a damaged one.
 //! While a start ahead of the log is in doubt, the note has the latest time of the log instead: if the process ends meanwhile, the next
 //! start must not trust the times that it wrote.
 
@@ -16,31 +15,31 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use whimbrel_engines::deep_check::Finding;
-use whimbrel_model::clock::{ClockChange, ClockSource, Sample, StartDoubt, StepLimits};
+use whimbrel_engines::deep_check::DamageFinding;
+use whimbrel_model::clock::{ClockChange, ClockSample, ClockSource, StartDoubt, StepLimits};
 use whimbrel_model::{Clock, Event, EventSink, GuardedClock, Timestamp, format_duration};
 
 use crate::config::Config;
 
-/// How often the wall clock is compared with the steady one.
+/// Interval of comparing the wall clock with the steady clock.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// The two clocks are read again while their readings are further apart than this, so many times at most.
+/// A sample is repeated while its two steady readings are further apart than this, up to `SAMPLE_TRIES` times.
 const SAMPLE_WIDTH_MAX_US: i64 = 1_000;
 const SAMPLE_TRIES: usize = 8;
-/// A settled offset is noted again when it has moved by this much.
+/// A settled offset is written again after it moved by this much.
 const NOTED_AGAIN_US: i64 = 50_000;
 
 /// The clocks of this machine.
-pub struct Machine;
+pub struct MachineClocks;
 
-impl ClockSource for Machine {
+impl ClockSource for MachineClocks {
     fn steady_us(&self) -> i64 {
         let time = clock_gettime(ClockId::Boottime);
         time.tv_sec.saturating_mul(1_000_000).saturating_add(time.tv_nsec / 1000)
     }
 
-    /// The wall clock between two readings of the steady one, of several tries the one that took least.
-    fn sample(&self) -> Sample {
+    /// The wall clock between two readings of the steady clock; the narrowest of several samples.
+    fn sample(&self) -> ClockSample {
         let mut best = self.sample_once();
         for _ in 1..SAMPLE_TRIES {
             if best.0 <= SAMPLE_WIDTH_MAX_US {
@@ -52,31 +51,31 @@ impl ClockSource for Machine {
     }
 }
 
-/// A sample, with how long it took to read.
-struct Tried(i64, Sample);
+/// A sample, with the time that it took in microseconds.
+struct TimedSample(i64, ClockSample);
 
-impl Tried {
+impl TimedSample {
     fn min_by_width(self, other: Self) -> Self {
         if other.0 < self.0 { other } else { self }
     }
 }
 
-impl Machine {
-    fn sample_once(&self) -> Tried {
+impl MachineClocks {
+    fn sample_once(&self) -> TimedSample {
         let before = self.steady_us();
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let after = self.steady_us();
         let wall_us = i64::try_from(wall.as_micros()).unwrap_or(i64::MAX);
-        Tried(after - before, Sample { wall_us, steady_us: before + (after - before) / 2 })
+        TimedSample(after - before, ClockSample { wall_us, steady_us: before + (after - before) / 2 })
     }
 }
 
-/// The clock of the process, with what watches it.
+/// The clock of the process, with the state of its watch.
 pub struct ProcessClock {
-    clock: Arc<GuardedClock<Machine>>,
+    clock: Arc<GuardedClock<MachineClocks>>,
     note: PathBuf,
-    /// The damage of the note. It is reported as soon as events can be emitted.
-    finding: Option<Finding>,
+    /// Damage of the note, reported as soon as events can be emitted.
+    finding: Option<DamageFinding>,
     skew: Duration,
     stepout: Duration,
 }
@@ -87,7 +86,8 @@ impl ProcessClock {
         let note = note_in(&config.data);
         let known = read_note(&note, boot_id().as_deref());
         let settled_us = known.and_then(Note::settled_us);
-        let clock = GuardedClock::start(Machine, limits, settled_us).trusting_until(known.and_then(Note::ahead_of));
+        let clock =
+            GuardedClock::start(MachineClocks, limits, settled_us).trusting_until(known.and_then(Note::ahead_of));
         let clock = Arc::new(clock);
         let finding = check_note(&config.data);
         Self { clock, note, finding, skew: config.clock_skew, stepout: config.clock_stepout }
@@ -97,8 +97,7 @@ impl ProcessClock {
         self.clock.clone()
     }
 
-    /// Reports what the engine of the log found when it compared the clock with its latest record, then watches the clock until the end is
-    /// asked for.
+    /// Reports how the log engine judged the clock against its latest record. Then watches the clock until `ends` is cancelled.
     pub fn watch(self, events: EventSink, ends: CancellationToken) -> JoinHandle<()> {
         metrics::gauge!("whimbrel_clock_step_seconds").set(0.0);
         for outcome in ["doubted", "returned", "followed"] {
@@ -125,14 +124,14 @@ impl ProcessClock {
                 if found.is_some_and(|found| noted.is_none_or(|noted| found.is_news_after(noted))) {
                     noted = found;
                     let path = self.note.clone();
-                    // What is not noted is not known to the next start, and nothing else.
+                    // A failed write only deprives the next start of the hint.
                     tokio::task::spawn_blocking(move || found.map(|found| write_note(&path, found)));
                 }
             }
         })
     }
 
-    /// What the next start has to know.
+    /// The note for the next start.
     fn note(&self) -> Option<Note> {
         let ahead_of = self.clock.ahead_of().map(Note::AheadOf);
         ahead_of.or_else(|| self.clock.settled_us().map(Note::Settled))
@@ -153,7 +152,7 @@ impl ProcessClock {
             StartDoubt::Ahead { by_ms } => {
                 let detail = format!(
                     "the clock of this machine is {} ahead of the latest record of the log ({latest}), after a downtime or because it is \
-                     wrong. Nothing newer than that record expires until the clock has kept its time for {stepout}. Holds that are due \
+                     wrong. Nothing newer than that record expires until the clock was steady for {stepout}. Holds that are due \
                      fire; check the clock",
                     shown(by_ms)
                 );
@@ -168,8 +167,8 @@ impl ProcessClock {
             ClockChange::Doubted { by_ms } => {
                 metrics::counter!("whimbrel_clock_steps_total", "outcome" => "doubted").increment(1);
                 let detail = format!(
-                    "the wall clock was set {} by {}, and {} are allowed. Time goes on as before, and nothing expires, until the \
-                     clock has kept its new time for {stepout} or has come back",
+                    "the wall clock was set {} by {}; the limit is {}. Whimbrel ignores the step, and nothing expires, until the \
+                     clock has kept its new time for {stepout} or was set back",
                     if by_ms < 0 { "back" } else { "forward" },
                     format_duration(Duration::from_millis(by_ms.unsigned_abs())),
                     format_duration(self.skew),
@@ -178,50 +177,50 @@ impl ProcessClock {
             }
             ClockChange::Returned { lasted } => {
                 metrics::counter!("whimbrel_clock_steps_total", "outcome" => "returned").increment(1);
-                let detail =
-                    format!("the wall clock came back after {}; nothing had followed it", format_duration(lasted));
+                let detail = format!(
+                    "the wall clock was set back after {}; Whimbrel had not followed it",
+                    format_duration(lasted)
+                );
                 Event::new("clock_step_returned", detail).with("lasted_ms", lasted.as_millis())
             }
             ClockChange::Followed { by_ms } => {
                 metrics::counter!("whimbrel_clock_steps_total", "outcome" => "followed").increment(1);
                 let detail = format!(
-                    "the wall clock has kept its new time for {stepout}: this process follows it, {} by {}",
+                    "the wall clock has kept its new time for {stepout}: Whimbrel follows it, {} by {}",
                     if by_ms < 0 { "back" } else { "forward" },
                     format_duration(Duration::from_millis(by_ms.unsigned_abs())),
                 );
                 Event::warning("clock_step_followed", detail).with("by_ms", by_ms)
             }
-            ClockChange::Accepted => {
-                Event::new("clock_accepted", "the clock is accepted as it is; what has expired goes again")
-            }
+            ClockChange::Accepted => Event::new("clock_accepted", "the clock is accepted; expiry is active again"),
         }
     }
 }
 
-fn note_damaged(finding: &Finding) -> Event {
+fn note_damaged(finding: &DamageFinding) -> Event {
     let (file, why, used) = (finding.file.display(), &finding.what, "the wall clock");
     let detail = format!(
-        "{file} cannot be used: {why}. This start compares the wall clock with the log alone, and no message is affected; check the disk"
+        "{file} cannot be used: {why}. This start compares the wall clock only with the log, and no message is affected; check the disk"
     );
     Event::warning("file_damaged", detail).with("file", file).with("why", why).with("used", used)
 }
 
-/// The boot that the steady clock belongs to.
+/// The id of the boot that the steady clock counts from.
 fn boot_id() -> Option<String> {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(id.trim().to_owned())
 }
 
-/// What is noted for the next start.
+/// The content of the note for the next start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Note {
     /// The offset between the clocks of this boot, in microseconds.
     Settled(i64),
-    /// The wall clock is ahead of the log, whose latest time this is, and in doubt.
+    /// The wall clock is ahead of the log and in doubt. The value is the log's latest time.
     AheadOf(Timestamp),
 }
 
-/// Stands for the boot in a note that is of any boot.
+/// The boot id of a note that is valid for any boot.
 const ANY_BOOT: &str = "ahead-of";
 
 impl Note {
@@ -242,7 +241,7 @@ impl Note {
         }
     }
 
-    /// `whimbrel-clock 1 <boot> <offset in µs> <check>`, or `whimbrel-clock 1 ahead-of <latest time in ms> <check>`; the check is over
+    /// `whimbrel-clock 1 <boot> <offset in µs> <check>`, or `whimbrel-clock 1 ahead-of <latest time in ms> <check>`. The check covers
     /// everything before it.
     fn encode(self, boot: &str) -> String {
         let text = match self {
@@ -260,7 +259,7 @@ impl Note {
     }
 }
 
-/// The boot and the number of a note that is whole.
+/// The boot and the number of a note with a valid check.
 fn parse_note(text: &str) -> Option<(&str, i64)> {
     let (text, check) = text.trim_end().rsplit_once(' ')?;
     let rest = text.strip_prefix("whimbrel-clock 1 ")?;
@@ -269,8 +268,8 @@ fn parse_note(text: &str) -> Option<(&str, i64)> {
     if is_sound { Some((boot, number.parse().ok()?)) } else { None }
 }
 
-/// What is wrong with the note in that data folder; nothing where there is none. It is replaced whole, so a server may run meanwhile.
-pub fn check_note(data: &Path) -> Option<Finding> {
+/// The damage of the note in that data folder, if any. The server replaces the file atomically, so it may run at the same time.
+pub fn check_note(data: &Path) -> Option<DamageFinding> {
     let file = note_in(data);
     let what = match std::fs::read(&file) {
         Ok(bytes) if std::str::from_utf8(&bytes).ok().and_then(parse_note).is_some() => return None,
@@ -278,13 +277,12 @@ pub fn check_note(data: &Path) -> Option<Finding> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
         Err(error) => error.to_string(),
     };
-    Some(Finding {
+    Some(DamageFinding {
         file,
         position: 0,
         what,
-        meaning: "no message is affected: the next start does not compare the clock with the one of the last run"
-            .to_owned(),
-        advice: "nothing is needed; the server writes the file again".to_owned(),
+        meaning: "no message is affected: the next start cannot compare the clock with the last run".to_owned(),
+        advice: "none needed; the server writes the file again".to_owned(),
         is_harmless: true,
     })
 }
@@ -293,7 +291,7 @@ fn note_in(data: &Path) -> PathBuf {
     data.join("clock")
 }
 
-/// The first four bytes of the SHA-256.
+/// The first four bytes of the SHA-256 of the text.
 fn check_of(text: &str) -> u32 {
     use sha2::{Digest as _, Sha256};
     let digest = Sha256::digest(text.as_bytes());
@@ -309,7 +307,7 @@ fn write_note(path: &Path, note: Note) {
     let new = path.with_extension("new");
     let written = std::fs::write(&new, note.encode(&boot)).and_then(|()| std::fs::rename(&new, path));
     if let Err(error) = written {
-        tracing::debug!(%error, "the clock's offset could not be noted");
+        tracing::debug!(%error, "cannot write the clock's offset");
     }
 }
 
@@ -318,13 +316,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_note_is_believed_only_whole_and_of_the_same_boot() {
+    fn a_note_is_valid_only_if_it_is_whole_and_of_the_same_boot() {
         let settled = Note::Settled(-1_234_567);
         let note = settled.encode("a-boot");
         assert_eq!(Note::decode(&note, Some("a-boot")), Some(settled));
         assert_eq!(Note::decode(&note, Some("another")), None);
         let ahead = Note::AheadOf(Timestamp::from_millis(1_700_000_000_000));
-        assert_eq!(Note::decode(&ahead.encode("a-boot"), Some("another")), Some(ahead), "the log is of any boot");
+        assert_eq!(
+            Note::decode(&ahead.encode("a-boot"), Some("another")),
+            Some(ahead),
+            "the log does not depend on the boot"
+        );
         for note in [note, ahead.encode("a-boot")] {
             for at in 0..note.len() - 1 {
                 let mut bytes = note.clone().into_bytes();
@@ -337,8 +339,8 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_s_clocks_are_read_together() {
-        let (first, second) = (Machine.sample(), Machine.sample());
+    fn a_sample_reads_both_clocks_at_once() {
+        let (first, second) = (MachineClocks.sample(), MachineClocks.sample());
         assert!(second.steady_us >= first.steady_us);
         let apart = (second.wall_us - second.steady_us) - (first.wall_us - first.steady_us);
         assert!(apart.abs() < 1_000_000, "{apart}");

@@ -1,5 +1,5 @@
-//! This process among those that share the work: it joins them, owns its share of the shards, answers what others ask, and leaves in
-//! order. Where it is alone the same happens within the process, and nothing listens.
+//! Membership of this node in the cluster: it joins, owns its share of the shards, answers internal calls, and leaves in order. With the
+//! engine `process` the same happens within the process, and no internal port is open.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,87 +11,85 @@ use tonic::service::Routes;
 use whimbrel_catalogue::topic_stats::TopicStats;
 use whimbrel_catalogue::topics::Memberships;
 use whimbrel_cluster::{
-    Admission, CENTER_ROLE, Desk, DeskError, DispatchDesk, DispatchDeskError, DispatchRouter, Duties, Family,
-    HOLDS_FAMILY, JoinError, Keeper, KeeperParts, KeeperSettings, KeyCheck, OWNER_WAIT_DEFAULT, PeerSettings, Peers,
-    Resignations, Router, Sight, dispatch_service, service,
+    Admission, CENTER_ROLE, ClusterKeeper, ClusterWatch, DispatchRouter, Family, HOLDS_FAMILY, HoldsRouter, JoinError,
+    KeeperParts, KeeperSettings, KeyCheck, LocalDispatch, LocalDispatchError, LocalHolds, LocalHoldsError,
+    OWNER_WAIT_DEFAULT, PeerClients, PeerSettings, Resignations, ShardOwner, dispatch_service, service,
 };
-use whimbrel_egress::worker::{CallDesks, workers_service};
+use whimbrel_egress::worker::{LocalCallbacks, workers_service};
 use whimbrel_model::ports::{
-    Ask, Coordination, Dispatch, DispatchAsk, DispatchTold, Holds, Member, Membership, MinuteRow, PortFuture, Told,
+    Coordination, Dispatch, DispatchReply, DispatchRequest, HoldReply, HoldRequest, Holds, Member, Membership,
+    MinuteRow, PortFuture,
 };
 use whimbrel_model::{Clock, EventSink, SubscriptionNumber, Timestamp, TopicNumber};
 
 use super::descriptors::Descriptors;
 use super::guard::Guard;
 use super::listen::{self, ListenSettings};
-use crate::cli::Failure;
+use crate::cli::CliError;
 use crate::config::Config;
 
-/// Threads that serve the internal port: what is asked there is decided on the center's own.
+/// Threads that serve the internal port. The center decides on its own threads.
 const INTERNAL_WORKERS: usize = 1;
 
-/// What joining takes.
-pub struct Parts {
+pub struct ClusterParts {
     pub coordination: Arc<dyn Coordination>,
-    pub duties: Arc<dyn Duties>,
-    pub desk: Arc<dyn Desk>,
-    pub dispatch_desk: Arc<dyn DispatchDesk>,
-    /// Who makes calls in this process, which others may ask.
-    pub call_desks: CallDesks,
+    pub duties: Arc<dyn ShardOwner>,
+    pub desk: Arc<dyn LocalHolds>,
+    pub dispatch_desk: Arc<dyn LocalDispatch>,
+    /// The local workers, which other nodes may call.
+    pub call_desks: LocalCallbacks,
     pub resignations: Resignations,
-    /// The partitions of pushes.
     pub push: Option<Family>,
     pub clock: Arc<dyn Clock>,
     pub events: EventSink,
     pub descriptors: Arc<Descriptors>,
     pub shards: u32,
-    /// Adds what else others ask of this process.
+    /// Adds further services to the internal port.
     pub add_services: AddServices,
 }
 
 /// Adds services to the internal port. They serve only admitted callers.
 pub type AddServices = Box<dyn FnOnce(Routes, &Admission) -> Routes + Send>;
 
-/// What a process stands on before it joins: what it is called, where it is reached, and how it reaches others.
-pub struct Ground {
+/// The identity of a node before it joins: its name, its address, and its connections to other nodes.
+pub struct NodeIdentity {
     pub name: String,
-    /// Where other processes reach this one; of one that is alone, where clients connect.
+    /// The address at which other nodes reach this one; of a single node, the address for clients.
     pub address: String,
-    pub peers: Arc<Peers>,
+    pub peers: Arc<PeerClients>,
     admission: Admission,
     key_check: KeyCheck,
     internal: Option<TcpListener>,
     internal_address: Option<SocketAddr>,
 }
 
-impl Ground {
-    /// `internal` is the internal port, where several processes share the work; `listen` is where clients connect.
-    pub fn of(config: &Config, internal: Option<TcpListener>, listen: SocketAddr) -> Result<Self, Failure> {
+impl NodeIdentity {
+    /// `internal` is the listener of the internal port, if the node is in a cluster; `listen` is the address for clients.
+    pub fn of(config: &Config, internal: Option<TcpListener>, listen: SocketAddr) -> Result<Self, CliError> {
         let set = |key: &str| Some(key.to_owned()).filter(|key| !key.is_empty());
         let (internal_key, previous) = (set(&config.internal_key.0), set(&config.internal_key_previous.0));
         let admission = Admission::new(internal_key.as_deref(), previous.as_deref());
         let key_check = KeyCheck::new(internal_key.as_deref()).accepting(previous.as_deref());
         let internal_address = internal.as_ref().map(TcpListener::local_addr).transpose()?;
         let peers = PeerSettings { internal_key, ..PeerSettings::default() };
-        let peers = Arc::new(Peers::new(peers).map_err(|error| Failure::new(error.to_string()))?);
+        let peers = Arc::new(PeerClients::new(peers).map_err(|error| CliError::new(error.to_string()))?);
         let name = config.name.clone().unwrap_or_else(|| name_of(listen));
         let address = config.advertise.clone().unwrap_or_else(|| internal_address.unwrap_or(listen).to_string());
         Ok(Self { name, address, peers, admission, key_check, internal, internal_address })
     }
 }
 
-/// A process that has joined.
-pub struct Cluster {
+/// A node that has joined.
+pub struct ClusterNode {
     pub holds: Arc<dyn Holds>,
     pub dispatch: Arc<dyn Dispatch>,
-    pub peers: Arc<Peers>,
-    pub sight: Sight,
-    /// The sessions of this process with the coordination.
+    pub peers: Arc<PeerClients>,
+    pub sight: ClusterWatch,
+    /// The sessions of this node with the coordination service.
     pub memberships: Memberships,
-    /// What this process is called among the others.
     pub name: String,
     pub node: u16,
-    /// Where the internal port is, where there is one.
+    /// The address of the internal port, if it is open.
     pub internal_address: Option<SocketAddr>,
     keeping: JoinHandle<()>,
     leaving: CancellationToken,
@@ -99,10 +97,10 @@ pub struct Cluster {
     internal_ends: CancellationToken,
 }
 
-impl Cluster {
-    /// Opens the internal port, then joins, so that nobody who sees this process finds it deaf.
-    pub async fn join(config: &Config, ground: Ground, parts: Parts) -> Result<Self, Failure> {
-        let Ground { name, address, peers, admission, key_check, internal, internal_address } = ground;
+impl ClusterNode {
+    /// Opens the internal port, then joins: the node must answer as soon as other nodes can see it.
+    pub async fn join(config: &Config, identity: NodeIdentity, parts: ClusterParts) -> Result<Self, CliError> {
+        let NodeIdentity { name, address, peers, admission, key_check, internal, internal_address } = identity;
         let internal_ends = CancellationToken::new();
         let (add_services, call_desks) = (parts.add_services, parts.call_desks);
         let internal = internal.map(|listener| {
@@ -114,7 +112,7 @@ impl Cluster {
             }
             let router = add_services(routes, &admission).into_axum_router();
             let settings = ListenSettings { workers: INTERNAL_WORKERS, ..super::listen_settings(config) };
-            // Other nodes ask here, and no browser: the internal key guards it.
+            // Only nodes call this port, no browsers: the internal key guards it.
             let descriptors = Arc::new(parts.descriptors.of_nodes());
             tokio::spawn(listen::serve(
                 listener,
@@ -141,7 +139,7 @@ impl Cluster {
             name: HOLDS_FAMILY,
             role: CENTER_ROLE,
             shards: parts.shards,
-            duties: parts.duties,
+            owner: parts.duties,
             resignations: parts.resignations,
         };
         let keeper_parts = KeeperParts {
@@ -151,15 +149,15 @@ impl Cluster {
             clock: parts.clock,
             events: parts.events,
         };
-        let keeper = match Keeper::join(settings, keeper_parts).await {
+        let keeper = match ClusterKeeper::join(settings, keeper_parts).await {
             Ok(keeper) => keeper,
             Err(error) => {
                 internal_ends.cancel();
                 return Err(cannot_join(&error));
             }
         };
-        let (shards, sight) = (parts.shards, keeper.sight());
-        let holds = Router::new(shards, sight.clone(), parts.desk, peers.clone(), OWNER_WAIT_DEFAULT);
+        let (shards, sight) = (parts.shards, keeper.cluster());
+        let holds = HoldsRouter::new(shards, sight.clone(), parts.desk, peers.clone(), OWNER_WAIT_DEFAULT);
         let dispatch =
             DispatchRouter::new(shards, sight.clone(), parts.dispatch_desk, peers.clone(), OWNER_WAIT_DEFAULT);
         let (node, memberships, leaving) = (keeper.node(), keeper.memberships(), CancellationToken::new());
@@ -180,52 +178,52 @@ impl Cluster {
         })
     }
 
-    /// Gives up what is owned here, each shard behind its last checkpoint, and leaves. The internal port is open until then: who asks
-    /// for a shard meanwhile is told that it is not here any more.
+    /// Releases the owned shards, each after its last checkpoint, and leaves. Until then the internal port answers calls for a shard with
+    /// the reply that this node does not own it.
     pub async fn leave(self) {
         self.leaving.cancel();
         if let Err(error) = self.keeping.await {
-            tracing::error!(%error, "owning shards ended badly");
+            tracing::error!(%error, "the shard owners did not end cleanly");
         }
         self.internal_ends.cancel();
         if let Some(internal) = self.internal
             && let Ok(Err(error)) = internal.await
         {
-            tracing::error!(%error, "the internal port ended badly");
+            tracing::error!(%error, "the internal port did not close cleanly");
         }
     }
 }
 
-fn cannot_join(error: &JoinError) -> Failure {
-    let failure = Failure::new(format!("the server cannot start: {error}"));
+fn cannot_join(error: &JoinError) -> CliError {
+    let failure = CliError::new(format!("the server cannot start: {error}"));
     match error {
         JoinError::ClocksApart(_) => {
-            failure.with_hint("coordination.clock_skew says how far apart they may be, the same in every process")
+            failure.with_hint("coordination.clock_skew is the permitted difference; set the same value on every node")
         }
-        JoinError::OtherKey(_) => failure.with_hint(
+        JoinError::KeyMismatch(_) => failure.with_hint(
             "to change the key node by node, set `internal_key_previous`: docs/operating/cluster.md describes the rounds",
         ),
-        JoinError::Coordination(_) => failure.with_hint("is etcd running, and has no other process this one's `name`?"),
+        JoinError::Coordination(_) => failure.with_hint("is etcd running, and is the `name` of this node unique?"),
     }
 }
 
-/// A name that is this process's alone on any machine where names of machines are.
+/// A name that is unique where host names are: host and port.
 fn name_of(listen: SocketAddr) -> String {
     let machine = rustix::system::uname();
     format!("{}:{}", machine.nodename().to_string_lossy(), listen.port())
 }
 
-/// A process without the role `center`: it owns nothing, and has no desk. What it counted itself it tells.
+/// Stands in for the center on a node without the role `center`: owns no shards. It reports only the statistics of this node.
 pub struct NoCenter {
     pub stats: Arc<TopicStats>,
 }
 
-/// A process without the role that owns a family of shards.
-pub struct NobodyHere;
+/// Stands in for the owner of a shard family on a node without that role.
+pub struct NoOwner;
 
-impl Duties for NobodyHere {
+impl ShardOwner for NoOwner {
     fn begin(&self, shard: u32, _: u64, _: Arc<dyn Membership>) {
-        tracing::error!(shard, "a shard was given to a process that has not the role for it");
+        tracing::error!(shard, "this node was assigned a shard without having the role for it");
     }
 
     fn end(&self, _: u32) -> PortFuture<'_, ()> {
@@ -233,15 +231,19 @@ impl Duties for NobodyHere {
     }
 }
 
-impl Desk for NoCenter {
-    fn ask(&self, _: u32, _: Ask) -> PortFuture<'_, Result<Told, DeskError>> {
-        Box::pin(async { Err(DeskError::NotHere) })
+impl LocalHolds for NoCenter {
+    fn ask(&self, _: u32, _: HoldRequest) -> PortFuture<'_, Result<HoldReply, LocalHoldsError>> {
+        Box::pin(async { Err(LocalHoldsError::NotHere) })
     }
 }
 
-impl DispatchDesk for NoCenter {
-    fn ask(&self, _: SubscriptionNumber, _: DispatchAsk) -> PortFuture<'_, Result<DispatchTold, DispatchDeskError>> {
-        Box::pin(async { Err(DispatchDeskError::NotHere) })
+impl LocalDispatch for NoCenter {
+    fn ask(
+        &self,
+        _: SubscriptionNumber,
+        _: DispatchRequest,
+    ) -> PortFuture<'_, Result<DispatchReply, LocalDispatchError>> {
+        Box::pin(async { Err(LocalDispatchError::NotHere) })
     }
 
     fn minutes(

@@ -1,11 +1,11 @@
-//! What delivers in this process: the registry of subscriptions, the figures by the minute, the worker, and the dispatcher of what is
-//! owned here. Opened before the process joins the others, ended after it has left.
+//! The parts of this node that deliver to subscriptions: the registry, the statistics by the minute, the worker, and the dispatcher of the
+//! owned shards. Opened before the node joins the cluster, closed after it has left.
 
 use std::sync::Arc;
 
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use whimbrel_catalogue::subscriptions::{SubscriptionPorts, Subscriptions, ensure_notices_subscription};
+use whimbrel_catalogue::subscriptions::{SubscriptionPorts, SubscriptionRegistry, ensure_notices_subscription};
 use whimbrel_catalogue::topic_stats::TopicStats;
 use whimbrel_catalogue::topics::Registry;
 use whimbrel_dispatch::{DispatchPorts, Dispatcher};
@@ -15,17 +15,17 @@ use whimbrel_ingress::LiveWorkers;
 use whimbrel_model::ports::Callbacks;
 use whimbrel_model::{Clock, EventSink};
 
-use super::cluster::Cluster;
+use super::cluster::ClusterNode;
 use super::{cannot_start, wiring};
-use crate::cli::Failure;
+use crate::cli::CliError;
 use crate::config::Config;
 
 pub struct Deliveries {
-    pub subscriptions: Arc<Subscriptions>,
+    pub subscriptions: Arc<SubscriptionRegistry>,
     pub stats: Arc<TopicStats>,
-    /// Where the process has the role `worker`.
+    /// `None` without the role `worker`.
     pub worker: Option<Worker>,
-    /// Where it has the role `center`.
+    /// `None` without the role `center`.
     pub dispatcher: Option<Arc<Dispatcher>>,
     background: Vec<JoinHandle<()>>,
     ends: CancellationToken,
@@ -38,7 +38,7 @@ impl Deliveries {
         registry: &Arc<Registry>,
         clock: &Arc<dyn Clock>,
         events: EventSink,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, CliError> {
         let ports = SubscriptionPorts {
             catalogue: Arc::clone(&engines.catalogue),
             log: Arc::clone(&engines.log),
@@ -46,7 +46,7 @@ impl Deliveries {
             clock: Arc::clone(clock),
             events: events.clone(),
         };
-        let subscriptions = Arc::new(Subscriptions::open(ports).await.map_err(cannot_start)?);
+        let subscriptions = Arc::new(SubscriptionRegistry::open(ports).await.map_err(cannot_start)?);
         if config.roles.center {
             ensure_notices_subscription(&subscriptions).await.map_err(cannot_start)?;
         }
@@ -81,19 +81,19 @@ impl Deliveries {
         Ok(Self { subscriptions, stats, worker, dispatcher, background, ends })
     }
 
-    /// Once the process has joined the others: deliveries begin. `in_front` puts what takes other calls in front of the workers.
-    pub fn begin(&mut self, cluster: &Cluster, in_front: impl FnOnce(Arc<dyn Callbacks>) -> Arc<dyn Callbacks>) {
+    /// Starts deliveries after the node has joined. `in_front` wraps the workers with a handler of other calls.
+    pub fn begin(&mut self, cluster: &ClusterNode, in_front: impl FnOnce(Arc<dyn Callbacks>) -> Arc<dyn Callbacks>) {
         let Some(dispatcher) = &self.dispatcher else { return };
         let parts =
             PoolParts { local: self.worker.clone(), name: cluster.name.clone(), peers: Arc::clone(&cluster.peers) };
         let pool = Arc::new(WorkerPool::new(parts));
         let (seeing, sight, ends) = (Arc::clone(&pool), cluster.sight.clone(), self.ends.clone());
         self.background.push(tokio::spawn(async move { seeing.run(sight, ends).await }));
-        dispatcher.reach(Arc::clone(&cluster.holds), in_front(pool));
+        dispatcher.connect(Arc::clone(&cluster.holds), in_front(pool));
     }
 
-    /// The workers of this process and of the others, by name.
-    pub fn live_workers(&self, cluster: &Cluster) -> LiveWorkers {
+    /// The live workers of all nodes, by name.
+    pub fn live_workers(&self, cluster: &ClusterNode) -> LiveWorkers {
         let (sight, own) = (cluster.sight.clone(), self.worker.as_ref().map(|_| cluster.name.clone()));
         Arc::new(move || {
             let view = sight.view();
@@ -103,7 +103,7 @@ impl Deliveries {
         })
     }
 
-    /// After the process has left: every subscription was given up behind its last progress.
+    /// Closes everything after the node has left. Each subscription was released after its last progress.
     pub async fn close(self) {
         if let Some(dispatcher) = self.dispatcher {
             dispatcher.close().await;
@@ -111,7 +111,7 @@ impl Deliveries {
         self.ends.cancel();
         for task in self.background {
             if let Err(error) = task.await {
-                tracing::error!(%error, "something that deliveries need ended badly");
+                tracing::error!(%error, "a task of the deliveries did not end cleanly");
             }
         }
     }

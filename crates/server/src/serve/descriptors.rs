@@ -1,7 +1,7 @@
-//! File descriptors: the limit of the process, and a part of it that connections never take.
+//! File descriptors: the limit of the process, and a reserve that connections never use.
 //!
-//! The log and the stores open files all the time. If connections took every descriptor, a checkpoint could not be written. So new
-//! connections wait while fewer than the reserve are free; those that are open go on.
+//! The log and the stores open files all the time. If connections used every descriptor, a checkpoint could not be written. So new
+//! connections wait while fewer than the reserve are free; open connections continue.
 
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::sync::Mutex;
@@ -10,16 +10,15 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use whimbrel_model::{Event, EventSink};
 
-/// Descriptors that are kept for files and for connections of the server's own.
+/// Descriptors reserved for files and for outgoing connections of the server.
 const RESERVED: u64 = 256;
-/// Of a small limit, this part is reserved.
+/// The reserve is at most the limit divided by this.
 const RESERVED_PART: u64 = 2;
-/// How soon a new connection that waits looks for room again.
+/// Interval at which a waiting connection checks for a free descriptor.
 const ROOM_PAUSE: Duration = Duration::from_millis(50);
-/// A shortage is reported at most so often.
+/// A shortage is reported at most once in this time.
 const TOLD_AGAIN: Duration = Duration::from_secs(60);
 
-/// The descriptors of this process.
 pub struct Descriptors {
     limit: u64,
     reserved: u64,
@@ -56,15 +55,15 @@ impl Descriptors {
         Self { limit, reserved: RESERVED.min(limit / RESERVED_PART), events, told: Mutex::default() }
     }
 
-    /// The same for connections from other nodes, which may take a half of the reserve: nodes must reach each other however many clients
-    /// there are.
+    /// The descriptors for connections from other nodes. These may use half of the reserve: nodes must reach each other however many
+    /// clients connect.
     pub fn of_nodes(&self) -> Self {
         let events = EventSink::clone(&self.events);
         Self { limit: self.limit, reserved: self.reserved / 2, events, told: Mutex::default() }
     }
 
-    /// Waits until the connection leaves the reserve free. The result is the same connection under a descriptor below the reserve: the
-    /// one under which it waited is in the reserve, and becomes free.
+    /// Waits until the connection leaves the reserve free. Returns the same connection under a descriptor below the reserve, and frees the
+    /// descriptor under which it waited.
     pub async fn wait_for_room<C: AsFd + From<OwnedFd>>(&self, connection: C) -> C {
         if self.leaves_reserve(&connection) {
             return connection;
@@ -78,7 +77,7 @@ impl Descriptors {
         }
     }
 
-    /// The system gives the lowest number that is free: below the number of a new descriptor, all are in use.
+    /// The system assigns the lowest free number: all numbers below a new descriptor are in use.
     fn leaves_reserve(&self, new: &impl AsFd) -> bool {
         let number = u64::try_from(new.as_fd().as_raw_fd()).unwrap_or(0);
         number < self.limit - self.reserved
@@ -119,10 +118,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_waits_until_the_reserve_is_free_and_it_is_told_once() {
+    async fn a_connection_waits_for_the_reserve_and_the_shortage_is_reported_once() {
         let (told, events) = std::sync::mpsc::channel();
         let file = File::open("/dev/null").unwrap();
-        // Other tests of this process have descriptors too: the bound is just above what is open now.
+        // Other tests of this process hold descriptors too, so the limit is just above the open ones.
         let number = u64::try_from(file.as_raw_fd()).unwrap();
         let sink: EventSink = Arc::new(move |event| drop(told.send(event)));
         let open = Descriptors { limit: number + 1000, reserved: 100, events: sink.clone(), told: Mutex::default() };
@@ -132,7 +131,7 @@ mod tests {
         let short = Descriptors { limit: number, reserved: number, events: sink, told: Mutex::default() };
         for _ in 0..2 {
             let waited = tokio::time::timeout(3 * ROOM_PAUSE, short.wait_for_room(copy(&file))).await;
-            assert!(waited.is_err(), "there is no room");
+            assert!(waited.is_err(), "no descriptor is free");
         }
         assert_eq!(events.try_iter().map(|event| event.kind).collect::<Vec<_>>(), ["descriptors_short"]);
     }

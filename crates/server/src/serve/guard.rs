@@ -1,13 +1,13 @@
-//! What stands in front of everything that is served: which requests of web pages are let through, and what their browsers are told.
+//! The guard ahead of the router: which requests of web pages it permits, and the CORS headers of their answers.
 //!
-//! Two places are guarded, each by its own rule. Where devices connect, every request of a page is judged by `gateway.origins`. Everything
-//! else is judged where no API key guards it: what a page would change, and the name that anything is asked under. With keys whoever has
-//! one may, wherever the page is from.
+//! Two groups of paths have a rule each. On the paths where devices connect, `gateway.origins` decides about every request of a page. On
+//! all other paths the guard decides only if there are no API keys: about requests of pages that change something, and about the host
+//! name of every request. With API keys, a valid key suffices, whatever the page's origin.
 //!
-//! A page of another origin reads an answer only where its browser is told that it may (CORS). The three ways to connect over HTTP are for
-//! such pages, so their preflights are answered here as well; nothing else is.
+//! A page of another origin can read an answer only if CORS headers permit it. The three HTTP paths to connect are for such pages, so the
+//! guard answers their preflights as well, and no others.
 //!
-//! It is asked once for every request, ahead of the router, and allocates nothing for one that passes. It never looks at a body.
+//! The guard runs once per request, ahead of the router. It allocates nothing for a request that passes, and never reads a body.
 
 use std::sync::Arc;
 
@@ -18,46 +18,44 @@ use http::header::{
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_METHOD, VARY,
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
-use whimbrel_ingress::{Code, Problem};
+use whimbrel_ingress::{ApiProblem, Code};
 use whimbrel_people::gateway;
 
-use super::origins::{Judged, Origins, host_of};
+use super::origins::{Origins, RequestOrigin, host_of};
 use crate::config::Config;
 
-/// What says only whether the process is well, under whatever name somebody probes it.
+/// Paths that only report health. They are served under any host name, since probes use any.
 const TELLS_NOTHING: [&str; 2] = ["/healthz", "/readyz"];
-/// What a page that connects may send beside what every page may: its token, JSON, and where its event stream goes on.
+/// Headers that a connecting page may send beside the standard ones: its token, JSON, and the position of its event stream.
 const HEADERS_ALLOWED: HeaderValue = HeaderValue::from_static("authorization, content-type, last-event-id");
-/// What it may read beside what every page may: when to come back.
+/// Headers that it may read beside the standard ones: the delay before a retry.
 const HEADERS_EXPOSED: HeaderValue = HeaderValue::from_static("retry-after");
-/// For how long, in seconds, a browser need not ask again.
+/// Seconds for which a browser may cache a preflight.
 const PREFLIGHT_LASTS_S: HeaderValue = HeaderValue::from_static("600");
 
-/// Lets everything pass unless it is given rules. Cloning shares them.
+/// Permits everything by default. Clones share the rules.
 #[derive(Debug, Clone, Default)]
 pub struct Guard(Arc<Rules>);
 
 #[derive(Debug, Default)]
 struct Rules {
-    /// Who may connect; `None` where nothing here is connected to.
+    /// The origins that may connect; `None` without the role `gateway`.
     connecting: Option<Origins>,
-    /// Who may do the rest; `None` where API keys decide.
+    /// The origins that may use all other paths; `None` if API keys decide.
     keyless: Option<Origins>,
 }
 
-/// What is done with a request.
 #[derive(Debug)]
-pub enum Verdict {
-    /// It goes on, and its answer gets this.
-    Pass(Told),
-    /// It is answered here.
+pub enum GuardDecision {
+    /// Pass it on, and add these headers to its answer.
+    Pass(CorsHeaders),
+    /// Answer with this response.
     Answered(Response),
 }
 
-/// What the browser of whoever asked is told with the answer.
 #[derive(Debug, Default)]
-pub struct Told {
-    /// The page that may read it.
+pub struct CorsHeaders {
+    /// The origin of the page that may read the answer.
     page: Option<HeaderValue>,
     is_connecting: bool,
 }
@@ -70,52 +68,54 @@ impl Guard {
         Self(Arc::new(Rules { connecting, keyless }))
     }
 
-    pub fn judge(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Verdict {
+    pub fn decide(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> GuardDecision {
         match (&self.0.connecting, &self.0.keyless) {
             (Some(origins), _) if gateway::is_served(uri.path()) => connecting(origins, method, uri, headers),
             (_, Some(origins)) => keyless(origins, method, uri, headers),
-            (_, None) => Verdict::Pass(Told::default()),
+            (_, None) => GuardDecision::Pass(CorsHeaders::default()),
         }
     }
 }
 
-fn connecting(origins: &Origins, method: &Method, uri: &Uri, headers: &HeaderMap) -> Verdict {
-    let told = |page| Told { page, is_connecting: true };
-    match origins.judge(headers) {
-        Judged::NoPage => Verdict::Pass(told(None)),
-        Judged::Page(page) => match asked_before(method, uri, headers) {
-            Some(methods) => Verdict::Answered(told(Some(page)).with(preflight(methods))),
-            None => Verdict::Pass(told(Some(page))),
+fn connecting(origins: &Origins, method: &Method, uri: &Uri, headers: &HeaderMap) -> GuardDecision {
+    let told = |page| CorsHeaders { page, is_connecting: true };
+    match origins.classify(headers) {
+        RequestOrigin::NoPage => GuardDecision::Pass(told(None)),
+        RequestOrigin::Page(page) => match asked_before(method, uri, headers) {
+            Some(methods) => GuardDecision::Answered(told(Some(page)).with(preflight(methods))),
+            None => GuardDecision::Pass(told(Some(page))),
         },
-        Judged::Foreign(place) => Verdict::Answered(told(None).with(foreign(&place, "connect"))),
+        RequestOrigin::Foreign(place) => GuardDecision::Answered(told(None).with(foreign(&place, "connect"))),
     }
 }
 
-fn keyless(origins: &Origins, method: &Method, uri: &Uri, headers: &HeaderMap) -> Verdict {
+fn keyless(origins: &Origins, method: &Method, uri: &Uri, headers: &HeaderMap) -> GuardDecision {
     let host = host_of(uri, headers);
-    if !origins.know(host) && !TELLS_NOTHING.contains(&uri.path()) {
+    if !origins.permits_host(host) && !TELLS_NOTHING.contains(&uri.path()) {
         let detail = format!(
-            "without API keys nothing is answered under the name `{host}`, which a page of somebody else's could have; use an address or \
-             `localhost`, configure API keys, or name http://{host} in `gateway.origins`"
+            "without API keys, requests to the host name `{host}` are rejected, because a foreign web page could use that name; use an address or \
+             `localhost`, configure API keys, or add http://{host} to `gateway.origins`"
         );
-        return Verdict::Answered(Problem::new(Code::OriginNotAllowed, detail).into_response());
+        return GuardDecision::Answered(ApiProblem::new(Code::OriginNotAllowed, detail).into_response());
     }
     if matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) {
-        return Verdict::Pass(Told::default());
+        return GuardDecision::Pass(CorsHeaders::default());
     }
-    match origins.judge(headers) {
-        // The request of a page that may is served; its answer is for pages of this server only.
-        Judged::NoPage | Judged::Page(_) => Verdict::Pass(Told::default()),
-        Judged::Foreign(place) => Verdict::Answered(foreign(&place, "change anything here without an API key")),
+    match origins.classify(headers) {
+        // The request of a permitted page is served, but only pages of this server may read the answer.
+        RequestOrigin::NoPage | RequestOrigin::Page(_) => GuardDecision::Pass(CorsHeaders::default()),
+        RequestOrigin::Foreign(place) => {
+            GuardDecision::Answered(foreign(&place, "change anything here without an API key"))
+        }
     }
 }
 
 fn foreign(place: &str, what: &str) -> Response {
-    let detail = format!("pages of {place} may not {what}; `gateway.origins` names those that may");
-    Problem::new(Code::OriginNotAllowed, detail).into_response()
+    let detail = format!("pages of {place} may not {what}; add the origin to `gateway.origins` to permit it");
+    ApiProblem::new(Code::OriginNotAllowed, detail).into_response()
 }
 
-/// The methods of the path where a browser asks, ahead of a request, whether its page may make it.
+/// The methods of the path, if the request is a CORS preflight.
 fn asked_before(method: &Method, uri: &Uri, headers: &HeaderMap) -> Option<&'static [&'static str]> {
     let is_preflight = *method == Method::OPTIONS && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD);
     let (_, methods) = gateway::PATHS.iter().find(|(path, _)| is_preflight && *path == uri.path())?;
@@ -126,7 +126,7 @@ fn preflight(methods: &[&str]) -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
-    // Names of methods are ASCII letters, which a header may always have.
+    // Method names are ASCII letters, which are always valid in a header.
     if let Ok(methods) = HeaderValue::try_from(methods.join(", ").to_ascii_uppercase()) {
         headers.insert(ACCESS_CONTROL_ALLOW_METHODS, methods);
     }
@@ -135,8 +135,7 @@ fn preflight(methods: &[&str]) -> Response {
     response
 }
 
-impl Told {
-    /// The answer with what is told.
+impl CorsHeaders {
     pub fn with(self, mut response: Response) -> Response {
         let Self { page, is_connecting } = self;
         let headers = response.headers_mut();
@@ -160,7 +159,7 @@ mod tests {
     const SHOP: &str = "https://shop.example";
     const EVIL: &str = "https://evil.example";
 
-    /// Without keys of either kind, where `SHOP` is named.
+    /// A guard without API keys and client keys, with `SHOP` in `gateway.origins`.
     fn guard() -> Guard {
         let named = || Some(Origins::of(&[SHOP.to_owned()], false));
         Guard(Arc::new(Rules { connecting: named(), keyless: named() }))
@@ -174,11 +173,11 @@ mod tests {
         request.body(()).unwrap()
     }
 
-    /// What it is answered: here, or with 200 by whoever is behind the guard.
+    /// The answer of the guard; 200 stands for the answer of the router.
     fn answered(guard: &Guard, request: &http::Request<()>) -> Response {
-        match guard.judge(request.method(), request.uri(), request.headers()) {
-            Verdict::Pass(told) => told.with(Response::new(Body::empty())),
-            Verdict::Answered(response) => response,
+        match guard.decide(request.method(), request.uri(), request.headers()) {
+            GuardDecision::Pass(told) => told.with(Response::new(Body::empty())),
+            GuardDecision::Answered(response) => response,
         }
     }
 
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_named_may_read_what_it_is_answered_where_it_connects() {
+    fn a_permitted_page_may_read_answers_on_connect_paths() {
         for (path, methods) in gateway::PATHS {
             for method in methods {
                 let answer = answered(&guard(), &request(&method.to_uppercase(), path, &[("origin", SHOP)]));
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_not_named_connects_nowhere_and_reads_nothing() {
+    fn a_foreign_page_cannot_connect_or_read_answers() {
         let paths = gateway::PATHS.map(|(path, _)| path);
         for path in paths.into_iter().chain(["/whimbrel.v1.Gateway/Connect"]) {
             for method in ["GET", "POST", "OPTIONS"] {
@@ -214,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_no_origin_connects_and_the_answer_is_still_one_of_several() {
+    fn a_request_without_an_origin_connects_and_its_answer_varies_by_origin() {
         for (path, _) in gateway::PATHS {
             let answer = answered(&guard(), &request("GET", path, &[]));
             assert_eq!(answer.status(), StatusCode::OK, "{path}");
@@ -224,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_browser_that_asks_ahead_is_told_what_its_page_may_send() {
+    fn a_preflight_is_answered_with_the_permitted_methods_and_headers() {
         let asked = [("origin", SHOP), ("access-control-request-method", "POST")];
         for (path, methods) in [("/v1/connect", "GET"), ("/v1/connect/sse", "GET"), ("/v1/connect/ack", "POST")] {
             let answer = answered(&guard(), &request("OPTIONS", path, &asked));
@@ -238,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_connecting_is_for_pages_that_ask_ahead() {
+    fn only_connect_paths_answer_preflights() {
         let asked = [("origin", SHOP), ("access-control-request-method", "POST")];
         for path in ["/v1/users/alice/messages", "/v1/topics", "/whimbrel.v1.Gateway/Connect", "/v1/connect/"] {
             let answer = answered(&guard(), &request("OPTIONS", path, &asked));
@@ -247,13 +246,13 @@ mod tests {
     }
 
     #[test]
-    fn an_options_that_is_no_preflight_is_left_to_the_router() {
+    fn an_options_request_that_is_no_preflight_passes() {
         let answer = answered(&guard(), &request("OPTIONS", "/v1/connect/ack", &[("origin", SHOP)]));
         assert_eq!((answer.status(), header(&answer, "access-control-allow-methods")), (StatusCode::OK, None));
     }
 
     #[test]
-    fn without_api_keys_pages_of_elsewhere_change_nothing_and_what_only_reads_is_not_judged() {
+    fn without_api_keys_foreign_pages_cannot_change_anything_and_reads_pass() {
         for (method, status) in [("POST", 403), ("DELETE", 403), ("PUT", 403), ("GET", 200), ("HEAD", 200)] {
             let answer = answered(&guard(), &request(method, "/v1/users/alice/inbox", &[("origin", EVIL)]));
             assert_eq!(answer.status(), status, "{method}");
@@ -264,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_name_an_origin_only_where_devices_connect() {
+    fn only_connect_paths_have_cors_headers() {
         for path in ["/v1/topics/orders/messages", "/v1/users/alice/messages", "/v1/topics/orders/batch"] {
             let answer = answered(&guard(), &request("POST", path, &[("origin", SHOP)]));
             assert_eq!(
@@ -277,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn without_api_keys_the_name_that_is_asked_under_counts_except_for_whether_it_is_well_and_where_devices_connect() {
+    fn without_api_keys_the_host_name_is_checked_except_on_health_and_connect_paths() {
         for (uri, status) in [
             ("http://evil.example/v1/topics", 403),
             ("http://evil.example/v1/connected", 403),
@@ -287,13 +286,13 @@ mod tests {
             ("http://evil.example/readyz", 200),
             ("http://evil.example/v1/connect", 200),
         ] {
-            // As HTTP/2 says it: the name is in `:authority`, which goes before a header.
+            // In HTTP/2 the host name is in `:authority`, which overrides a header.
             assert_eq!(answered(&guard(), &request("GET", uri, &[])).status(), status, "{uri}");
         }
     }
 
     #[test]
-    fn with_api_keys_the_key_decides_and_only_connecting_is_judged() {
+    fn with_api_keys_only_connect_paths_check_the_origin() {
         let guard = Guard(Arc::new(Rules { connecting: Some(Origins::of(&[SHOP.to_owned()], false)), keyless: None }));
         let elsewhere = [("origin", EVIL)];
         let posted = answered(&guard, &request("POST", "http://evil.example/v1/topics/t/messages", &elsewhere));
@@ -302,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_connected_to_those_paths_are_as_any_other() {
+    fn without_the_role_gateway_connect_paths_are_ordinary_paths() {
         let keyless = Some(Origins::of(&[], false));
         let guard = Guard(Arc::new(Rules { connecting: None, keyless }));
         assert_eq!(answered(&guard, &request("GET", "http://evil.example/v1/connect", &[])).status(), 403);

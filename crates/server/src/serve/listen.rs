@@ -1,12 +1,12 @@
-//! Listening: connections are accepted in one place and dealt in turn to worker threads, each with a runtime of its own.
+//! Listeners: one task accepts connections and distributes them in turn to worker threads, each with a runtime of its own.
 //!
-//! Why not one runtime over several threads: a publish waits for the disk, and is woken when its group is durable. In a shared runtime
-//! that wake-up wanders between threads, with a lock and often a second wake-up on the way; here a connection, its requests and their
-//! wake-ups stay on one thread. Why connections are dealt and not left to SO_REUSEPORT: the kernel deals by hash, and with tens of
-//! connections, as services have, one worker then easily has twice the work of another.
+//! Why not one runtime over several threads: a publish waits for the disk, and its group wakes it when it is durable. In a shared runtime
+//! that wake-up moves between threads, with a lock and often a second wake-up. Here a connection, its requests and their wake-ups stay on
+//! one thread. Why not SO_REUSEPORT: the kernel distributes by hash. With tens of connections, as services have, one worker easily gets
+//! twice the work of another.
 //!
-//! Bounds: `connections_max` connections (those beyond wait in the kernel's queue, as do those for which there are no file descriptors), a
-//! time for a request's headers, a time for draining, a time and bytes for discarding a body that was answered before it was read.
+//! Bounds: `connections_max` connections (further ones wait in the kernel's queue; so do those without a free file descriptor), a timeout
+//! for a request's headers, a timeout for draining, a timeout and bytes for discarding the body of a rejected request.
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,29 +26,29 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
-use whimbrel_people::lingering::{LingerLimits, LingeringStream, Unread};
+use whimbrel_people::linger::{LingerLimits, LingeringStream, Unread};
 
 use super::descriptors::Descriptors;
-use super::framing;
-use super::guard::{Guard, Verdict};
+use super::guard::{Guard, GuardDecision};
+use super::request_check;
 
-/// Connections that the kernel keeps until they are accepted.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = 1024;
-/// How long accepting rests after it failed, for want of file descriptors or memory.
+/// Delay before the next accept after one failed for lack of file descriptors or memory.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
-/// Requests at the same time on one HTTP/2 connection.
+/// Concurrent requests on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
 /// The HTTP library parses this many headers beyond the limit for a request. Up to there the server answers 431 with a problem; beyond, the
 /// library answers 431 without a body. While it parses a request, the library allocates 64 bytes for each header that it may parse.
 const HEADERS_PARSED_BEYOND: usize = 156;
-/// What an HTTP/2 connection begins with.
+/// The first bytes of an HTTP/2 connection.
 const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// How soon a connection that began as HTTP/2 would is looked at again.
+/// Delay before a connection with an incomplete preface of HTTP/2 is checked again.
 const PEEK_PAUSE: Duration = Duration::from_millis(10);
-/// How long the kernel tries to send what a peer does not acknowledge.
+/// Milliseconds for which the kernel retransmits data that a peer does not acknowledge.
 #[cfg(target_os = "linux")]
 const UNTAKEN_MAX_MS: u32 = 60_000;
-/// How often a silent HTTP/2 connection is asked whether it is still there.
+/// Interval of pings on a silent HTTP/2 connection.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, Copy)]
@@ -58,23 +58,23 @@ pub struct ListenSettings {
     pub header_wait: Duration,
     pub shutdown_wait: Duration,
     pub linger: LingerLimits,
-    /// Headers that a request of HTTP/1.1 may have; one with more is answered 431.
+    /// Maximum number of headers of an HTTP/1.1 request; one with more is answered 431.
     pub headers_max: usize,
 }
 
-/// A connection on its way to its worker. The permit is its place among `connections_max`.
-type Dealt = (std::net::TcpStream, OwnedSemaphorePermit);
+/// A connection for a worker. The permit counts it against `connections_max`.
+type AcceptedConnection = (std::net::TcpStream, OwnedSemaphorePermit);
 
-/// Takes the address. From here on connections queue; none is served before [`serve`].
+/// Binds the address. From here on connections queue; none is served before [`serve`].
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // A restart must not wait for the kernel to forget the connections of the last run.
+    // A restart must not wait until the kernel removes the closed connections of the last run.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
 
-/// Serves until `shutdown`, then ends what is under way within `shutdown_wait`. Returns when all workers have ended.
+/// Serves until `shutdown`, then drains requests for at most `shutdown_wait`. Returns when all workers have ended.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -86,23 +86,23 @@ pub async fn serve(
     let mut workers = Vec::with_capacity(settings.workers);
     let mut ended = Vec::with_capacity(settings.workers);
     for number in 0..settings.workers {
-        // Without a bound of its own: every entry holds one of the permits, which are bounded.
+        // Unbounded: every entry holds one of the permits, which are bounded.
         let (deal, dealt) = mpsc::unbounded_channel();
         let (end, has_ended) = tokio::sync::oneshot::channel();
         let (router, guard, shutdown) = (router.clone(), guard.clone(), shutdown.clone());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
             runtime.block_on(work(dealt, router, guard, settings, shutdown));
-            // What is still under way has had its time.
+            // The draining timeout has passed for the remaining requests.
             runtime.shutdown_background();
             let _ = end.send(());
         })?;
         workers.push(deal);
         ended.push(has_ended);
     }
-    let places = Places { connections: Arc::new(Semaphore::new(settings.connections_max)), descriptors };
+    let places = ConnectionLimits { connections: Arc::new(Semaphore::new(settings.connections_max)), descriptors };
     deal_connections(&listener, &workers, &places, &shutdown).await;
-    // Connecting is refused from here on, so that a client's retry goes elsewhere at once.
+    // From here on the kernel refuses connections, so that a client retries elsewhere at once.
     drop(listener);
     drop(workers);
     for worker in ended {
@@ -113,8 +113,8 @@ pub async fn serve(
 
 async fn deal_connections(
     listener: &TcpListener,
-    workers: &[mpsc::UnboundedSender<Dealt>],
-    places: &Places,
+    workers: &[mpsc::UnboundedSender<AcceptedConnection>],
+    places: &ConnectionLimits,
     shutdown: &CancellationToken,
 ) {
     let mut turns = workers.iter().cycle();
@@ -126,33 +126,31 @@ async fn deal_connections(
         match accepted {
             Ok(dealt) => {
                 let Some(worker) = turns.next() else { return };
-                // A worker that is gone has panicked; its connection goes down with this send, and others go on.
+                // The send fails only if the worker has panicked. Its connection is closed; other workers continue.
                 let _ = worker.send(dealt);
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_REST).await;
             }
         }
     }
 }
 
-/// What bounds the connections.
-struct Places {
+struct ConnectionLimits {
     connections: Arc<Semaphore>,
     descriptors: Arc<Descriptors>,
 }
 
-async fn accept(listener: &TcpListener, places: &Places) -> io::Result<Dealt> {
+async fn accept(listener: &TcpListener, places: &ConnectionLimits) -> io::Result<AcceptedConnection> {
     let place = Arc::clone(&places.connections).acquire_owned().await.map_err(io::Error::other)?;
     let (stream, _) = listener.accept().await?;
     let stream = places.descriptors.wait_for_room(stream.into_std()?).await;
     Ok((stream, place))
 }
 
-/// One worker's life.
 async fn work(
-    mut dealt: mpsc::UnboundedReceiver<Dealt>,
+    mut dealt: mpsc::UnboundedReceiver<AcceptedConnection>,
     router: Router,
     guard: Guard,
     settings: ListenSettings,
@@ -180,16 +178,16 @@ async fn work(
         let Ok(peer) = stream.peer_addr() else { continue };
         let (service, guard, unread) = (service.clone(), guard.clone(), Unread::default());
         let stream = LingeringStream::new(stream, unread.clone(), settings.linger);
-        // What passes costs no allocation of its own: both futures are part of the connection's.
+        // A permitted request costs no allocation: both futures are part of the connection's.
         let service = service_fn(move |request: http::Request<Incoming>| {
             let version = request.version();
             let mut request = request.map(|body| unread.track(version, body));
-            if let Some(refusal) = framing::refusal(version, request.headers(), settings.headers_max) {
+            if let Some(refusal) = request_check::refusal(version, request.headers(), settings.headers_max) {
                 return Either::Left(ready(Ok(refusal)));
             }
-            match guard.judge(request.method(), request.uri(), request.headers()) {
-                Verdict::Answered(response) => Either::Left(ready(Ok(response))),
-                Verdict::Pass(told) => {
+            match guard.decide(request.method(), request.uri(), request.headers()) {
+                GuardDecision::Answered(response) => Either::Left(ready(Ok(response))),
+                GuardDecision::Pass(told) => {
                     request.extensions_mut().insert(ConnectInfo(peer));
                     Either::Right(service.call(request).map_ok(|response| told.with(response)))
                 }
@@ -199,7 +197,7 @@ async fn work(
         connections.increment(1.0);
         let (builder, watcher, ends) = (builder.clone(), graceful.watcher(), shutdown.clone());
         tokio::spawn(async move {
-            // Who never says anything keeps no place: hyper's own wait begins only when it knows which protocol is spoken.
+            // A silent connection is closed: hyper's own timeout starts only after the protocol is known.
             let has_begun = tokio::select! {
                 () = ends.cancelled() => false,
                 begun = tokio::time::timeout(settings.header_wait, protocol_shows(stream.get_ref())) => matches!(begun, Ok(Ok(()))),
@@ -208,11 +206,10 @@ async fn work(
                 connections.decrement(1.0);
                 return;
             }
-            // A WebSocket leaves this connection when its handshake is done: from then on it has a place of its gateway's, and not one of
-            // these.
+            // After its handshake a WebSocket leaves this connection. It then counts against the gateway's bound and not against this one.
             let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
             if let Err(error) = watcher.watch(connection).await {
-                // Clients go away as they please: that is their business, not ours.
+                // A client may close its connection at any time, so this is no warning.
                 tracing::debug!(%error, "a connection ended");
             }
             connections.decrement(1.0);
@@ -220,11 +217,11 @@ async fn work(
         });
     }
     if tokio::time::timeout(settings.shutdown_wait, graceful.shutdown()).await.is_err() {
-        tracing::warn!("some requests did not end in time and were cut off");
+        tracing::warn!("some requests did not end in time and were aborted");
     }
 }
 
-/// Returns when a connection has said enough to tell HTTP/1.1 from HTTP/2, or has ended.
+/// Returns when the received bytes tell HTTP/1.1 from HTTP/2, or the connection has ended.
 async fn protocol_shows(stream: &TcpStream) -> io::Result<()> {
     let mut start = [0; HTTP2_PREFACE.len()];
     loop {
@@ -232,7 +229,7 @@ async fn protocol_shows(stream: &TcpStream) -> io::Result<()> {
         if read == 0 || read == start.len() || !HTTP2_PREFACE.starts_with(&start[..read]) {
             return Ok(());
         }
-        // What was peeked at is still there, so that waiting for more to read would not wait.
+        // Peeked bytes stay in the buffer, so the socket would be readable at once.
         tokio::time::sleep(PEEK_PAUSE).await;
     }
 }
@@ -240,7 +237,7 @@ async fn protocol_shows(stream: &TcpStream) -> io::Result<()> {
 fn adopt(stream: std::net::TcpStream) -> io::Result<TcpStream> {
     let stream = TcpStream::from_std(stream)?;
     stream.set_nodelay(true)?;
-    // A peer that is gone without a word takes nothing more: it must not pass for somebody who is there.
+    // A peer that vanished acknowledges no data. The timeout ends its connection.
     #[cfg(target_os = "linux")]
     rustix::net::sockopt::set_tcp_user_timeout(&stream, UNTAKEN_MAX_MS)?;
     Ok(stream)
@@ -274,7 +271,7 @@ mod tests {
         String::from_utf8(answer).unwrap()
     }
 
-    /// A server whose `/` answers when it is told to, and its address.
+    /// A server whose `/` answers on request, and its address.
     fn waiting_server(
         settings: ListenSettings,
         begun: Arc<Notify>,
@@ -293,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_under_way_is_answered_although_the_server_is_ending() {
+    async fn a_request_in_progress_is_answered_during_a_shutdown() {
         let (begun, go_on, shutdown) = (Arc::new(Notify::new()), Arc::new(Notify::new()), CancellationToken::new());
         let settings = settings(10, Duration::from_secs(30));
         let (address, server) = waiting_server(settings, begun.clone(), go_on.clone(), &shutdown);
@@ -301,7 +298,7 @@ mod tests {
         stream.write_all(REQUEST).await.unwrap();
         begun.notified().await;
         shutdown.cancel();
-        // Once connecting is refused the server has stopped accepting, with the request still under way.
+        // Connections are refused once the server has stopped accepting, with the request still in progress.
         while TcpStream::connect(address).await.is_ok() {
             tokio::task::yield_now().await;
         }
@@ -311,7 +308,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_never_ends_does_not_keep_the_server_from_ending() {
+    async fn a_request_that_never_ends_does_not_block_a_shutdown() {
         let (begun, shutdown) = (Arc::new(Notify::new()), CancellationToken::new());
         let settings = settings(10, Duration::from_millis(50));
         let (address, server) = waiting_server(settings, begun.clone(), Arc::new(Notify::new()), &shutdown);
@@ -324,7 +321,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_that_says_nothing_or_too_little_keeps_no_place() {
+    async fn a_silent_connection_is_closed() {
         let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let (address, shutdown) = (listener.local_addr().unwrap(), CancellationToken::new());
         let router = Router::new().route("/", get(|| async { "here" }));
@@ -342,7 +339,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connections_beyond_the_bound_wait_until_another_has_ended() {
+    async fn connections_beyond_the_bound_wait_until_another_ends() {
         static SERVED: AtomicUsize = AtomicUsize::new(0);
         let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let (address, shutdown) = (listener.local_addr().unwrap(), CancellationToken::new());

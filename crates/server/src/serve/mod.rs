@@ -1,19 +1,19 @@
-//! The server: engines are opened, handed to the roles as ports, and listened for; ended in the reverse order.
+//! The server: opens the engines, passes them to the roles as ports, and serves. It closes everything in the reverse order.
 //!
-//! The main thread has a small runtime of its own for signals, accepting, and the roles' background tasks. Requests are served by the
-//! workers of `listen.rs`. Nothing here blocks a worker.
+//! The main thread has a small runtime for signals, accepting, and the roles' background tasks. The workers of `listen.rs` serve requests.
+//! Code of this module must not block a worker.
 
 mod banner;
 mod clock;
 mod cluster;
 mod deliveries;
 mod descriptors;
-mod framing;
 mod guard;
 mod listen;
 mod origins;
 mod people;
 mod people_wiring;
+mod request_check;
 mod telemetry;
 mod wiring;
 
@@ -30,43 +30,41 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use whimbrel_catalogue::topics::{Registry, RegistryPorts, SystemTopics, open_topics};
 use whimbrel_cluster::reachability::Reachability;
-use whimbrel_cluster::{Desk, DispatchDesk, Duties, Together, resignations};
+use whimbrel_cluster::{LocalDispatch, LocalHolds, ShardOwner, ShardOwners, resignations};
 use whimbrel_engines::resolve::Engines;
 use whimbrel_holds::{Center, CenterPorts};
-use whimbrel_ingress::events::Events;
+use whimbrel_ingress::events::EventWriter;
 use whimbrel_ingress::{Ports, Receive, readiness};
 use whimbrel_model::push::PUSH_TOPIC;
 use whimbrel_model::{Clock, EVENTS_TOPIC, HOLDS_TOPIC, IdMint, StoreHealth};
-use whimbrel_people::lingering::LingerLimits;
+use whimbrel_people::linger::LingerLimits;
 
 use self::clock::ProcessClock;
-use self::cluster::{Cluster, Ground, NoCenter, NobodyHere};
+use self::cluster::{ClusterNode, NoCenter, NoOwner, NodeIdentity};
 use self::deliveries::Deliveries;
 use self::descriptors::Descriptors;
 use self::guard::Guard;
 use self::listen::ListenSettings;
-use self::people::{People, PeopleParts, Reach};
-use crate::cli::Failure;
+use self::people::{People, PeopleParts, PeopleServices};
+use crate::cli::CliError;
 use crate::config::{Config, CoordinationEngineName, StateEngineName};
 
 pub use self::clock::check_note as check_clock_note;
 pub use self::people_wiring::key_problems;
 pub use self::wiring::{engine_settings, kafka_file_problem};
 
-/// What the process ends with when it was told twice to end.
 const EXIT_INTERRUPTED: i32 = 130;
 
-/// Runs until Ctrl-C or SIGTERM.
-pub fn run(config: Config) -> Result<ExitCode, Failure> {
+pub fn run(config: Config) -> Result<ExitCode, CliError> {
     telemetry::start_lines(&config);
-    // The recorder must be there before any role or engine touches a figure.
+    // The recorder must exist before any role or engine records a metric.
     let figures = telemetry::start_figures()?;
     keep_to_small_pages();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let shutdown = CancellationToken::new();
         end_on_signals(shutdown.clone())?;
-        // The addresses come first: where one is taken, nothing has been opened or made yet.
+        // The addresses come first: if one is in use, nothing has been opened or created yet.
         let listener = bind(config.listen)?;
         let internal = match config.coordination {
             CoordinationEngineName::Process => None,
@@ -74,12 +72,12 @@ pub fn run(config: Config) -> Result<ExitCode, Failure> {
         };
         let process_clock = ProcessClock::start(&config);
         let clock = process_clock.clock();
-        let events = Events::new(Arc::clone(&clock));
+        let events = EventWriter::new(Arc::clone(&clock));
         let descriptors = Arc::new(Descriptors::raise_limit(config.connections_max, events.sink()));
         let engines = wiring::open_engines(&config, Arc::clone(&clock), events.sink()).await?;
         let closed = CancellationToken::new();
         let watch = process_clock.watch(events.sink(), closed.clone());
-        let server = Server { config: &config, engines: &engines, clock, events, descriptors, shutdown };
+        let server = ServerRun { config: &config, engines: &engines, clock, events, descriptors, shutdown };
         let outcome = server.run(listener, internal, figures).await;
         engines.close().await;
         closed.cancel();
@@ -88,34 +86,34 @@ pub fn run(config: Config) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Asks the kernel not to back this process with huge pages.
+/// Asks the kernel not to use huge pages for this process.
 ///
-/// The allocator asks for them, and then a few bytes that live on keep two megabytes: what many idle connections need grew by more
-/// than half. Where the kernel cannot do it, memory is spent and nothing else is worse.
+/// The allocator requests huge pages; then a few live bytes keep 2 MiB each. That increased the memory of many idle connections by more
+/// than half. If the kernel refuses, only memory is wasted.
 fn keep_to_small_pages() {
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
-        tracing::debug!(%error, "huge pages could not be turned off");
+        tracing::debug!(%error, "cannot disable huge pages");
     }
 }
 
-/// What is there once the engines are open.
-struct Server<'a> {
+/// The server with its open engines.
+struct ServerRun<'a> {
     config: &'a Config,
     engines: &'a Engines,
     clock: Arc<dyn Clock>,
-    events: Arc<Events>,
+    events: Arc<EventWriter>,
     descriptors: Arc<Descriptors>,
     shutdown: CancellationToken,
 }
 
-impl Server<'_> {
-    /// Starts the roles, serves, and ends them in the reverse order.
+impl ServerRun<'_> {
+    /// Starts the roles, serves, and closes them in the reverse order.
     async fn run(
         self,
         listener: TcpListener,
         internal: Option<TcpListener>,
         figures: PrometheusHandle,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CliError> {
         let address = listener.local_addr()?;
         let registry = self.open_registry().await?;
         let folding = banner::folding(self.engines, &registry).await;
@@ -136,11 +134,11 @@ impl Server<'_> {
         } else {
             None
         };
-        let ground = Ground::of(self.config, internal, address)?;
+        let identity = NodeIdentity::of(self.config, internal, address)?;
         let people_parts = self.people_parts(&registry);
-        let mut people = People::open(&people_parts, &ground).await?;
-        let Owners { duties, desk, dispatch_desk } = Owners::of(center.as_ref(), &deliveries);
-        let parts = cluster::Parts {
+        let mut people = People::open(&people_parts, &identity).await?;
+        let LocalOwners { duties, desk, dispatch_desk } = LocalOwners::of(center.as_ref(), &deliveries);
+        let parts = cluster::ClusterParts {
             coordination: Arc::clone(&self.engines.coordination),
             duties,
             desk,
@@ -154,13 +152,18 @@ impl Server<'_> {
             shards: registry.get(HOLDS_TOPIC).map_or(self.config.holds.shards, |topic| topic.partitions()),
             add_services: people.services(),
         };
-        let joined = Cluster::join(self.config, ground, parts).await;
+        let joined = ClusterNode::join(self.config, identity, parts).await;
         let served = match joined {
             Ok(cluster) => {
                 let reach = people.begin(&people_parts, &cluster);
                 deliveries.begin(&cluster, |workers| people.callbacks(&cluster, workers));
-                let joined =
-                    Joined { registry: &registry, cluster: &cluster, deliveries: &deliveries, people: &people, reach };
+                let joined = JoinedNode {
+                    registry: &registry,
+                    cluster: &cluster,
+                    deliveries: &deliveries,
+                    people: &people,
+                    reach,
+                };
                 let served = self.serve(listener, joined, figures, folding).await;
                 cluster.leave().await;
                 served
@@ -175,26 +178,26 @@ impl Server<'_> {
         served
     }
 
-    /// Serves until the end is asked for: devices go first, then requests under way end; the owners of holds and inboxes answer until
+    /// Serves until a shutdown. Then devices disconnect first, and requests in progress end; the owners of holds and inboxes answer until
     /// then.
     async fn serve(
         &self,
         listener: TcpListener,
-        joined: Joined<'_>,
+        joined: JoinedNode<'_>,
         figures: PrometheusHandle,
         folding: Option<String>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CliError> {
         let address = listener.local_addr()?;
         let mut described = wiring::describe(self.config, self.engines);
         described.extend(folding);
-        let door = self.open_door(&joined, address, &described).await?;
-        // The watch ends after the last request: until then other nodes wait for this one to confirm growths.
+        let port = self.open_public_port(&joined, address, &described).await?;
+        // The watch stops after the last request: until then other nodes wait for this one to confirm growths.
         let (watched, watch_ends) = (Arc::clone(joined.registry), CancellationToken::new());
         let no_more_requests = watch_ends.clone();
         let memberships = joined.cluster.memberships.clone();
         let watch = tokio::spawn(async move { watched.watch(memberships, watch_ends).await });
         let upkeep = tokio::spawn(telemetry::keep_figures(figures.clone()));
-        let router = door.router().route("/metrics", get(move || async move { figures.render() }));
+        let router = port.router().route("/metrics", get(move || async move { figures.render() }));
         let (router, guard) = (joined.reach.mount(router), Guard::of(self.config));
 
         banner::print(&banner::render(self.config, address, joined.cluster.internal_address, &described));
@@ -212,15 +215,15 @@ impl Server<'_> {
         self.shutdown.cancel();
         leaving.abort();
         upkeep.abort();
-        door.close().await;
+        port.close().await;
         no_more_requests.cancel();
         if let Err(error) = watch.await {
-            tracing::error!(%error, "the watch on the catalogue ended badly");
+            tracing::error!(%error, "the watch on the catalogue did not end cleanly");
         }
         Ok(served?)
     }
 
-    async fn open_registry(&self) -> Result<Arc<Registry>, Failure> {
+    async fn open_registry(&self) -> Result<Arc<Registry>, CliError> {
         let ports = RegistryPorts {
             log: Arc::clone(&self.engines.log),
             log_topics: Arc::clone(&self.engines.log_topics),
@@ -240,7 +243,11 @@ impl Server<'_> {
         {
             let present = registry.get(topic).map_or(wanted, |topic| topic.partitions());
             if present != wanted {
-                tracing::warn!(present, wanted, "`{setting}` was set at the first start and stays as it is");
+                tracing::warn!(
+                    present,
+                    wanted,
+                    "`{setting}` was fixed at the first start; the changed value is ignored"
+                );
             }
         }
         Ok(registry)
@@ -251,15 +258,15 @@ impl Server<'_> {
         PeopleParts { config, engines, registry, clock, events: self.events.sink() }
     }
 
-    async fn open_door(
+    async fn open_public_port(
         &self,
-        joined: &Joined<'_>,
+        joined: &JoinedNode<'_>,
         address: SocketAddr,
         described: &[String],
-    ) -> Result<OpenDoor, Failure> {
-        let Joined { registry, cluster, deliveries, people, reach } = joined;
+    ) -> Result<PublicPort, CliError> {
+        let JoinedNode { registry, cluster, deliveries, people, reach } = joined;
         if !self.config.roles.receive {
-            return Ok(self.open_small_door(registry, cluster.node, Arc::clone(&reach.reachability)));
+            return Ok(self.open_health_port(registry, cluster.node, Arc::clone(&reach.reachability)));
         }
         let ports = Ports {
             log: Arc::clone(&self.engines.log),
@@ -290,63 +297,62 @@ impl Server<'_> {
         let (subscriptions, stats) = (Arc::clone(&deliveries.subscriptions), Arc::clone(&deliveries.stats));
         let (registry, events) = (Arc::clone(*registry), Arc::clone(&self.events));
         let receive = Receive::start(ports, registry, subscriptions, stats, settings, events).await;
-        Ok(OpenDoor::Whole(Box::new(receive.map_err(cannot_start)?)))
+        Ok(PublicPort::Whole(Box::new(receive.map_err(cannot_start)?)))
     }
 
-    /// A process without the role `receive` answers whether it lives and is ready, and writes its own events.
-    fn open_small_door(&self, registry: &Registry, node: u16, reachability: Arc<Reachability>) -> OpenDoor {
+    /// A node without the role `receive` serves health checks, and writes its own events.
+    fn open_health_port(&self, registry: &Registry, node: u16, reachability: Arc<Reachability>) -> PublicPort {
         let events_topic = registry.get(EVENTS_TOPIC);
         let writer = events_topic.map(|topic| {
             let (log, events, ends) = (Arc::clone(&self.engines.log), Arc::clone(&self.events), self.shutdown.clone());
-            // Where the counter begins tells the ids of two runs apart, as far as the time of their start does.
+            // The start of the counter distinguishes the ids of two runs, unless both started in the same millisecond.
             let start = self.clock.now().as_millis() as u32;
             let mint = Arc::new(IdMint::new(node, start));
             tokio::spawn(async move { events.run(log, mint, topic.partition(0), ends).await })
         });
-        OpenDoor::Small { writer, reachability, store_health: Arc::clone(&self.engines.store_health) }
+        PublicPort::Small { writer, reachability, store_health: Arc::clone(&self.engines.store_health) }
     }
 }
 
-/// What is there once the process has joined the others.
-struct Joined<'a> {
+/// The state after the node has joined.
+struct JoinedNode<'a> {
     registry: &'a Arc<Registry>,
-    cluster: &'a Cluster,
+    cluster: &'a ClusterNode,
     deliveries: &'a Deliveries,
     people: &'a People,
-    reach: Reach,
+    reach: PeopleServices,
 }
 
-/// Who owns shards here, as the others see it.
-struct Owners {
-    duties: Arc<dyn Duties>,
-    desk: Arc<dyn Desk>,
-    dispatch_desk: Arc<dyn DispatchDesk>,
+/// The owners of shards on this node, as other nodes call them.
+struct LocalOwners {
+    duties: Arc<dyn ShardOwner>,
+    desk: Arc<dyn LocalHolds>,
+    dispatch_desk: Arc<dyn LocalDispatch>,
 }
 
-impl Owners {
-    /// The holds of a shard and its subscriptions are owned together.
+impl LocalOwners {
+    /// One node owns both the holds and the subscriptions of a shard.
     fn of(center: Option<&Arc<Center>>, deliveries: &Deliveries) -> Self {
         match (center, &deliveries.dispatcher) {
             (Some(center), Some(dispatcher)) => Self {
-                duties: Arc::new(Together(vec![center.clone(), dispatcher.clone()])),
+                duties: Arc::new(ShardOwners(vec![center.clone(), dispatcher.clone()])),
                 desk: center.clone(),
                 dispatch_desk: dispatcher.clone(),
             },
             _ => {
                 let nobody = Arc::new(NoCenter { stats: Arc::clone(&deliveries.stats) });
-                Self { duties: Arc::new(NobodyHere), desk: nobody.clone(), dispatch_desk: nobody }
+                Self { duties: Arc::new(NoOwner), desk: nobody.clone(), dispatch_desk: nobody }
             }
         }
     }
 }
 
-/// What clients find at the public port.
-enum OpenDoor {
+enum PublicPort {
     Whole(Box<Receive>),
     Small { writer: Option<JoinHandle<()>>, reachability: Arc<Reachability>, store_health: Arc<StoreHealth> },
 }
 
-impl OpenDoor {
+impl PublicPort {
     fn router(&self) -> Router {
         match self {
             Self::Whole(receive) => receive.router(),
@@ -369,30 +375,30 @@ impl OpenDoor {
             Self::Whole(receive) => receive.close().await,
             Self::Small { writer, .. } => {
                 if let Some(Err(error)) = futures_util::future::OptionFuture::from(writer).await {
-                    tracing::error!(%error, "the writer of events ended badly");
+                    tracing::error!(%error, "the writer of events did not end cleanly");
                 }
             }
         }
     }
 }
 
-fn cannot_start(error: impl std::fmt::Display) -> Failure {
-    Failure::new(format!("the server cannot start: {error}"))
+fn cannot_start(error: impl std::fmt::Display) -> CliError {
+    CliError::new(format!("the server cannot start: {error}"))
 }
 
-fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
+fn bind(address: SocketAddr) -> Result<TcpListener, CliError> {
     listen::bind(address).map_err(|error| match error.kind() {
-        std::io::ErrorKind::AddrInUse => Failure::new(format!("{address} is in use by another process"))
-            .with_hint("end that one, or listen elsewhere: whimbrel serve --listen 127.0.0.1:7610"),
-        std::io::ErrorKind::PermissionDenied => Failure::new(format!("listening on {address} is not allowed: {error}"))
-            .with_hint("ports below 1024 need privileges; take a higher one with --listen"),
-        std::io::ErrorKind::AddrNotAvailable => Failure::new(format!("{address} is not an address of this machine"))
+        std::io::ErrorKind::AddrInUse => CliError::new(format!("{address} is in use by another process"))
+            .with_hint("stop that process, or use another address: whimbrel serve --listen 127.0.0.1:7610"),
+        std::io::ErrorKind::PermissionDenied => CliError::new(format!("cannot listen on {address}: {error}"))
+            .with_hint("ports below 1024 need privileges; use a higher one with --listen"),
+        std::io::ErrorKind::AddrNotAvailable => CliError::new(format!("{address} is not an address of this machine"))
             .with_hint("listen on 127.0.0.1, or on 0.0.0.0 with API keys"),
-        _ => Failure::new(format!("{address} cannot be listened on: {error}")),
+        _ => CliError::new(format!("cannot listen on {address}: {error}")),
     })
 }
 
-/// Headers of a request beside those of its message: what clients, proxies and browsers add.
+/// Headers of a request beside those of its message, from clients, proxies and browsers.
 const HTTP_HEADERS_MAX: usize = 36;
 
 fn listen_settings(config: &Config) -> ListenSettings {
@@ -406,9 +412,8 @@ fn listen_settings(config: &Config) -> ListenSettings {
     }
 }
 
-/// The first Ctrl-C or SIGTERM asks everything to end; the second ends the process where it stands, which loses nothing that was
-/// acknowledged.
-fn end_on_signals(shutdown: CancellationToken) -> Result<(), Failure> {
+/// The first Ctrl-C or SIGTERM starts a shutdown. A second one exits at once, which loses no acknowledged message.
+fn end_on_signals(shutdown: CancellationToken) -> Result<(), CliError> {
     let mut interrupts = signal(SignalKind::interrupt())?;
     let mut terminations = signal(SignalKind::terminate())?;
     tokio::spawn(async move {
@@ -416,7 +421,7 @@ fn end_on_signals(shutdown: CancellationToken) -> Result<(), Failure> {
             _ = interrupts.recv() => {}
             _ = terminations.recv() => {}
         }
-        tracing::info!("ending: requests under way are finished first; once more ends at once");
+        tracing::info!("shutting down after the requests in progress; a second signal exits at once");
         shutdown.cancel();
         tokio::select! {
             _ = interrupts.recv() => {}

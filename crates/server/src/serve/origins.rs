@@ -1,31 +1,29 @@
-//! Which web pages may ask, and under which names: what [`super::guard`] decides by.
+//! The rules about origins and host names of requests. [`super::guard`] applies them.
 //!
-//! A browser lets any page open a WebSocket or post a form to any place, this machine's own ports included, and only says where the page is
-//! from (`Origin`). So without this a page of somebody else's that is open in the operator's browser could be anybody, or push to anybody, on
-//! a server that takes this machine at its word.
+//! A browser lets any page open a WebSocket or post a form to any address, also to ports of this machine. It only reports the page's
+//! origin (`Origin`). Without a check, a foreign page in the operator's browser could act as any user, or push to any user, on a server
+//! that trusts its own machine.
 //!
-//! A `Host` that is the same as the origin proves nothing: a name of somebody else's that was made to lead to this machine (DNS rebinding)
-//! would be in both. To its browser such a page is of this server, and reads from it without an origin; so without API keys nothing is
-//! answered under a name that somebody elsewhere can have. An image or a script of a page is fetched without an origin too; that it is of
-//! another site browsers say (`Sec-Fetch-Site`). What is not a browser says neither, and is not judged; nor is other reading, whose
-//! answers browsers keep from pages of elsewhere.
-
+//! A `Host` equal to the origin proves nothing: a foreign name that resolves to this machine (DNS rebinding) is in both. For the browser,
+//! such a page belongs to this server, and reads from it without an `Origin`. So without API keys, the server rejects every host name that
+//! a foreign party can own. A page also fetches images and scripts without an `Origin`; browsers mark those of another site with
+//! `Sec-Fetch-Site`. Clients that are not browsers send neither header, and pass. Other reads pass too, because browsers keep their
+//! answers from foreign pages.
 use http::header::{HOST, ORIGIN};
 use http::{HeaderMap, HeaderValue, Uri};
 use whimbrel_people::gateway::is_public_name;
 
-/// Pages that may.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origins {
     All,
-    /// Those that this machine serves.
+    /// Pages that this machine serves.
     Local,
     These(Vec<String>),
 }
 
 impl Origins {
-    /// Where nothing is configured: with keys all, since a page needs one of them (to connect, a client's token; to change anything, an API
-    /// key); without them only pages of this machine.
+    /// Without configured origins: with keys all, because a page needs a key (a client's token to connect, an API key to change anything);
+    /// without keys only pages of this machine.
     pub fn of(configured: &[String], has_keys: bool) -> Self {
         match configured {
             [] if has_keys => Self::All,
@@ -35,15 +33,15 @@ impl Origins {
         }
     }
 
-    /// Whether a page asks, as its browser says, and whether that one may.
-    pub fn judge(&self, headers: &HeaderMap) -> Judged {
+    /// Classifies a request by the page that sent it, as its browser reports.
+    pub fn classify(&self, headers: &HeaderMap) -> RequestOrigin {
         match headers.get(ORIGIN) {
-            Some(origin) if self.allow(origin.to_str().unwrap_or_default()) => Judged::Page(origin.clone()),
-            Some(origin) => Judged::Foreign(format!("`{}`", origin.to_str().unwrap_or_default())),
+            Some(origin) if self.allow(origin.to_str().unwrap_or_default()) => RequestOrigin::Page(origin.clone()),
+            Some(origin) => RequestOrigin::Foreign(format!("`{}`", origin.to_str().unwrap_or_default())),
             None if *self != Self::All && headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site") => {
-                Judged::Foreign("another site".to_owned())
+                RequestOrigin::Foreign("another site".to_owned())
             }
-            None => Judged::NoPage,
+            None => RequestOrigin::NoPage,
         }
     }
 
@@ -55,8 +53,8 @@ impl Origins {
         }
     }
 
-    /// Whether anything may be asked under that name.
-    pub fn know(&self, host: &str) -> bool {
+    /// Whether requests to that host name are permitted.
+    pub fn permits_host(&self, host: &str) -> bool {
         let is_elsewhere = is_public_name(host) && !NEAR.iter().any(|near| has_end(host, near));
         !is_elsewhere
             || match self {
@@ -70,7 +68,7 @@ impl Origins {
     }
 }
 
-/// Ends of names that are given out within a network, and that nobody elsewhere can have.
+/// Suffixes of names that exist only within a network. A foreign party cannot own such a name.
 const NEAR: [&str; 2] = [".local", ".internal"];
 
 fn has_end(host: &str, end: &str) -> bool {
@@ -78,17 +76,17 @@ fn has_end(host: &str, end: &str) -> bool {
     name.len().checked_sub(end.len()).is_some_and(|at| name[at..].eq_ignore_ascii_case(end.as_bytes()))
 }
 
-/// What a browser said of where a request is from.
+/// The origin of a request, as its browser reports it.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Judged {
-    /// One that may, from there.
+pub enum RequestOrigin {
+    /// A permitted page, with its origin.
     Page(HeaderValue),
-    /// One that may not, in words.
+    /// A page that is not permitted, with a description.
     Foreign(String),
     NoPage,
 }
 
-/// A page from a file, or one in a sandbox, is from `null`: it may be anybody's, and is not local.
+/// The origin `null`, of a page from a file or a sandbox, is not local: it may be any page.
 fn is_local(origin: &str) -> bool {
     let Some(host) = host_of_origin(origin) else { return false };
     let address = host.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
@@ -99,7 +97,7 @@ fn host_of_origin(origin: &str) -> Option<&str> {
     origin.split_once("://").map(|(_, place)| without_port(place))
 }
 
-/// An address of version 6 keeps its brackets.
+/// An IPv6 address keeps its brackets.
 fn without_port(place: &str) -> &str {
     match place.find(']') {
         Some(end) => &place[..=end],
@@ -107,7 +105,7 @@ fn without_port(place: &str) -> &str {
     }
 }
 
-/// The name that the server was asked under; empty where none was said, which browsers do not do.
+/// The host name of a request; empty if it has none, which no browser sends.
 pub fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> &'a str {
     match uri.authority() {
         Some(authority) => authority.host(),
@@ -137,13 +135,17 @@ mod tests {
     fn a_name_that_somebody_elsewhere_can_have_is_known_where_it_is_configured() {
         let (local, these) = (Origins::of(&[], false), Origins::of(&["https://Shop.example:8443".into()], false));
         for near in ["", "localhost", "127.0.0.1", "[::1]", "10.1.2.3", "whimbrel", "box.local", "a.b.Internal."] {
-            assert!(local.know(near) && these.know(near), "{near}");
+            assert!(local.permits_host(near) && these.permits_host(near), "{near}");
         }
         for foreign in ["evil.example", "127.0.0.1.evil.example", "local.example", "xlocal.example."] {
-            assert!(!local.know(foreign) && !these.know(foreign), "{foreign}");
-            assert!(Origins::of(&["*".into()], false).know(foreign));
+            assert!(!local.permits_host(foreign) && !these.permits_host(foreign), "{foreign}");
+            assert!(Origins::of(&["*".into()], false).permits_host(foreign));
         }
-        assert!(!local.know("shop.example") && these.know("shop.EXAMPLE") && these.know("shop.example."));
+        assert!(
+            !local.permits_host("shop.example")
+                && these.permits_host("shop.EXAMPLE")
+                && these.permits_host("shop.example.")
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What reaches people in this process: the carrier of what is owned here, the gateway, presence, the horn, and the ways between them and
-//! other processes. Opened before the process joins the others, ended after it has left.
+//! The roles of this node that reach users: the carrier, the gateway, presence and the horn, with their connections to other nodes. Opened
+//! before the node joins the cluster, closed after it has left.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -9,30 +9,30 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use whimbrel_catalogue::platforms::Platforms;
 use whimbrel_catalogue::topics::Registry;
-use whimbrel_cluster::reachability::{ReachParts, Reachability};
+use whimbrel_cluster::reachability::{Reachability, ReachabilityParts};
 use whimbrel_cluster::{
-    CARRIER_ROLE, Duties, Family, OWNER_WAIT_DEFAULT, PUSH_FAMILY, Resignations, Sight, resignations,
+    CARRIER_ROLE, ClusterWatch, Family, OWNER_WAIT_DEFAULT, PUSH_FAMILY, Resignations, ShardOwner, resignations,
 };
-use whimbrel_egress::horn::{Horn, HornCallbacks, HornParts, HornsElsewhere};
-use whimbrel_egress::worker::{CallDesks, Worker};
+use whimbrel_egress::horn::{Horn, HornCallbacks, HornParts, RemoteHorns};
+use whimbrel_egress::worker::{LocalCallbacks, Worker};
 use whimbrel_engines::resolve::Engines;
 use whimbrel_model::ports::{Callbacks, Carriers, PortFuture, Presence};
 use whimbrel_model::push::PUSH_TOPIC;
 use whimbrel_model::{Clock, EventSink, IdMint};
 use whimbrel_people::carrier::{Carrier, CarrierPorts};
 use whimbrel_people::gateway::Gateway;
-use whimbrel_people::gateway::tokens::Tokens;
+use whimbrel_people::gateway::tokens::TokenVerifier;
 use whimbrel_people::links::{CarrierLinkParts, CarrierLinks, GatewayLinks, carriers_service};
 use whimbrel_people::presence::{
-    NoEvents, PresenceEvent, PresenceEvents, PresencePeers, PresenceTopic, Station, StationParts, presence_service,
+    NoEvents, PresenceEvent, PresenceEvents, PresenceNode, PresenceNodeParts, PresencePeers, PresenceTopic,
+    presence_service,
 };
 
-use super::cluster::{AddServices, Cluster, Ground, NobodyHere};
+use super::cluster::{AddServices, ClusterNode, NoOwner, NodeIdentity};
 use super::{cannot_start, people_wiring};
-use crate::cli::Failure;
+use crate::cli::CliError;
 use crate::config::{Config, PresenceEngineName};
 
-/// What people's roles work with.
 pub struct PeopleParts<'a> {
     pub config: &'a Config,
     pub engines: &'a Engines,
@@ -44,22 +44,22 @@ pub struct PeopleParts<'a> {
 pub struct People {
     pub platforms: Arc<Platforms>,
     partitions: u32,
-    /// Where the process has the role `carrier`.
+    /// `None` without the role `carrier`.
     carrier: Option<Arc<Carrier>>,
     resignations: Option<Resignations>,
-    /// What devices' tokens are checked with, where it has the role `gateway` and until that has begun.
-    tokens: Option<Tokens>,
-    /// Where it has the role `horn`.
+    /// The keys of device tokens; `None` without the role `gateway`, and after the gateway has started.
+    tokens: Option<TokenVerifier>,
+    /// `None` without the role `horn`.
     horn: Option<Arc<Horn>>,
     gateways: Arc<GatewayLinks>,
-    station: Arc<Station>,
+    presence_node: Arc<PresenceNode>,
     presence_events: Arc<LatePresenceTopic>,
     background: Vec<JoinHandle<()>>,
     ends: CancellationToken,
 }
 
-/// What is there once the process has joined.
-pub struct Reach {
+/// The state after the node has joined.
+pub struct PeopleServices {
     pub carriers: Arc<dyn Carriers>,
     pub presence: Arc<dyn Presence>,
     pub gateway: Option<Arc<Gateway>>,
@@ -67,7 +67,7 @@ pub struct Reach {
 }
 
 impl People {
-    pub async fn open(parts: &PeopleParts<'_>, ground: &Ground) -> Result<Self, Failure> {
+    pub async fn open(parts: &PeopleParts<'_>, identity: &NodeIdentity) -> Result<Self, CliError> {
         let PeopleParts { config, engines, registry, clock, events } = parts;
         let platforms = Arc::new(Platforms::open(Arc::clone(&engines.catalogue)).await.map_err(cannot_start)?);
         let partitions = registry.get(PUSH_TOPIC).map_or(config.push.partitions, |topic| topic.partitions());
@@ -94,7 +94,7 @@ impl People {
             let woken = Arc::clone(&platforms);
             let parts = HornParts {
                 devices: Arc::clone(&engines.devices),
-                is_woken: Arc::new(move |platform: &_| woken.get(platform).notify),
+                is_notifiable: Arc::new(move |platform: &_| woken.get(platform).notify),
                 clock: Arc::clone(clock),
                 events: events.clone(),
             };
@@ -104,18 +104,18 @@ impl People {
         };
         let ends = CancellationToken::new();
         let presence_events = Arc::new(LatePresenceTopic::default());
-        let parts = StationParts {
+        let parts = PresenceNodeParts {
             settings: people_wiring::presence_settings(config),
-            me: ground.address.clone(),
+            me: identity.address.clone(),
             writes: config.roles.presence,
             reports: config.roles.gateway,
             sessions: Arc::clone(&engines.sessions),
             sessions_are_shared: config.presence.engine == PresenceEngineName::Redis,
-            remote: Arc::new(PresencePeers::new(Arc::clone(&ground.peers))),
+            remote: Arc::new(PresencePeers::new(Arc::clone(&identity.peers))),
             events: if config.presence.events { presence_events.clone() } else { Arc::new(NoEvents) },
             clock: Arc::clone(clock),
         };
-        let station = Station::new(parts, ends.clone()).map_err(cannot_start)?;
+        let presence_node = PresenceNode::new(parts, ends.clone()).map_err(cannot_start)?;
         let (watched, watch_ends) = (Arc::clone(&platforms), ends.clone());
         let background = vec![tokio::spawn(async move { watched.watch(watch_ends).await })];
         Ok(Self {
@@ -126,47 +126,47 @@ impl People {
             tokens,
             horn,
             gateways,
-            station,
+            presence_node,
             presence_events,
             background,
             ends,
         })
     }
 
-    /// The partitions of pushes, as the process's keeper owns them. Once.
+    /// The partitions of pushes as a family of shards. Must be called once.
     pub fn family(&mut self) -> Option<Family> {
-        let duties: Arc<dyn Duties> = match &self.carrier {
+        let duties: Arc<dyn ShardOwner> = match &self.carrier {
             Some(carrier) => carrier.clone(),
-            None => Arc::new(NobodyHere),
+            None => Arc::new(NoOwner),
         };
         let resignations = self.resignations.take()?;
-        Some(Family { name: PUSH_FAMILY, role: CARRIER_ROLE, shards: self.partitions, duties, resignations })
+        Some(Family { name: PUSH_FAMILY, role: CARRIER_ROLE, shards: self.partitions, owner: duties, resignations })
     }
 
-    /// Who makes calls in this process, for others to ask.
-    pub fn call_desks(&self, worker: Option<Worker>) -> CallDesks {
-        CallDesks { worker, horn: self.horn.clone().map(|horn| horn as Arc<dyn Callbacks>) }
+    /// The local workers and horn, for calls from other nodes.
+    pub fn call_desks(&self, worker: Option<Worker>) -> LocalCallbacks {
+        LocalCallbacks { worker, horn: self.horn.clone().map(|horn| horn as Arc<dyn Callbacks>) }
     }
 
-    /// Adds what other processes ask of people's roles.
+    /// Adds the internal services of these roles.
     pub fn services(&self) -> AddServices {
-        let (carrier, gateways, station) =
-            (self.carrier.clone(), Arc::clone(&self.gateways), Arc::clone(&self.station));
+        let (carrier, gateways, presence_node) =
+            (self.carrier.clone(), Arc::clone(&self.gateways), Arc::clone(&self.presence_node));
         Box::new(move |mut routes, admission| {
             if let Some(carrier) = carrier {
                 routes = routes.add_service(carriers_service(carrier, gateways, admission));
             }
-            routes.add_service(presence_service(station, admission))
+            routes.add_service(presence_service(presence_node, admission))
         })
     }
 
-    /// Once the process has joined the others: devices may come.
-    pub fn begin(&mut self, parts: &PeopleParts<'_>, cluster: &Cluster) -> Reach {
+    /// Starts the roles after the node has joined: devices may connect.
+    pub fn begin(&mut self, parts: &PeopleParts<'_>, cluster: &ClusterNode) -> PeopleServices {
         let sight = &cluster.sight;
         let presence_topic = PresenceTopic {
             log: Arc::clone(&parts.engines.log),
             topics: Arc::clone(parts.registry),
-            // Where the counter begins tells the ids of two runs apart, as far as the time of their start does.
+            // The start of the counter distinguishes the ids of two runs, unless both started in the same millisecond.
             mint: Arc::new(IdMint::new(cluster.node, parts.clock.now().as_millis() as u32)),
             clock: Arc::clone(parts.clock),
         };
@@ -180,7 +180,7 @@ impl People {
         });
         let gateway = self.tokens.take().map(|tokens| {
             let settings = people_wiring::gateway_settings(parts.config);
-            Gateway::new(settings, tokens, links.clone(), self.station.reporter(), Arc::clone(parts.clock))
+            Gateway::new(settings, tokens, links.clone(), self.presence_node.reporter(), Arc::clone(parts.clock))
         });
         if let Some(gateway) = &gateway {
             let (running, ends) = (Arc::clone(gateway), self.ends.clone());
@@ -192,14 +192,14 @@ impl People {
         let gateway_desk = desk();
         self.background.push(tokio::spawn(async move { gateways.run(seen, gateway_desk, ends).await }));
         self.background.push(tokio::spawn(Arc::clone(&links).run(desk(), self.ends.clone())));
-        let (station, seen) = (Arc::clone(&self.station), sight.clone());
-        self.background.push(tokio::spawn(async move { station.run(seen).await }));
-        let (roles, presence) = (&parts.config.roles, self.station.reader());
-        let reachability = Reachability::new(ReachParts {
+        let (presence_node, seen) = (Arc::clone(&self.presence_node), sight.clone());
+        self.background.push(tokio::spawn(async move { presence_node.run(seen).await }));
+        let (roles, presence) = (&parts.config.roles, self.presence_node.reader());
+        let reachability = Reachability::new(ReachabilityParts {
             carriers: links.clone(),
             presence: presence.clone(),
-            presence_shards: self.station.shards(),
-            entrance: gateway.clone().map(|gateway| gateway as _),
+            presence_shards: self.presence_node.shards(),
+            gateway: gateway.clone().map(|gateway| gateway as _),
             needs_owners: roles.carrier || roles.gateway,
             needs_presence: roles.presence || roles.gateway,
         });
@@ -208,25 +208,25 @@ impl People {
             let (watched, events, ends) = (Arc::clone(&reachability), parts.events.clone(), self.ends.clone());
             self.background.push(tokio::spawn(async move { watched.watch(events, ends).await }));
         }
-        Reach { carriers: links, presence, gateway, reachability }
+        PeopleServices { carriers: links, presence, gateway, reachability }
     }
 
-    /// In front of the workers: notices go to the horn, of this process or of another.
-    pub fn callbacks(&mut self, cluster: &Cluster, others: Arc<dyn Callbacks>) -> Arc<dyn Callbacks> {
-        let elsewhere = self.horn.is_none().then(|| Arc::new(HornsElsewhere::new(Arc::clone(&cluster.peers))));
-        if let Some(elsewhere) = &elsewhere {
-            let (seeing, sight, ends) = (Arc::clone(elsewhere), cluster.sight.clone(), self.ends.clone());
+    /// Wraps the workers: notifications go to the horn, of this node or of another.
+    pub fn callbacks(&mut self, cluster: &ClusterNode, others: Arc<dyn Callbacks>) -> Arc<dyn Callbacks> {
+        let remote = self.horn.is_none().then(|| Arc::new(RemoteHorns::new(Arc::clone(&cluster.peers))));
+        if let Some(remote) = &remote {
+            let (seeing, sight, ends) = (Arc::clone(remote), cluster.sight.clone(), self.ends.clone());
             self.background.push(tokio::spawn(async move { seeing.run(sight, ends).await }));
         }
-        Arc::new(HornCallbacks { horn: self.horn.clone(), elsewhere, others })
+        Arc::new(HornCallbacks { horn: self.horn.clone(), remote, others })
     }
 
-    /// After the process has left: every partition was given up behind its last save.
+    /// Closes everything after the node has left. Each partition was released after its last save.
     pub async fn close(self) {
         self.ends.cancel();
         for task in self.background {
             if let Err(error) = task.await {
-                tracing::error!(%error, "something that reaching people needs ended badly");
+                tracing::error!(%error, "a task of the people roles did not end cleanly");
             }
         }
         if let Some(carrier) = self.carrier {
@@ -235,8 +235,8 @@ impl People {
     }
 }
 
-impl Reach {
-    /// What devices find at the public port, beside everything else.
+impl PeopleServices {
+    /// Adds the paths for devices to the public port.
     pub fn mount(&self, router: Router) -> Router {
         match &self.gateway {
             Some(gateway) => router.merge(gateway.router()),
@@ -244,7 +244,7 @@ impl Reach {
         }
     }
 
-    /// Devices are told to go before anything else ends.
+    /// Disconnects all devices before other parts shut down.
     pub async fn go_away(&self, wait: Duration) {
         if let Some(gateway) = &self.gateway {
             gateway.go_away(wait).await;
@@ -252,8 +252,8 @@ impl Reach {
     }
 }
 
-/// Tells the gateway who it is, whenever the process has joined.
-async fn follow_identity(sight: Sight, gateway: Arc<Gateway>, ends: CancellationToken) {
+/// Passes the identity of this node to the gateway each time the node joins.
+async fn follow_identity(sight: ClusterWatch, gateway: Arc<Gateway>, ends: CancellationToken) {
     let mut identities = sight.identities();
     loop {
         if let Some(identity) = *identities.borrow_and_update() {
@@ -266,7 +266,7 @@ async fn follow_identity(sight: Sight, gateway: Arc<Gateway>, ends: Cancellation
     }
 }
 
-/// `_presence`, once the process has joined and may mint ids. What is published before is brought again.
+/// `_presence`, after the node has joined and can create ids. Earlier events fail, and presence retries them.
 #[derive(Default)]
 struct LatePresenceTopic {
     topic: OnceLock<PresenceTopic>,
@@ -276,7 +276,7 @@ impl PresenceEvents for LatePresenceTopic {
     fn publish(&self, events: Vec<PresenceEvent>) -> PortFuture<'_, Result<(), String>> {
         match self.topic.get() {
             Some(topic) => topic.publish(events),
-            None => Box::pin(async { Err("the process has not joined yet".to_owned()) }),
+            None => Box::pin(async { Err("the node has not joined yet".to_owned()) }),
         }
     }
 }

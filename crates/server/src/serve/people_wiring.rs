@@ -1,4 +1,4 @@
-//! From the configuration to what the roles of reaching people take: values change their types, and files of keys are read.
+//! Converts the configuration to the settings of the roles for users, and reads key files.
 
 use std::path::Path;
 
@@ -7,14 +7,13 @@ use whimbrel_model::ports::Provider;
 use whimbrel_model::subscription::SigningSecret;
 use whimbrel_people::carrier::CarrierSettings;
 use whimbrel_people::gateway::GatewaySettings;
-use whimbrel_people::gateway::tokens::{ClientKey, TokenSettings, Tokens};
+use whimbrel_people::gateway::tokens::{ClientKey, TokenSettings, TokenVerifier};
 use whimbrel_people::presence::PresenceSettings;
 
 use super::wiring::device_guard;
-use crate::cli::Failure;
+use crate::cli::CliError;
 use crate::config::Config;
 
-/// What a carrier takes.
 pub fn carrier_settings(config: &Config) -> CarrierSettings {
     let push = &config.push;
     CarrierSettings {
@@ -34,7 +33,6 @@ pub fn carrier_settings(config: &Config) -> CarrierSettings {
     }
 }
 
-/// What a gateway takes.
 pub fn gateway_settings(config: &Config) -> GatewaySettings {
     let gateway = &config.gateway;
     GatewaySettings {
@@ -51,13 +49,13 @@ pub fn gateway_settings(config: &Config) -> GatewaySettings {
     }
 }
 
-/// What tokens of devices are checked with.
-pub fn tokens(config: &Config) -> Result<Tokens, Failure> {
+/// The keys and rules of device tokens.
+pub fn tokens(config: &Config) -> Result<TokenVerifier, CliError> {
     let settings = token_settings(config)?;
-    Tokens::new(&settings).map_err(|error| Failure::new(format!("[clients]: {error}")))
+    TokenVerifier::new(&settings).map_err(|error| CliError::new(format!("[clients]: {error}")))
 }
 
-fn token_settings(config: &Config) -> Result<TokenSettings, Failure> {
+fn token_settings(config: &Config) -> Result<TokenSettings, CliError> {
     let clients = &config.clients;
     let mut keys = Vec::new();
     if !clients.secret.0.is_empty() {
@@ -71,7 +69,6 @@ fn token_settings(config: &Config) -> Result<TokenSettings, Failure> {
     Ok(TokenSettings { keys, jwks, audiences, issuers, leeway: clients.leeway })
 }
 
-/// What presence takes.
 pub fn presence_settings(config: &Config) -> PresenceSettings {
     let presence = &config.presence;
     PresenceSettings {
@@ -85,7 +82,7 @@ pub fn presence_settings(config: &Config) -> PresenceSettings {
     }
 }
 
-/// Providers that the horn of this process has no settings for.
+/// Providers without settings for the horn of this node.
 pub fn mute_providers(config: &Config) -> Vec<Provider> {
     let horn = &config.horn;
     let providers = [
@@ -97,22 +94,21 @@ pub fn mute_providers(config: &Config) -> Vec<Provider> {
     mute.map(|(provider, _)| provider).collect()
 }
 
-/// What is wrong with the files and keys of people's roles, as a start would find it: those of devices' tokens, then the horn's.
+/// Problems of the key files of these roles, which would fail a start: those of device tokens, then the horn's.
 pub fn key_problems(config: &Config) -> Vec<String> {
     let of_tokens = if config.roles.gateway { tokens(config).map(drop) } else { Ok(()) };
     let of_horn = if config.roles.horn { horn(config) } else { Ok(()) };
     [of_tokens, of_horn].into_iter().filter_map(Result::err).map(|failure| failure.message().to_owned()).collect()
 }
 
-fn horn(config: &Config) -> Result<(), Failure> {
-    whimbrel_egress::horn::check(horn_settings(config)?).map_err(|error| Failure::new(error.to_string()))
+fn horn(config: &Config) -> Result<(), CliError> {
+    whimbrel_egress::horn::check(horn_settings(config)?).map_err(|error| CliError::new(error.to_string()))
 }
 
-/// What the horn takes.
-pub fn horn_settings(config: &Config) -> Result<HornSettings, Failure> {
+pub fn horn_settings(config: &Config) -> Result<HornSettings, CliError> {
     let horn = &config.horn;
     let apns = horn.apns.as_ref().map(|apns| {
-        Ok::<_, Failure>(ApnsSettings {
+        Ok::<_, CliError>(ApnsSettings {
             key_pem: read("horn.apns.key_file", &apns.key_file)?,
             key_id: apns.key_id.clone(),
             team_id: apns.team_id.clone(),
@@ -122,13 +118,13 @@ pub fn horn_settings(config: &Config) -> Result<HornSettings, Failure> {
     });
     let fcm = horn.fcm.as_ref().map(|fcm| {
         let text = read("horn.fcm.service_account", &fcm.service_account)?;
-        let bad = |error| Failure::new(format!("`horn.fcm.service_account` is no service account: {error}"));
+        let bad = |error| CliError::new(format!("`horn.fcm.service_account` is not a service account: {error}"));
         let service_account = serde_json::from_str(&text).map_err(bad)?;
-        Ok::<_, Failure>(FcmSettings { service_account, base_url: fcm.url.clone() })
+        Ok::<_, CliError>(FcmSettings { service_account, base_url: fcm.url.clone() })
     });
     let webpush = horn.webpush.as_ref().map(|webpush| {
         let private_key = read("horn.webpush.key_file", &webpush.key_file)?.trim().to_owned();
-        Ok::<_, Failure>(WebPushSettings { private_key, subject: webpush.subject.clone() })
+        Ok::<_, CliError>(WebPushSettings { private_key, subject: webpush.subject.clone() })
     });
     let mut http = HttpSettings::default();
     if !horn.http_secret.0.is_empty() {
@@ -145,9 +141,9 @@ pub fn horn_settings(config: &Config) -> Result<HornSettings, Failure> {
     })
 }
 
-fn read(setting: &str, path: &Path) -> Result<String, Failure> {
+fn read(setting: &str, path: &Path) -> Result<String, CliError> {
     std::fs::read_to_string(path)
-        .map_err(|error| Failure::new(format!("`{setting}`: {} cannot be read: {error}", path.display())))
+        .map_err(|error| CliError::new(format!("`{setting}`: {} cannot be read: {error}", path.display())))
 }
 
 #[cfg(test)]
@@ -160,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_of_the_configuration_are_those_of_the_roles() {
+    fn the_defaults_of_the_configuration_match_those_of_the_roles() {
         assert_eq!(carrier_settings(&defaults()), CarrierSettings::default());
         assert_eq!(format!("{:?}", gateway_settings(&defaults())), format!("{:?}", GatewaySettings::default()));
         assert_eq!(presence_settings(&defaults()), PresenceSettings::default());

@@ -1,5 +1,5 @@
-//! From the configuration to what engines and roles take. Which engine serves which port is decided in `whimbrel_engines::resolve`; here
-//! values only change their types.
+//! Converts the configuration to the settings of engines and roles. `whimbrel_engines::resolve` decides which engine serves which port;
+//! this module only converts types.
 
 use std::sync::Arc;
 
@@ -14,16 +14,16 @@ use whimbrel_engines::resolve::{
     CoordinationEngine, EngineError, EngineSettings, Engines, LogEngine, StateEngine, resolve,
 };
 use whimbrel_holds::HoldsSettings;
-use whimbrel_ingress::{ApiKey, PageInfo, ReceiveSettings, Scope, Secret};
+use whimbrel_ingress::{ApiKey, KeySecret, PageInfo, ReceiveSettings, Scope};
 use whimbrel_model::{Clock, EventSink, Retention};
 
-use crate::cli::Failure;
+use crate::cli::CliError;
 use crate::config::{Config, CoordinationEngineName, KeyEntry, LogEngineName, PresenceEngineName, StateEngineName};
 
 /// Opens the engines that the configuration names.
-pub async fn open_engines(config: &Config, clock: Arc<dyn Clock>, events: EventSink) -> Result<Engines, Failure> {
+pub async fn open_engines(config: &Config, clock: Arc<dyn Clock>, events: EventSink) -> Result<Engines, CliError> {
     resolve(engine_settings(config)?, clock, events).await.map_err(|error| {
-        let failure = Failure::new(error.to_string());
+        let failure = CliError::new(error.to_string());
         match hint_for(&error) {
             Some(hint) => failure.with_hint(hint),
             None => failure,
@@ -31,8 +31,8 @@ pub async fn open_engines(config: &Config, clock: Arc<dyn Clock>, events: EventS
     })
 }
 
-/// Which engines the configuration names, with their settings.
-pub fn engine_settings(config: &Config) -> Result<EngineSettings, Failure> {
+/// The configured engines with their settings.
+pub fn engine_settings(config: &Config) -> Result<EngineSettings, CliError> {
     Ok(EngineSettings {
         data: config.data.clone(),
         log: log_engine(config)?,
@@ -52,7 +52,7 @@ pub fn engine_settings(config: &Config) -> Result<EngineSettings, Failure> {
     })
 }
 
-/// What serves which port, for people.
+/// The engines of the ports, as lines of the banner.
 pub fn describe(config: &Config, engines: &Engines) -> Vec<String> {
     let catalogue = match config.coordination {
         CoordinationEngineName::Process => "coordination, catalogue: this process".to_owned(),
@@ -63,30 +63,30 @@ pub fn describe(config: &Config, engines: &Engines) -> Vec<String> {
     vec![format!("log: {}", engines.description), catalogue]
 }
 
-/// What to do about engines that do not open.
+/// The fix for engines that do not open.
 fn hint_for(error: &EngineError) -> Option<&'static str> {
     match error {
         EngineError::Folder(OpenError::InUse(_)) => {
-            Some("end the other server, or take another folder: whimbrel serve --data DIR")
+            Some("stop the other server, or use another folder: whimbrel serve --data DIR")
         }
         EngineError::Folder(OpenError::NotOurs(_)) => {
-            Some("name an empty folder, or one that Whimbrel made, with --data")
+            Some("set an empty folder, or one that Whimbrel created, with --data")
         }
         EngineError::Folder(OpenError::OtherFormat { .. }) => {
             Some("run the version that wrote it, or a newer one; nothing was changed")
         }
         EngineError::Folder(OpenError::Unreadable { .. } | OpenError::CatalogueMissing(_)) => {
-            Some("put the folder back from a backup; docs/operating/trouble.md says what can be done without one")
+            Some("restore the folder from a backup; docs/operating/trouble.md describes the fix without one")
         }
-        EngineError::Receipts(_) => {
-            Some("move the folder `receipts` away: its answers are found again in the log, as far back as the window")
-        }
-        EngineError::Folder(OpenError::Io { .. }) => Some("is the folder there, and may this user write to it?"),
+        EngineError::Receipts(_) => Some(
+            "move the folder `receipts` away: the server rebuilds receipts from the log, as far back as the window",
+        ),
+        EngineError::Folder(OpenError::Io { .. }) => Some("does the folder exist, and can this user write to it?"),
         _ => None,
     }
 }
 
-fn log_engine(config: &Config) -> Result<LogEngine, Failure> {
+fn log_engine(config: &Config) -> Result<LogEngine, CliError> {
     match config.log.engine {
         LogEngineName::Embedded => Ok(LogEngine::Embedded(log_settings(config))),
         LogEngineName::Kafka => kafka_engine(config),
@@ -114,11 +114,11 @@ fn log_settings(config: &Config) -> LogSettings {
 }
 
 #[cfg(feature = "kafka")]
-fn kafka_engine(config: &Config) -> Result<LogEngine, Failure> {
+fn kafka_engine(config: &Config) -> Result<LogEngine, CliError> {
     Ok(LogEngine::Kafka(kafka_settings(config)))
 }
 
-/// The first problem of the certificates and the key for Kafka, as a start would find it.
+/// The first problem of the certificates and the key for Kafka, which would fail a start.
 #[cfg(feature = "kafka")]
 pub fn kafka_file_problem(config: &Config) -> Option<String> {
     let is_used = config.log.engine == LogEngineName::Kafka && config.kafka.tls;
@@ -132,9 +132,9 @@ pub fn kafka_file_problem(_: &Config) -> Option<String> {
 }
 
 #[cfg(not(feature = "kafka"))]
-fn kafka_engine(_: &Config) -> Result<LogEngine, Failure> {
-    Err(Failure::new("`log.engine` is \"kafka\", and this binary was built without it")
-        .with_hint("build with --features kafka, or take log.engine = \"embedded\""))
+fn kafka_engine(_: &Config) -> Result<LogEngine, CliError> {
+    Err(CliError::new("`log.engine` is \"kafka\", but this binary was built without Kafka")
+        .with_hint("build with --features kafka, or set log.engine = \"embedded\""))
 }
 
 #[cfg(feature = "kafka")]
@@ -179,7 +179,7 @@ fn kafka_settings(config: &Config) -> whimbrel_engines::kafka::KafkaSettings {
     }
 }
 
-fn coordination_engine(config: &Config) -> Result<CoordinationEngine, Failure> {
+fn coordination_engine(config: &Config) -> Result<CoordinationEngine, CliError> {
     match config.coordination {
         CoordinationEngineName::Process => Ok(CoordinationEngine::InProcess),
         CoordinationEngineName::Etcd => etcd_engine(config),
@@ -187,14 +187,14 @@ fn coordination_engine(config: &Config) -> Result<CoordinationEngine, Failure> {
 }
 
 #[cfg(feature = "etcd")]
-fn etcd_engine(config: &Config) -> Result<CoordinationEngine, Failure> {
+fn etcd_engine(config: &Config) -> Result<CoordinationEngine, CliError> {
     Ok(CoordinationEngine::Etcd(etcd_settings(config)))
 }
 
 #[cfg(not(feature = "etcd"))]
-fn etcd_engine(_: &Config) -> Result<CoordinationEngine, Failure> {
-    Err(Failure::new("`coordination.engine` is \"etcd\", and this binary was built without it")
-        .with_hint("build with --features etcd, or take coordination.engine = \"process\""))
+fn etcd_engine(_: &Config) -> Result<CoordinationEngine, CliError> {
+    Err(CliError::new("`coordination.engine` is \"etcd\", but this binary was built without etcd")
+        .with_hint("build with --features etcd, or set coordination.engine = \"process\""))
 }
 
 #[cfg(feature = "etcd")]
@@ -210,7 +210,7 @@ fn etcd_settings(config: &Config) -> whimbrel_engines::etcd::EtcdSettings {
     }
 }
 
-fn state_engine(config: &Config, engine: StateEngineName, setting: &str) -> Result<StateEngine, Failure> {
+fn state_engine(config: &Config, engine: StateEngineName, setting: &str) -> Result<StateEngine, CliError> {
     match engine {
         StateEngineName::Embedded => Ok(StateEngine::Embedded),
         StateEngineName::Redis => redis_engine(config, setting),
@@ -218,14 +218,14 @@ fn state_engine(config: &Config, engine: StateEngineName, setting: &str) -> Resu
 }
 
 #[cfg(feature = "redis")]
-fn redis_engine(config: &Config, _: &str) -> Result<StateEngine, Failure> {
+fn redis_engine(config: &Config, _: &str) -> Result<StateEngine, CliError> {
     Ok(StateEngine::Redis(redis_settings(config)))
 }
 
 #[cfg(not(feature = "redis"))]
-fn redis_engine(_: &Config, setting: &str) -> Result<StateEngine, Failure> {
-    Err(Failure::new(format!("`{setting}` is \"redis\", and this binary was built without it"))
-        .with_hint(format!("build with --features redis, or take {setting} = \"embedded\"")))
+fn redis_engine(_: &Config, setting: &str) -> Result<StateEngine, CliError> {
+    Err(CliError::new(format!("`{setting}` is \"redis\", but this binary was built without Redis"))
+        .with_hint(format!("build with --features redis, or set {setting} = \"embedded\"")))
 }
 
 #[cfg(feature = "redis")]
@@ -241,7 +241,6 @@ fn redis_settings(config: &Config) -> whimbrel_engines::redis::RedisSettings {
     }
 }
 
-/// What the owners of holds take.
 pub fn holds_settings(config: &Config) -> HoldsSettings {
     let holds = &config.holds;
     HoldsSettings {
@@ -257,7 +256,7 @@ pub fn holds_settings(config: &Config) -> HoldsSettings {
     }
 }
 
-/// What the dispatch of subscriptions takes.
+/// The settings of the dispatch of subscriptions.
 pub fn dispatch_settings(config: &Config) -> DispatchSettings {
     let subscriptions = &config.subscriptions;
     DispatchSettings {
@@ -275,23 +274,22 @@ pub fn dispatch_settings(config: &Config) -> DispatchSettings {
     }
 }
 
-/// What a worker takes.
-pub fn worker_settings(config: &Config, clock: &Arc<dyn Clock>) -> Result<WorkerSettings, Failure> {
+pub fn worker_settings(config: &Config, clock: &Arc<dyn Clock>) -> Result<WorkerSettings, CliError> {
     let guard = address_guard(config)?;
     let (connect_timeout, clock) = (config.callbacks.connect_timeout, Arc::clone(clock));
     Ok(WorkerSettings { guard, connect_timeout, clock, ..WorkerSettings::default() })
 }
 
-/// Where callbacks may go.
-pub fn address_guard(config: &Config) -> Result<AddressGuard, Failure> {
+/// The permitted destinations of callbacks.
+pub fn address_guard(config: &Config) -> Result<AddressGuard, CliError> {
     let callbacks = &config.callbacks;
-    AddressGuard::new(&callbacks.allow, &callbacks.deny).map_err(|error| Failure::new(error.to_string()))
+    AddressGuard::new(&callbacks.allow, &callbacks.deny).map_err(|error| CliError::new(error.to_string()))
 }
 
-/// Where notices may go whose URL a device brought.
-pub fn device_guard(config: &Config) -> Result<AddressGuard, Failure> {
+/// The permitted destinations of notifications to URLs from devices.
+pub fn device_guard(config: &Config) -> Result<AddressGuard, CliError> {
     AddressGuard::for_devices(&config.horn.allow, &config.callbacks.deny)
-        .map_err(|error| Failure::new(error.to_string()))
+        .map_err(|error| CliError::new(error.to_string()))
 }
 
 fn notebook_settings(config: &Config) -> NotebookSettings {
@@ -312,7 +310,6 @@ fn receipt_settings(config: &Config) -> ReceiptSettings {
     }
 }
 
-/// What topics get where nobody says otherwise.
 pub fn topic_defaults(config: &Config) -> TopicDefaults {
     TopicDefaults {
         auto_create: config.topics.auto_create,
@@ -324,7 +321,7 @@ pub fn topic_defaults(config: &Config) -> TopicDefaults {
     }
 }
 
-/// What `receive` takes: the guards are those of callbacks and of what devices bring.
+/// The settings of `receive`: the guards are those of callbacks and of URLs from devices.
 pub fn receive_settings(
     config: &Config,
     node: u16,
@@ -367,7 +364,7 @@ pub fn receive_settings(
 fn api_key(entry: &KeyEntry) -> ApiKey {
     ApiKey {
         name: entry.name.clone(),
-        secret: entry.digest().map_or_else(|| Secret::Plain(entry.secret.clone()), Secret::Sha256),
+        secret: entry.digest().map_or_else(|| KeySecret::Plain(entry.secret.clone()), KeySecret::Sha256),
         scopes: entry.scopes.iter().filter_map(|word| Scope::from_word(word)).collect(),
         topics: entry.topics.clone(),
     }
@@ -383,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_of_the_configuration_are_those_of_the_engines() {
+    fn the_defaults_of_the_configuration_match_those_of_the_engines() {
         assert_eq!(log_settings(&defaults()), LogSettings::default());
         assert_eq!(receipt_settings(&defaults()), ReceiptSettings::default());
         assert_eq!(timer_settings(&defaults()), TimerSettings::default());
@@ -417,10 +414,10 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_of_the_configuration_are_those_of_receive() {
+    fn the_defaults_of_the_configuration_match_those_of_receive() {
         let guards = [address_guard(&defaults()).unwrap(), device_guard(&defaults()).unwrap()];
         let ours = receive_settings(&defaults(), 0, String::new(), Vec::new(), guards, &CancellationToken::new());
-        // The horn is here, and nobody's keys are.
+        // The horn runs here, without keys of any provider.
         let mute_providers = ours.mute_providers.clone();
         assert_eq!(mute_providers.len(), 3);
         let (page, shutdown) = (ours.page.clone(), ours.shutdown.clone());
@@ -429,12 +426,12 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_of_the_configuration_are_those_of_topics() {
+    fn the_defaults_of_the_configuration_match_those_of_topics() {
         assert_eq!(format!("{:?}", topic_defaults(&defaults())), format!("{:?}", TopicDefaults::default()));
     }
 
     #[test]
-    fn every_scope_of_a_key_is_known_to_receive() {
+    fn receive_supports_every_scope_of_a_key() {
         for word in SCOPES {
             assert!(Scope::from_word(word).is_some(), "{word}");
         }

@@ -1,7 +1,7 @@
 /* Moves the wall clock of one process, for tests: preloaded, it adds an offset to every reading of the real-time clock.
  *
  * The offset, in milliseconds, is the first eight bytes of the file that FAULT_CLOCK_FILE names, as a signed number of the machine's
- * own byte order. The file is mapped, so that a test moves the clock by writing to it. All other clocks are as they are.
+ * own byte order. The file is mapped, so that a test moves the clock by writing to it. All other clocks are unchanged.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,14 +1,14 @@
-/* Injects faults of the disk into one process, for tests: preloaded, it looks at the calls that read, write and sync files.
+/* Injects disk faults into one process, for tests: preloaded, it intercepts the calls that read, write and sync files.
  *
  * FAULT_DISK_RULES names a file with one rule a line:
  *
  *   <call> <part of a path> <effect>
  *
  * The call is `read`, `write`, `sync`, `make` (a folder) or `rename` (from that path). The effect is `ENOSPC`, `EIO`, `short` (a write takes half of its bytes, the next one fails with
- * ENOSPC) or `delay=<milliseconds>`; with `once:` in front it happens to the first call only. A test changes the rules by replacing the
- * file, which is read again when its time or size has changed.
+ * ENOSPC) or `delay=<milliseconds>`; with the prefix `once:` it applies to the first call only. A test changes the rules by replacing the
+ * file, which the library reads again when its time or size has changed.
  *
- * FAULT_DISK_UNDO names a file to which every write to a path that contains FAULT_DISK_UNDO_PATH is noted with the bytes that were there
+ * FAULT_DISK_UNDO names a file to which every write to a path that contains FAULT_DISK_UNDO_PATH is recorded with the bytes that were there
  * before, and every sync. After a kill, a test can take back writes that were not synced, as a power cut would.
  */
 #define _GNU_SOURCE
@@ -127,7 +127,7 @@ static int parse(char *line, struct rule *rule) {
     return 1;
 }
 
-/* Reads the rules again where they have changed. The caller has the lock. */
+/* Reads the rules again if they have changed. The caller holds the lock. */
 static void refresh(void) {
     struct stat now;
     if (!rules_path || stat(rules_path, &now) != 0) {

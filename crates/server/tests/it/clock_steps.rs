@@ -1,5 +1,5 @@
-//! The real binary while its wall clock is set: holds are never early, nothing is forgotten before its time, and a step that lasts is
-//! followed. The clock of one process is moved by a preloaded library, `tests/faults/clock.c`.
+//! The real binary while its wall clock is set: holds never fire early, nothing expires early, and the server follows a lasting step. A
+//! preloaded library, `tests/faults/clock.c`, moves the clock of one process.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -16,12 +16,12 @@ use super::receiver::{Receiver, reply};
 use super::server::{Server, converse, eventually, read_all};
 
 const DAY_MS: i64 = 86_400_000;
-/// More than there are shards, so that each has some.
+/// More holds than shards, so that each shard has some.
 const MANY: usize = 64;
-/// How long an excursion lasts where stores are given time to forget something.
+/// Duration of an excursion in tests of expiry: long enough for stores to remove expired entries.
 const EXCURSION: Duration = Duration::from_secs(6);
 
-/// A machine whose wall clock a test sets.
+/// A machine with a wall clock that a test sets.
 struct Machine {
     folder: TempDir,
     offset: File,
@@ -49,7 +49,7 @@ impl Machine {
         folder.join("clock-offset")
     }
 
-    /// So far from the true time.
+    /// Sets the wall clock to this offset from the true time.
     fn set_clock(&self, offset_ms: i64) {
         self.offset.write_all_at(&offset_ms.to_ne_bytes(), 0).unwrap();
     }
@@ -82,7 +82,7 @@ fn wait_until_fired(client: &Client, ids: &[String]) {
     eventually("the holds fired", || count_pending(client, ids) == 0);
 }
 
-/// The kinds of all events of the clock so far.
+/// The kinds of all clock events so far.
 fn clock_events(client: &Client) -> Vec<String> {
     let (events, _) = converse(read_all(client, "_events", 0, 0));
     let kinds = events.iter().map(|event| {
@@ -96,9 +96,9 @@ fn wait_for_event(client: &Client, kind: &str) {
     eventually(&format!("the event {kind}"), || clock_events(client).iter().any(|event| event == kind));
 }
 
-/// Waits until two steps were followed: one ahead, and its correction.
+/// Waits until the server has followed two steps: one ahead, and its correction.
 fn wait_until_followed_back(client: &Client) {
-    eventually("the clock is back", || {
+    eventually("the server followed the correction", || {
         clock_events(client).iter().filter(|kind| *kind == "clock_step_followed").count() == 2
     });
 }
@@ -108,12 +108,12 @@ fn orders(client: &Client) -> usize {
 }
 
 #[test]
-fn holds_accepted_after_an_excursion_of_the_clock_wait_for_their_time() {
+fn holds_accepted_after_a_clock_excursion_fire_on_time() {
     let machine = Machine::new();
     let server = machine.start(&[]);
     let client = server.client();
     machine.set_clock(DAY_MS);
-    // Every shard decides something meanwhile, by whatever time it goes by.
+    // During the excursion every shard decides about a hold, by its own clock.
     wait_until_fired(&client, &hold_many(&client, "meanwhile", "100ms"));
     // The server checks the clock every 200 ms: it does not report a shorter excursion.
     wait_for_event(&client, "clock_stepped");
@@ -129,14 +129,14 @@ fn holds_accepted_after_an_excursion_of_the_clock_wait_for_their_time() {
 }
 
 #[test]
-fn a_hold_is_due_by_true_time_although_it_was_accepted_during_an_excursion() {
+fn a_hold_accepted_during_an_excursion_fires_at_the_true_time() {
     let machine = Machine::new();
     let server = machine.start(&[]);
     let client = server.client();
     for (name, offset_ms) in [("ahead", DAY_MS), ("back", -DAY_MS)] {
         machine.set_clock(offset_ms);
         let began = Instant::now();
-        // Waits for a minute at most: a hold that follows the wall clock is a day late, or fires at once.
+        // Waits for at most 1 min: a hold that follows the wall clock is a day late, or fires at once.
         wait_until_fired(&client, &hold_many(&client, name, "1500ms"));
         assert!(began.elapsed() >= Duration::from_millis(1500), "{name}: holds fired before their time");
     }
@@ -157,7 +157,7 @@ fn receipts_and_hold_ids_outlive_an_excursion_beyond_their_windows() {
     machine.set_clock(8 * DAY_MS);
     let began = Instant::now();
     for round in 0.. {
-        // Checkpoints are made where something happens, and forget what is too old.
+        // Stores expire entries at checkpoints, which follow commands.
         let others = hold_many(&client, &format!("round-{round}"), "100ms");
         wait_until_fired(&client, &others);
         if began.elapsed() >= EXCURSION {
@@ -169,16 +169,16 @@ fn receipts_and_hold_ids_outlive_an_excursion_beyond_their_windows() {
     let before = orders(&client);
     let again = converse(client.publish("orders", &keyed)).unwrap();
     let (Accepted::Published(first), Accepted::Published(again)) = (first, again) else { panic!("it was not held") };
-    assert_eq!((first.id, first.offset), (again.id, again.offset), "a repeat is answered as the first");
+    assert_eq!((first.id, first.offset), (again.id, again.offset), "a repeat gets the first answer");
     let repeated = converse(client.hold("orders", &held));
     println!("the repeated hold: {repeated:?}");
-    // Were it accepted, it would fire before this one.
+    // If the repeat were accepted, it would fire before this one.
     wait_until_fired(&client, &hold_many(&client, "afterwards", "1500ms"));
-    assert_eq!(orders(&client), before + MANY, "nothing but the {MANY} new holds came into the topic");
+    assert_eq!(orders(&client), before + MANY, "the topic has only the {MANY} new holds");
 }
 
 #[test]
-fn a_retry_parked_during_an_excursion_is_tried_again_by_its_schedule() {
+fn a_retry_parked_during_an_excursion_keeps_its_schedule() {
     let machine = Machine::new();
     let server = machine.start(&[]);
     let receiver = Receiver::answering(|_| reply(500));
@@ -196,7 +196,7 @@ fn a_retry_parked_during_an_excursion_is_tried_again_by_its_schedule() {
 }
 
 #[test]
-fn a_retry_that_waits_as_a_hold_is_tried_again_after_the_clock_was_corrected() {
+fn a_retry_stored_as_a_hold_fires_after_the_clock_was_corrected() {
     let machine = Machine::new();
     let server = machine.start(&["coordination.clock_stepout=1s"]);
     let client = server.client();
@@ -215,7 +215,7 @@ fn a_retry_that_waits_as_a_hold_is_tried_again_after_the_clock_was_corrected() {
 }
 
 #[test]
-fn a_step_that_lasts_is_followed_both_ways() {
+fn a_lasting_step_is_followed_in_both_directions() {
     let machine = Machine::new();
     let server = machine.start(&["coordination.clock_stepout=2s"]);
     let client = server.client();
@@ -225,7 +225,7 @@ fn a_step_that_lasts_is_followed_both_ways() {
     wait_for_event(&client, "clock_step_followed");
     machine.set_clock(0);
     wait_until_followed_back(&client);
-    // A shard reads its clock once a second; this one is decided after all have.
+    // A shard reads its clock once per second; this hold is decided after all shards have.
     wait_until_fired(&client, &hold_many(&client, "settled", "1500ms"));
     let hour = hold_many(&client, "hour", "1h");
     wait_until_fired(&client, &hold_many(&client, "afterwards", "1s"));
@@ -233,11 +233,11 @@ fn a_step_that_lasts_is_followed_both_ways() {
 }
 
 #[test]
-fn a_start_during_an_excursion_knows_it() {
+fn a_start_during_an_excursion_uses_the_noted_offset() {
     let machine = Machine::new();
     let server = machine.start(&[]);
     let hour = hold_many(&server.client(), "hour", "1h");
-    eventually("the clock's offset is noted", || machine.folder.path().join("whimbrel-data/clock").exists());
+    eventually("the clock's offset is written", || machine.folder.path().join("whimbrel-data/clock").exists());
     server.kill();
     machine.set_clock(DAY_MS);
     let server = machine.start(&[]);
@@ -248,12 +248,12 @@ fn a_start_during_an_excursion_knows_it() {
 }
 
 #[test]
-fn a_start_behind_the_log_is_told_and_serves() {
+fn a_start_behind_the_log_is_reported_and_serves() {
     let machine = Machine::new();
     let server = machine.start(&[]);
     converse(server.client().publish("orders", &NewMessage::text("x"))).unwrap();
     assert!(server.end().success());
-    // Another boot: nothing is known of the clock but what the log has.
+    // Another boot: only the log has information about the clock.
     std::fs::remove_file(machine.folder.path().join("whimbrel-data/clock")).unwrap();
     machine.set_clock(-DAY_MS);
     let server = machine.start(&[]);
@@ -262,9 +262,9 @@ fn a_start_behind_the_log_is_told_and_serves() {
     wait_until_fired(&client, &hold_many(&client, "x", "100ms"));
 }
 
-/// Another boot: nothing is known of the clock but what the log has.
+/// Another boot: only the log has information about the clock.
 #[test]
-fn a_start_ahead_of_the_log_forgets_nothing_until_the_clock_has_kept_its_time() {
+fn a_start_ahead_of_the_log_expires_nothing_until_the_clock_was_steady() {
     let machine = Machine::new();
     let server = machine.start(&[]);
     let keyed = NewMessage::text("keyed").idempotency_key("a-key");
@@ -281,9 +281,9 @@ fn a_start_ahead_of_the_log_forgets_nothing_until_the_clock_has_kept_its_time() 
     wait_until_fired(&client, &hour);
     let again = converse(client.publish("orders", &keyed)).unwrap();
     let (Accepted::Published(first), Accepted::Published(again)) = (first, again) else { panic!("it was not held") };
-    assert_eq!((first.id, first.offset), (again.id, again.offset), "a repeat is answered as the first");
-    // By now the log has records of the wrong time. The next start does not trust them either.
-    eventually("the doubt is noted", || note.exists());
+    assert_eq!((first.id, first.offset), (again.id, again.offset), "a repeat gets the first answer");
+    // By now the log has records of the wrong time, which the next start must not trust either.
+    eventually("the doubt is written", || note.exists());
     server.kill();
     let server = machine.start(&["coordination.clock_stepout=2s"]);
     let client = server.client();
@@ -292,7 +292,7 @@ fn a_start_ahead_of_the_log_forgets_nothing_until_the_clock_has_kept_its_time() 
     });
     let doubtful = std::fs::read(&note).unwrap();
     wait_for_event(&client, "clock_accepted");
-    eventually("the clock is noted", || std::fs::read(&note).unwrap() != doubtful);
+    eventually("the clock's offset is written", || std::fs::read(&note).unwrap() != doubtful);
 }
 
 #[test]

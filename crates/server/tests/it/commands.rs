@@ -1,4 +1,4 @@
-//! The commands that talk to a server, as a user types them.
+//! The commands that call a server, as a user types them.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -7,9 +7,9 @@ use std::process::{Output, Stdio};
 use serde_json::Value;
 
 use super::server::{Server, run, stderr_of, stdout_of, whimbrel};
-use super::serving::get;
+use super::server_life::get;
 
-/// Runs a command against the server; `--server` stands last, so that subcommands can come first.
+/// Runs a command against the server; `--server` comes last, after any subcommand.
 pub fn on(server: &Server, folder: &Path, arguments: &[&str]) -> Output {
     run(folder, &[arguments, &["--server", &server.url]].concat())
 }
@@ -20,7 +20,7 @@ pub fn json_of(output: &Output) -> Value {
 }
 
 #[test]
-fn what_is_published_can_be_read() {
+fn a_published_message_can_be_read() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &[]);
     let published = json_of(&on(
@@ -34,7 +34,7 @@ fn what_is_published_can_be_read() {
     assert_eq!((&message["payload"], &message["key"]), (&"héllo".into(), &"customer-7".into()));
     assert_eq!(message["headers"]["color"], "blue");
     let table = stdout_of(&on(&server, folder.path(), &["read", "orders", "-p", &partition]));
-    assert!(table.contains("héllo") && table.contains("read on with --from 1"), "{table}");
+    assert!(table.contains("héllo") && table.contains("continue with --from 1"), "{table}");
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_read_of_all_partitions_waits_for_the_first_message_of_any() {
 }
 
 #[test]
-fn a_payload_is_taken_from_standard_input() {
+fn a_payload_is_read_from_standard_input() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &[]);
     let mut publish = whimbrel(folder.path())
@@ -114,7 +114,7 @@ fn a_file_is_published_whole_and_in_order() {
 }
 
 #[test]
-fn a_bad_line_of_a_file_is_named_by_its_number() {
+fn an_invalid_line_of_a_file_is_reported_by_its_number() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &[]);
     std::fs::write(folder.path().join("x.ndjson"), "{\"payload\":\"a\"}\n{\"payload\":\"b\"}\n{\"pay\n").unwrap();
@@ -125,7 +125,7 @@ fn a_bad_line_of_a_file_is_named_by_its_number() {
 }
 
 #[test]
-fn a_tail_shows_messages_as_they_come() {
+fn a_tail_prints_messages_as_they_arrive() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &[]);
     assert!(on(&server, folder.path(), &["publish", "orders", "before"]).status.success());
@@ -143,14 +143,14 @@ fn a_tail_shows_messages_as_they_come() {
 }
 
 #[test]
-fn a_topic_is_made_shown_grown_and_deleted() {
+fn a_topic_is_created_shown_grown_and_deleted() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &[]);
     let topic = |arguments: &[&str]| on(&server, folder.path(), &[&["topic"], arguments].concat());
     let made = json_of(&topic(&["create", "orders", "--partitions", "2", "--retention", "3d", "--json"]));
     assert_eq!((&made["partitions"], &made["retention"]), (&2.into(), &"3d".into()));
     let again = topic(&["create", "orders"]);
-    assert!(stderr_of(&again).contains("there already"), "{}", stderr_of(&again));
+    assert!(stderr_of(&again).contains("already exists"), "{}", stderr_of(&again));
     assert_eq!(json_of(&topic(&["alter", "orders", "--partitions", "5", "--json"]))["partitions"], 5);
     let shrunk = topic(&["alter", "orders", "--partitions", "1"]);
     assert_eq!(shrunk.status.code(), Some(1));
@@ -179,7 +179,7 @@ fn the_number_of_messages_is_labelled_as_an_upper_bound() {
 }
 
 #[test]
-fn a_message_for_later_is_in_its_topic_when_it_is_due_and_not_before() {
+fn a_held_message_is_in_its_topic_from_its_due_time_on() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &["--set", "topics.partitions=1"]);
     let held = json_of(&on(&server, folder.path(), &["hold", "orders", "x", "--delay", "300ms", "--json"]));
@@ -191,7 +191,7 @@ fn a_message_for_later_is_in_its_topic_when_it_is_due_and_not_before() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_said_with_what_to_do() {
+fn an_unreachable_server_is_reported_with_a_hint() {
     let folder = tempfile::tempdir().unwrap();
     let output = run(folder.path(), &["topic", "list", "--server", "http://127.0.0.1:1"]);
     assert_eq!(output.status.code(), Some(1));
@@ -200,7 +200,7 @@ fn a_server_that_is_not_there_is_said_with_what_to_do() {
 }
 
 #[test]
-fn completions_know_the_commands() {
+fn completions_contain_the_commands() {
     let folder = tempfile::tempdir().unwrap();
     for shell in ["bash", "zsh", "fish"] {
         let output = run(folder.path(), &["completions", shell]);
@@ -209,7 +209,7 @@ fn completions_know_the_commands() {
 }
 
 #[test]
-fn a_quick_bench_measures_everything_and_leaves_nothing_behind() {
+fn a_quick_bench_measures_everything_and_removes_its_files() {
     let folder = tempfile::tempdir().unwrap();
     let report = json_of(&run(folder.path(), &["bench", "publish", "--quick", "--json"]));
     let rows = report["rows"].as_array().unwrap();
@@ -220,7 +220,7 @@ fn a_quick_bench_measures_everything_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_bench_of_one_round_measures_nothing_else() {
+fn a_bench_of_one_round_measures_only_that_round() {
     let folder = tempfile::tempdir().unwrap();
     let report = json_of(&run(folder.path(), &["bench", "publish", "--quick", "--json", "--only", "batches"]));
     let rates = report["rows"].as_array().unwrap().iter().filter(|row| row["figures"]["per_second"].is_number());
@@ -229,7 +229,7 @@ fn a_bench_of_one_round_measures_nothing_else() {
 }
 
 #[test]
-fn a_quick_bench_of_holds_measures_every_round_and_leaves_nothing_behind() {
+fn a_quick_bench_of_holds_measures_every_round_and_removes_its_files() {
     let folder = tempfile::tempdir().unwrap();
     let report = json_of(&run(folder.path(), &["bench", "hold", "--quick", "--json"]));
     let rows = report["rows"].as_array().unwrap();
@@ -241,7 +241,7 @@ fn a_quick_bench_of_holds_measures_every_round_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_quick_bench_of_deliveries_measures_every_round_and_leaves_nothing_behind() {
+fn a_quick_bench_of_deliveries_measures_every_round_and_removes_its_files() {
     let folder = tempfile::tempdir().unwrap();
     let report = json_of(&run(folder.path(), &["bench", "deliver", "--quick", "--json"]));
     let rows = report["rows"].as_array().unwrap();

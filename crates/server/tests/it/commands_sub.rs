@@ -5,7 +5,7 @@ use super::receiver::{Receiver, reply};
 use super::server::{Server, eventually, stderr_of, stdout_of};
 
 #[test]
-fn a_subscription_is_made_shown_stopped_pulled_from_and_deleted_from_the_command_line() {
+fn subscriptions_are_managed_from_the_command_line() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &["--set", "topics.partitions=1"]);
     let sub = |arguments: &[&str]| on(&server, folder.path(), &[&["sub"], arguments].concat());
@@ -40,7 +40,7 @@ fn a_subscription_is_made_shown_stopped_pulled_from_and_deleted_from_the_command
 }
 
 #[test]
-fn a_redrive_names_the_ids_it_does_not_know_and_fails() {
+fn a_redrive_fails_and_lists_unknown_ids() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &["--set", "topics.partitions=1"]);
     let receiver = Receiver::answering(|_| reply(500));
@@ -62,7 +62,7 @@ fn a_redrive_names_the_ids_it_does_not_know_and_fails() {
 }
 
 #[test]
-fn a_new_subscription_is_shown_without_what_nobody_knows_yet_and_a_failing_one_with_its_error_once() {
+fn unknown_state_is_omitted_and_an_error_is_shown_once() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &["--set", "topics.partitions=1"]);
     let receiver = Receiver::answering(|_| reply(500));

@@ -4,19 +4,19 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-/// How long one topic may take to be read, in seconds.
+/// Timeout for reading one topic, in seconds.
 const READ_SECONDS_MAX: &str = "60";
 const ID_HEADER: &str = "whimbrel-id";
-/// The header of a record that ends a hanging transaction. It is not a message.
+/// The header of the record that ends a hanging transaction. That record is not a message.
 const TRANSACTION_END_HEADER: &str = "whimbrel-transaction-end";
 
-/// A message as it is stored on Kafka.
+/// A message as Kafka stores it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommittedRecord {
     pub topic: String,
     pub partition: u32,
     pub offset: u64,
-    /// The record's timestamp: of a fired hold, the time at which it fired.
+    /// The record's timestamp; of a fired hold, the time at which it fired.
     pub time_ms: i64,
     pub id: String,
     pub key: Option<String>,

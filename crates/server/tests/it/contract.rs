@@ -1,5 +1,5 @@
-//! The API document and outside tools: a linter accepts it, clients that are generated from it publish, read, hold and push, and answers to
-//! generated requests are as it says.
+//! The API document and outside tools: a linter accepts it; generated clients publish, read, hold and push; the answers to generated
+//! requests conform to it.
 //!
 //! The tools are in the folder that `WHIMBREL_TEST_CONTRACT` names; `scripts/services up contract` installs them.
 
@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::server::{Server, stderr_of, stdout_of};
+use super::server_life::get;
 use super::services::skip;
-use super::serving::get;
 
-/// Generated requests for each operation and phase; with them the run takes well under a minute.
+/// Generated requests for each operation and phase. With this number the run takes well under a minute.
 const EXAMPLES_MAX: &str = "3";
-/// The same requests in each run.
+/// A fixed seed, so that each run sends the same requests.
 const SEED: &str = "1";
-/// Answers that never end. Other tests follow them.
+/// Streams, whose answers never end. Other tests read them.
 const STREAMS: &str = "/v1/connect|/tail$|/events$";
 /// A check of schemathesis that is disabled for some operations.
 struct LeftOut {
@@ -23,7 +23,7 @@ struct LeftOut {
     operations: &'static [&'static str],
 }
 
-/// Everywhere else a generated request that fits the document is accepted, and one that does not fit is refused.
+/// Everywhere else a generated request that conforms to the document is accepted, and any other is rejected.
 const CHECKS_LEFT_OUT: [LeftOut; 7] = [
     LeftOut {
         check: "positive_data_acceptance",
@@ -81,7 +81,7 @@ const CHECKS_LEFT_OUT: [LeftOut; 7] = [
     },
     LeftOut {
         check: "negative_data_rejection",
-        reason: "the doors of other systems answer 200 with an error number of their own",
+        reason: "the endpoints of other systems answer 200 with an error number of their own",
         operations: &[
             "POST /dq/acceptMsg",
             "POST /produce",
@@ -92,14 +92,14 @@ const CHECKS_LEFT_OUT: [LeftOut; 7] = [
     },
     LeftOut {
         check: "missing_required_header",
-        reason: "the door of MqProxy answers 200 with an error number of its own",
+        reason: "the endpoint of MqProxy answers 200 with an error number of its own",
         operations: &["POST /produce"],
     },
 ];
 
 /// The configuration of schemathesis.
 fn request_settings() -> String {
-    // Long polls would wait for messages that do not come.
+    // Long polls would wait for messages that never arrive.
     let mut settings = "[parameters]\n\"query.wait\" = \"10ms\"\n".to_owned();
     for LeftOut { check, reason, operations } in CHECKS_LEFT_OUT {
         for operation in operations {
@@ -128,7 +128,7 @@ fn client(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/clients").join(name)
 }
 
-/// Runs a tool in that folder and gives what it prints.
+/// Runs a tool in that folder and returns its output.
 #[track_caller]
 fn run(folder: &Path, program: &Path, arguments: &[&str]) -> String {
     let output = Command::new(program).current_dir(folder).args(arguments).output().unwrap();
@@ -170,10 +170,10 @@ fn a_generated_client_in_python_publishes_reads_holds_and_pushes() {
 }
 
 #[test]
-fn answers_to_generated_requests_are_as_the_document_says() {
+fn answers_to_generated_requests_conform_to_the_document() {
     let Some(tools) = tools() else { return };
     let folder = tempfile::tempdir().unwrap();
-    // Generated subscriptions name endpoints of strangers.
+    // Generated subscriptions name foreign endpoints.
     let server = Server::start(folder.path(), &["--set", "callbacks.deny=0.0.0.0/0,::/0"]);
     let document = format!("{}/openapi.json", server.url);
     std::fs::write(folder.path().join("schemathesis.toml"), request_settings()).unwrap();

@@ -1,10 +1,10 @@
-//! The crash test: the real binary is killed with SIGKILL at random moments while many connections publish, and started again on the
-//! same folder. Whatever was acknowledged must be at its partition and offset with its payload, in its publisher's order, once.
+//! The crash test: SIGKILL stops the real binary at random moments while many connections publish, and it restarts on the same folder.
+//! Each acknowledged message must be at its partition and offset with its payload, in its publisher's order, once.
 //!
-//! A second test does the same while the disk fails for moments: a request that is refused then has no answer that counts.
+//! A second test does the same while the disk fails for moments: a rejected request then counts as unanswered.
 //!
-//! Randomness comes from one seed, which is printed; `WHIMBREL_CRASH_SEED` replays its choices (not the scheduler's), and
-//! `WHIMBREL_CRASH_KILLS` says how often to kill.
+//! One seed, which is printed, determines the random choices; `WHIMBREL_CRASH_SEED` replays them (not the scheduler's), and
+//! `WHIMBREL_CRASH_KILLS` sets the number of kills.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -19,28 +19,28 @@ use super::random::Random;
 use super::server::{Server, read_all};
 
 const KILLS_DEFAULT: u64 = 30;
-/// With faults, a round is longer.
+/// With faults, a round takes longer.
 const KILLS_WITH_FAULTS_DEFAULT: u64 = 8;
 /// How long the disk works, and how long it fails, before a kill.
 const WORKING_MS_MAX: u64 = 200;
 const FAILING_MS_MAX: u64 = 500;
-/// Paths that faults hit.
+/// Paths with faults.
 const FAULTY_PLACES: [&str; 4] =
     ["/whimbrel-data/log", "/whimbrel-data/log/journal/", "/whimbrel-data/log/topics/", "/whimbrel-data/receipts/"];
 const CONNECTIONS: u64 = 16;
 const TOPICS: [(&str, u32); 3] = [("crash-one", 1), ("crash-few", 4), ("crash-many", 16)];
 const BATCH_MAX: u64 = 40;
 const FILLER_BYTES_MAX: u64 = 2000;
-/// How long publishing goes on before a kill, at most.
+/// Longest time of publishing before a kill.
 const PUBLISHING_MS_MAX: u64 = 400;
-/// A publisher waits so long after a refusal.
+/// Delay of a publisher after a rejection.
 const REFUSED_PAUSE: Duration = Duration::from_millis(5);
-/// One start of so many is killed before it is known to be ready.
+/// One of this many starts is killed before it is ready.
 const KILL_DURING_START_ONE_IN: u64 = 5;
 const START_MS_MAX: u64 = 40;
 
 #[test]
-fn nothing_acknowledged_is_lost_moved_or_doubled_by_kills() {
+fn acknowledged_messages_survive_kills_in_place_and_once() {
     let kills = number("WHIMBREL_CRASH_KILLS", KILLS_DEFAULT);
     let seed = number("WHIMBREL_CRASH_SEED", u64::from(std::process::id()));
     println!("seed {seed}, {kills} kills");
@@ -75,8 +75,8 @@ fn nothing_acknowledged_is_lost_moved_or_doubled_by_kills() {
     assert_folder_is_small(folder.path());
 }
 
-/// Settings that differ from start to start: checkpoints and new segments within a round, or so seldom that a start has to live from
-/// the journal alone.
+/// Settings that vary from start to start: checkpoints and new segments within a round, or so rarely that a start replays the journal
+/// alone.
 fn settings(random: &mut Random) -> StartSettings {
     StartSettings(vec![
         format!("log.checkpoint_interval={}ms", 100 << random.below(6)),
@@ -86,7 +86,7 @@ fn settings(random: &mut Random) -> StartSettings {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_moved_or_doubled_by_kills_while_the_disk_fails() {
+fn acknowledged_messages_survive_kills_and_disk_faults_in_place_and_once() {
     let kills = number("WHIMBREL_CRASH_KILLS", KILLS_WITH_FAULTS_DEFAULT);
     let seed = number("WHIMBREL_CRASH_SEED", u64::from(std::process::id()));
     println!("seed {seed}, {kills} kills with faults");
@@ -145,7 +145,7 @@ async fn make_topics(client: &Client) {
     }
 }
 
-/// Retention must not have been what kept the folder small or large by accident: it only guards against a test that fills a disk.
+/// Guards against a test that fills the disk; the size must not depend on retention.
 fn assert_folder_is_small(folder: &Path) {
     let mut folders = vec![folder.to_owned()];
     let mut bytes = 0;
@@ -160,7 +160,7 @@ fn assert_folder_is_small(folder: &Path) {
     assert!(bytes < 20 << 30, "{bytes} bytes");
 }
 
-/// One message of one publisher: who, and its number. The payload is made from it, so that it can be checked to the byte.
+/// One message, by publisher and number. Its payload is derived from both, so that every byte can be checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Name {
     publisher: u64,
@@ -184,7 +184,7 @@ impl Name {
         format!("crash-{}-{}", self.publisher, self.number)
     }
 
-    /// A publisher's messages of one topic share a key, so that they share a partition and have an order in it.
+    /// A publisher's messages of one topic share a key, so that they are in one partition and in order.
     fn message(self, with_id: bool) -> NewMessage {
         let message = NewMessage::text(self.payload()).key(format!("publisher-{}", self.publisher));
         if with_id { message.id(self.id()) } else { message }
@@ -198,23 +198,23 @@ struct Place {
     offset: u64,
 }
 
-/// A request whose answer never came. It is sent again after the restart: with ids it must not double, without it may.
+/// A request without an answer. It is repeated after the restart: with ids without duplicates, without ids possibly with some.
 struct Repeat {
     topic: &'static str,
     names: Vec<Name>,
     with_ids: bool,
 }
 
-/// What one publisher knows at its end.
+/// The results of one publisher.
 #[derive(Default)]
-struct Told {
+struct PublisherResult {
     acknowledged: Vec<(Name, Place)>,
     repeated: Vec<Name>,
     unanswered: Option<Repeat>,
 }
 
 struct Publishing {
-    publishers: Vec<tokio::task::JoinHandle<Told>>,
+    publishers: Vec<tokio::task::JoinHandle<PublisherResult>>,
     ended: Arc<AtomicBool>,
 }
 
@@ -237,7 +237,7 @@ impl Publishing {
         Self { publishers: publishers.collect(), ended }
     }
 
-    /// Takes what the publishers were told. They end by themselves: their server is gone.
+    /// Collects the results of the publishers. They end by themselves when their server is gone.
     fn end(self, runtime: &tokio::runtime::Runtime, ledger: &mut Ledger) -> Vec<Repeat> {
         self.ended.store(true, Ordering::Relaxed);
         let mut repeats = Vec::new();
@@ -260,8 +260,8 @@ async fn publish_until_killed(
     repeat: Option<Repeat>,
     mut random: Random,
     ended: Arc<AtomicBool>,
-) -> Told {
-    let mut told = Told::default();
+) -> PublisherResult {
+    let mut told = PublisherResult::default();
     if let Some(repeat) = repeat {
         if !repeat.with_ids {
             told.repeated.extend(&repeat.names);
@@ -283,9 +283,9 @@ async fn publish_until_killed(
     told
 }
 
-/// Sends one request. False: the server is gone, and the request's outcome is not known. A request that was refused, or whose outcome the
-/// server does not know, is not sent again: its messages may be in the log, once.
-async fn send(client: &Client, request: Repeat, told: &mut Told) -> bool {
+/// Sends one request. Returns `false` if the server is gone and the outcome is unknown. A request that was rejected, or whose outcome the
+/// server does not know, is not repeated: its messages may be in the log, once.
+async fn send(client: &Client, request: Repeat, told: &mut PublisherResult) -> bool {
     let messages: Vec<NewMessage> = request.names.iter().map(|name| name.message(request.with_ids)).collect();
     let outcome = match messages.as_slice() {
         [one] => client.publish(request.topic, one).await.map(|accepted| vec![accepted]),
@@ -313,13 +313,13 @@ async fn send(client: &Client, request: Repeat, told: &mut Told) -> bool {
     }
 }
 
-/// What was acknowledged, and what was found.
+/// The acknowledged messages and those in the log.
 #[derive(Default)]
 struct Ledger {
     acknowledged: HashMap<Name, Place>,
-    /// Sent again without an id, because no answer came: may be there twice.
+    /// Messages repeated without an id, for lack of an answer: these may be duplicates.
     may_double: HashMap<Name, ()>,
-    /// Up to where each partition was read after an earlier restart.
+    /// The end of each partition at an earlier restart.
     read_to: HashMap<(&'static str, u32), u64>,
     found: HashMap<Name, Vec<Place>>,
     doubled: u64,
@@ -327,7 +327,7 @@ struct Ledger {
 }
 
 impl Ledger {
-    /// Reads on from where the last restart ended, and checks everything that was acknowledged so far against what was ever found.
+    /// Reads from the end at the last restart, and checks that all acknowledged messages are in the log.
     async fn check_new(&mut self, client: &Client, round: u64) {
         for (topic, partitions) in TOPICS {
             for partition in 0..partitions {
@@ -346,7 +346,7 @@ impl Ledger {
         }
     }
 
-    /// Reads everything from the beginning: what was there once must still be there, in order, and only once.
+    /// Reads everything from the beginning: all messages must still be there, in order, and once.
     async fn check_all(&mut self, client: &Client) {
         let mut found: HashMap<Name, Vec<Place>> = HashMap::new();
         for (topic, partitions) in TOPICS {
@@ -358,7 +358,7 @@ impl Ledger {
                     let is_repeat = self.may_double.contains_key(&name);
                     assert!(
                         is_repeat || last.is_none_or(|last| last < name.number),
-                        "{name:?} stands behind {last:?} at offset {} of {topic}/{partition}, id {}",
+                        "{name:?} follows {last:?} at offset {} of {topic}/{partition}, id {}",
                         message.offset,
                         message.id
                     );
@@ -367,7 +367,7 @@ impl Ledger {
                 }
             }
         }
-        assert!(found == self.found, "a later restart shows something else than an earlier one did");
+        assert!(found == self.found, "a later restart shows other messages than an earlier one");
         for (name, places) in &found {
             let may_double = self.may_double.contains_key(name);
             assert!(places.len() == 1 || may_double, "{name:?} is at {places:?}");
@@ -378,7 +378,7 @@ impl Ledger {
 
     fn summary(&self) -> String {
         format!(
-            "{} messages acknowledged and found; {} found that were never acknowledged; {} of {} repeated without an id are there twice",
+            "{} messages acknowledged and found; {} found but not acknowledged; {} of {} repeated without an id are duplicates",
             self.acknowledged.len(),
             self.unacknowledged_found,
             self.doubled,
@@ -390,6 +390,6 @@ impl Ledger {
 fn name_of(message: &Message) -> Name {
     let payload = message.payload.as_deref().unwrap();
     let name = Name::read(payload);
-    assert!(payload == name.payload(), "the payload of {name:?} is not what was published");
+    assert!(payload == name.payload(), "the payload of {name:?} differs from the published one");
     name
 }

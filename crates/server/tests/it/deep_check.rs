@@ -10,10 +10,10 @@ use super::server::{Server, converse, run, stderr_of, stdout_of};
 
 const MESSAGES: usize = 200;
 
-/// The report, and whether the exit code is 0: nothing is damaged.
+/// The report, and whether the exit code is 0, which means no damage.
 fn deep_check(folder: &Path) -> (Value, bool) {
     let output = run(folder, &["check", "--deep", "--json"]);
-    assert_eq!(stderr_of(&output), "", "no progress bar where there is no terminal");
+    assert_eq!(stderr_of(&output), "", "no progress bar without a terminal");
     (serde_json::from_slice(&output.stdout).unwrap(), output.status.success())
 }
 
@@ -27,7 +27,7 @@ fn publish(server: &Server) {
     });
 }
 
-/// The largest file below with that suffix.
+/// The largest file with that suffix below the folder.
 fn largest(folder: &Path, suffix: &str) -> PathBuf {
     fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
         for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
@@ -47,7 +47,7 @@ fn flip(path: &Path, position: usize) {
 }
 
 #[test]
-fn a_sound_folder_is_clean_beside_the_server_and_after_a_kill() {
+fn an_intact_folder_has_no_damage_beside_the_server_and_after_a_kill() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &[]);
     publish(&server);
@@ -59,7 +59,7 @@ fn a_sound_folder_is_clean_beside_the_server_and_after_a_kill() {
     server.kill();
     let (killed, is_clean) = deep_check(folder.path());
     assert!(is_clean, "{killed}");
-    assert_eq!(killed["not_checked"], serde_json::json!([]), "everything is checked, also the notebook");
+    assert_eq!(killed["not_checked"], serde_json::json!([]), "every file is checked, also the notebook");
 }
 
 /// Damages a file of a stopped server, and expects the report to name it.
@@ -94,10 +94,10 @@ fn damage_in_a_store_or_in_the_notebook_is_reported_by_file() {
     let table = std::fs::read_dir(&tables).unwrap().map(|keyspace| keyspace.unwrap().path());
     let table = table.filter(|keyspace| !keyspace.ends_with("0")).map(|keyspace| keyspace.join("tables"));
     let table = table.filter(|tables| tables.is_dir()).flat_map(|tables| std::fs::read_dir(tables).unwrap()).next();
-    assert_found(folder.path(), &table.expect("there is a table").unwrap().path(), 40);
+    assert_found(folder.path(), &table.expect("a table exists").unwrap().path(), 40);
     let slices = std::fs::read_dir(data.join("notebook")).unwrap().map(|slice| slice.unwrap().path());
     let mut slices = slices.filter(|slice| slice.file_name().unwrap().to_string_lossy().starts_with("attempts"));
-    assert_found(folder.path(), &slices.next().expect("there is a slice"), 12);
+    assert_found(folder.path(), &slices.next().expect("a slice exists"), 12);
     let (report, is_clean) = deep_check(folder.path());
     assert!(is_clean, "{report}");
 }
@@ -116,7 +116,7 @@ fn a_part_that_cannot_be_checked_has_an_exit_code_of_its_own() {
 }
 
 #[test]
-fn damage_is_reported_by_file_with_what_to_do() {
+fn damage_is_reported_by_file_with_advice() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &[]);
     publish(&server);
@@ -148,7 +148,7 @@ fn damage_is_reported_by_file_with_what_to_do() {
 }
 
 #[test]
-fn damage_without_which_the_server_does_is_no_failure() {
+fn damage_of_an_optional_file_is_no_failure() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &[]);
     publish(&server);

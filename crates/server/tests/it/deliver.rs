@@ -1,21 +1,21 @@
-//! Subscriptions in the real binary. Every property is a function of a site, and is held on the embedded engines, each on a server of its
-//! own, and on Kafka with Redis, one after the other on one server.
+//! Subscriptions in the real binary. Every property is a function of a site. It is tested with the embedded engines, each property on its
+//! own server, and with Kafka and Redis, all properties on one server.
 
 use std::time::Duration;
 
 use tempfile::TempDir;
 use whimbrel_client::{Accepted, Client, NewMessage, Published, SubscriptionInfo, SubscriptionSettings, TopicSettings};
 
-use super::deliver_changing as changing;
-use super::deliver_doors as doors;
-use super::deliver_moving as moving;
+use super::deliver_changes as changes;
+use super::deliver_failures as failures;
+use super::deliver_legacy_apis as legacy_apis;
 use super::deliver_pull as pull;
 use super::deliver_push as push;
 use super::kafka_cluster::KafkaCluster;
 use super::server::{Server, converse, eventually};
 use super::services::{OwnRedis, skip};
 
-/// Settings under which nothing takes long.
+/// Settings with short times.
 const QUICK: [&str; 3] =
     ["subscriptions.breaker_pause=300ms", "subscriptions.breaker_pause_max=1s", "push.retry_after=100ms"];
 
@@ -49,7 +49,7 @@ impl Site {
     pub fn publish(&self, topic: &str, message: &NewMessage) -> Published {
         match converse(self.client().publish(topic, message)).unwrap() {
             Accepted::Published(place) => place,
-            Accepted::Held(held) => panic!("{held:?} was to be published at once"),
+            Accepted::Held(held) => panic!("{held:?} should be published at once"),
         }
     }
 
@@ -64,7 +64,7 @@ impl Site {
         converse(self.client().subscription(name)).unwrap()
     }
 
-    /// Waits until it has nothing left to deliver.
+    /// Waits until the subscription has no lag.
     pub fn caught_up(&self, name: &str) {
         eventually(&format!("{name} caught up"), || {
             let shown = self.show(name);
@@ -73,13 +73,13 @@ impl Site {
     }
 }
 
-/// A retry after so long, as often as is needed.
+/// A retry schedule of `times` times the same delay.
 pub fn retrying(settings: SubscriptionSettings, times: u32, after: &str) -> SubscriptionSettings {
     let retry = whimbrel_client::RetrySettings { times: Some(times), schedule: vec![after.to_owned()] };
     SubscriptionSettings { retry: Some(retry), ..settings }
 }
 
-/// Long enough that something which must not happen would have happened.
+/// Long enough that a forbidden delivery would have happened.
 pub const A_WHILE: Duration = Duration::from_millis(400);
 
 macro_rules! properties {
@@ -97,54 +97,54 @@ macro_rules! properties {
 }
 
 properties![
-    push::a_binary_callback_is_the_payload_with_its_metadata_and_a_true_signature,
+    push::a_binary_callback_has_the_payload_its_metadata_and_a_valid_signature,
     push::a_structured_callback_is_a_cloud_event_in_json,
     push::a_cloud_event_keeps_its_id_and_its_attributes_in_both_envelopes,
     push::a_kmq_callback_has_the_headers_of_a_pusher,
     push::during_a_rotation_both_secrets_sign,
-    push::a_signed_payload_that_common_libraries_cannot_verify_is_shown,
-    push::messages_of_a_key_come_in_order_and_keys_in_parallel,
-    push::messages_of_a_partition_come_one_after_the_other,
-    push::a_failing_key_holds_up_nobody_else,
-    push::a_filter_leaves_others_out,
+    push::a_signed_payload_that_common_libraries_cannot_verify_is_reported,
+    push::messages_of_a_key_are_delivered_in_order_and_keys_in_parallel,
+    push::messages_of_a_partition_are_delivered_in_sequence,
+    push::a_failing_key_does_not_block_other_keys,
+    push::a_filter_excludes_other_messages,
     push::a_rate_is_kept,
-    push::an_endpoint_that_is_gone_disables_until_it_is_resumed,
-    push::an_endpoint_that_fails_again_and_again_is_left_alone_for_a_while,
-    push::a_forbidden_address_is_refused,
+    push::an_endpoint_that_answers_410_disables_the_subscription,
+    push::repeated_failures_open_the_circuit_breaker,
+    push::a_forbidden_address_is_rejected,
     push::a_held_message_is_delivered_when_it_has_fired,
-    moving::a_retry_in_place_keeps_the_order_and_counts_attempts,
-    moving::a_retry_without_order_comes_as_the_same_message,
-    moving::retry_after_is_obeyed,
-    moving::a_dead_letter_says_why_and_can_be_redriven,
-    moving::a_dead_letter_of_an_unordered_subscription_can_be_redriven,
-    moving::what_is_dropped_holds_up_nothing,
-    moving::what_blocks_is_tried_until_it_succeeds,
-    moving::nothing_comes_while_paused_and_everything_after,
-    moving::a_seek_delivers_again_or_leaves_out,
-    moving::a_seek_by_offset_begins_there,
-    moving::a_replay_runs_beside_the_cursor,
-    moving::a_key_keeps_its_order_when_its_topic_grows,
-    moving::a_deleted_subscription_is_gone,
-    moving::a_message_tells_how_its_deliveries_went,
-    moving::figures_by_the_minute_count_deliveries,
-    changing::a_key_whose_waiting_message_is_left_out_by_a_new_filter_goes_on,
-    changing::a_topic_that_is_taken_away_and_given_back_goes_on_where_it_was,
-    changing::what_one_endpoint_asked_for_does_not_bind_its_successor,
-    changing::what_pullers_hold_is_pushed_when_it_is_pushed_instead,
-    changing::an_event_that_cannot_be_delivered_makes_no_other,
-    pull::what_is_acknowledged_does_not_come_again,
-    pull::what_is_given_back_comes_again_with_its_attempt,
-    pull::a_lease_that_is_over_hands_a_message_out_again,
-    pull::a_lease_that_is_extended_keeps_it,
-    pull::a_pull_waits_for_what_comes,
+    failures::a_retry_in_place_keeps_the_order_and_counts_attempts,
+    failures::a_retry_without_order_delivers_the_same_message,
+    failures::retry_after_is_obeyed,
+    failures::a_dead_letter_has_its_reason_and_can_be_redriven,
+    failures::a_dead_letter_of_an_unordered_subscription_can_be_redriven,
+    failures::a_dropped_message_does_not_block_others,
+    failures::a_blocking_message_is_retried_until_it_succeeds,
+    failures::a_paused_subscription_delivers_after_it_is_resumed,
+    failures::a_seek_repeats_or_skips_messages,
+    failures::a_seek_by_offset_starts_at_the_offset,
+    failures::a_replay_runs_beside_the_cursor,
+    failures::a_key_keeps_its_order_when_its_topic_grows,
+    failures::a_deleted_subscription_is_gone,
+    failures::a_message_has_its_delivery_attempts,
+    failures::statistics_by_the_minute_count_deliveries,
+    changes::a_new_filter_that_excludes_a_parked_message_unblocks_its_key,
+    changes::a_topic_that_is_removed_and_added_again_keeps_its_progress,
+    changes::a_new_endpoint_does_not_inherit_the_retry_after_of_the_old_one,
+    changes::leased_messages_are_delivered_after_a_change_to_push_mode,
+    changes::a_failed_delivery_of_an_event_causes_no_further_event,
+    pull::an_acknowledged_message_is_not_delivered_again,
+    pull::a_returned_message_is_delivered_again_with_its_attempt,
+    pull::an_expired_lease_makes_a_message_available_again,
+    pull::an_extended_lease_keeps_its_message,
+    pull::a_pull_waits_for_the_next_message,
     pull::keys_are_pulled_in_order,
-    doors::a_soraka_message_is_called_back_where_it_says,
-    doors::a_soraka_callback_that_reports_failure_is_tried_again,
-    doors::a_soraka_message_that_was_cancelled_never_comes,
-    doors::one_callback_of_soraka_that_asks_to_wait_holds_up_no_other,
-    doors::a_soraka_message_never_leaves_with_the_headers_of_another_subscription,
-    doors::a_task_of_a_delay_queue_is_delivered_by_its_own_rule,
-    doors::a_pusher_file_becomes_subscriptions_and_again_the_same,
+    legacy_apis::a_soraka_message_is_delivered_to_its_own_url,
+    legacy_apis::a_soraka_callback_that_reports_failure_is_retried,
+    legacy_apis::a_cancelled_soraka_message_is_never_delivered,
+    legacy_apis::a_soraka_callback_that_asks_to_wait_blocks_no_other,
+    legacy_apis::a_soraka_message_never_has_the_headers_of_another_subscription,
+    legacy_apis::a_task_of_a_delay_queue_has_its_own_retry_rule,
+    legacy_apis::a_second_import_of_a_pusher_file_creates_the_same_subscriptions,
 ];
 
 #[test]

@@ -1,7 +1,7 @@
-//! The crash test of deliveries: the real binary is killed with SIGKILL at random moments while it delivers, and started again. Nothing
-//! that was published is lost, keys keep their order among first successes, and what comes again was delivered shortly before a kill.
+//! The crash test of deliveries: SIGKILL stops the real binary at random moments while it delivers, and it restarts. No message is lost,
+//! keys keep their order among first successes, and only messages delivered shortly before a kill are delivered again.
 //!
-//! Randomness comes from one seed, which is printed; `WHIMBREL_DELIVER_SEED` replays its choices, `WHIMBREL_DELIVER_KILLS` says how often.
+//! One seed, which is printed, determines the random choices. `WHIMBREL_DELIVER_SEED` replays it; `WHIMBREL_DELIVER_KILLS` sets the kills.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use whimbrel_client::{NewMessage, SubscriptionSettings, TopicSettings};
 
 use super::deliver::retrying;
-use super::deliver_doors::post;
+use super::deliver_legacy_apis::post;
 use super::hold_crash::number;
 use super::kafka_cluster::KafkaCluster;
 use super::random::Random;
@@ -19,12 +19,12 @@ use super::server::{Server, converse, eventually};
 use super::services::{OwnRedis, skip};
 
 const KILLS_DEFAULT: u64 = 5;
-/// Messages that are published before each kill.
+/// Messages published before each kill.
 const MESSAGES_PER_KILL: usize = 600;
 const KEYS: usize = 12;
 const RUN_MS_MIN: u64 = 300;
 const RUN_MS_MAX: u64 = 2500;
-/// Progress is saved every second; the rest is for a busy machine.
+/// Progress is saved every 1 s; the rest is for a busy machine.
 const AGAIN_WITHIN: Duration = Duration::from_secs(4);
 
 #[test]
@@ -44,7 +44,7 @@ fn deliveries_on_kafka_with_redis_survive_kills() {
 }
 
 #[test]
-fn a_server_that_ends_in_order_delivers_nothing_twice() {
+fn a_normal_shutdown_causes_no_duplicates() {
     let receiver = Receiver::answering(|_| Reply { after: Duration::from_millis(2), ..reply(200) });
     let folder = tempfile::tempdir().unwrap();
     let mut server = Server::start(folder.path(), &[]);
@@ -73,7 +73,7 @@ fn a_server_that_ends_in_order_delivers_nothing_twice() {
 }
 
 #[test]
-fn a_redrive_that_was_answered_is_not_done_again_after_a_kill() {
+fn an_answered_redrive_is_not_repeated_after_a_kill() {
     let receiver = Receiver::answering(|_| reply(422));
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &[]);
@@ -87,12 +87,12 @@ fn a_redrive_that_was_answered_is_not_done_again_after_a_kill() {
     assert_eq!(converse(server.client().redrive("dying", None)).unwrap()["redriven"], 20);
     server.kill();
     let server = Server::start(folder.path(), &[]);
-    assert!(letters(&server).is_empty(), "they are not dead any more");
+    assert!(letters(&server).is_empty(), "the dead letters are gone");
     assert_eq!(converse(server.client().redrive("dying", None)).unwrap()["redriven"], 0);
 }
 
 #[test]
-fn a_messages_own_retry_interval_outlives_a_restart() {
+fn the_retry_interval_of_a_message_survives_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let start = || Server::start(folder.path(), &["--set", "subscriptions.save_interval=50ms"]);
     let server = start();
@@ -113,7 +113,7 @@ fn a_messages_own_retry_interval_outlives_a_restart() {
     assert_eq!(receiver.count(), 1);
 }
 
-/// When the subscription tries its failed message again, once that is planned.
+/// The time of the next retry of the subscription's failed message.
 fn next_try(server: &Server, subscription: &str) -> String {
     let client = server.client();
     let mut shown = None;
@@ -129,7 +129,7 @@ fn kill_at_random(engines: &str, settings: &[String]) {
     let seed = number("WHIMBREL_DELIVER_SEED", u64::from(std::process::id()));
     println!("{engines}: seed {seed}, {kills} kills");
     let mut random = Random(seed);
-    // One callback of ten fails once in a while, so that retries are under way at every moment.
+    // One of ten callbacks fails now and then, so that retries are in progress at every moment.
     let receiver = Receiver::answering(|got| {
         let is_unlucky = got.attempt() == 1 && got.body.len() % 3 == 0 && got.text().ends_with('7');
         Reply { after: Duration::from_millis(2), ..reply(if is_unlucky { 500 } else { 200 }) }
@@ -190,7 +190,7 @@ fn judge(name: &str, got: &[Got], published: usize, killed: &[Instant]) {
                 again += 1;
                 let is_of_a_kill =
                     killed.iter().any(|kill| before <= *kill && *kill <= one.at && *kill - before < AGAIN_WITHIN);
-                assert!(is_of_a_kill, "{name}: {number} came again, {:?} after it was delivered", one.at - before);
+                assert!(is_of_a_kill, "{name}: {number} was delivered again, {:?} after its delivery", one.at - before);
             }
             None => by_key.entry(one.key()).or_default().push(number),
         }
@@ -199,8 +199,8 @@ fn judge(name: &str, got: &[Got], published: usize, killed: &[Instant]) {
     assert!(missing.is_empty(), "{name}: {missing:?} were never delivered");
     if name == "by-key" {
         for (key, numbers) in by_key {
-            assert!(numbers.is_sorted(), "{key} came out of order: {numbers:?}");
+            assert!(numbers.is_sorted(), "{key} was delivered out of order: {numbers:?}");
         }
     }
-    println!("{name}: {published} published, {again} came again after {} kills", killed.len());
+    println!("{name}: {published} published, {again} delivered again after {} kills", killed.len());
 }

@@ -1,5 +1,5 @@
-//! Several processes on Kafka, Redis and etcd: roles that run apart deliver together, and what a process owned that stands still or dies
-//! is delivered by another.
+//! Several nodes on Kafka, Redis and etcd: roles on separate nodes deliver together, and another node takes over the deliveries of a node
+//! that stands still or dies.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::receiver::{Receiver, Reply, reply};
 use super::server::{converse, eventually};
 use super::services::skip;
 
-/// Enough that both of two nodes own some.
+/// Enough that each of two nodes owns some.
 const SUBSCRIPTIONS: usize = 6;
 const KEYS: usize = 5;
 const MESSAGES: usize = 100;
@@ -28,7 +28,7 @@ fn publish(client: &Client, topic: &str, numbers: std::ops::Range<usize>) {
     converse(client.publish_batch(topic, &messages)).unwrap();
 }
 
-/// What came at a path: every number, and those of each key in the order of their first coming.
+/// The deliveries at a path: every number, and the numbers of each key in the order of their first delivery.
 fn came(receiver: &Receiver, path: &str) -> HashMap<String, Vec<usize>> {
     let mut by_key: HashMap<String, Vec<usize>> = HashMap::new();
     for one in receiver.all().iter().filter(|one| one.path == path) {
@@ -42,7 +42,7 @@ fn came(receiver: &Receiver, path: &str) -> HashMap<String, Vec<usize>> {
 }
 
 #[test]
-fn roles_that_run_apart_deliver_together() {
+fn roles_on_separate_nodes_deliver_together() {
     if skip(&NEEDED) {
         return;
     }
@@ -64,11 +64,11 @@ fn roles_that_run_apart_deliver_together() {
     worker.kill();
     publish(&client, "apart", MESSAGES..2 * MESSAGES);
     let _other = node(3, "worker");
-    eventually("everything to come through the other worker", || {
+    eventually("all deliveries through the other worker", || {
         came(&receiver, "/").values().map(Vec::len).sum::<usize>() == 2 * MESSAGES
     });
     for (key, numbers) in came(&receiver, "/") {
-        assert!(numbers.is_sorted(), "{key} came out of order: {numbers:?}");
+        assert!(numbers.is_sorted(), "{key} was delivered out of order: {numbers:?}");
     }
     let figures = converse(client.topic_figures("apart", None, None)).unwrap();
     let sum = |name: &str| figures.minutes.iter().filter_map(|minute| minute[name].as_u64()).sum::<u64>();
@@ -76,7 +76,7 @@ fn roles_that_run_apart_deliver_together() {
 }
 
 #[test]
-fn what_a_process_owned_is_delivered_by_another_when_it_stands_still_or_dies() {
+fn another_node_takes_over_when_a_node_stands_still_or_dies() {
     if skip(&NEEDED) {
         return;
     }
@@ -104,10 +104,10 @@ fn what_a_process_owned_is_delivered_by_another_when_it_stands_still_or_dies() {
     eventually("both to deliver everything", || has_all(3 * MESSAGES));
     second.kill();
     publish(&client, "shared", 3 * MESSAGES..4 * MESSAGES);
-    eventually("the one that is left to deliver everything", || has_all(4 * MESSAGES));
+    eventually("the last node to deliver everything", || has_all(4 * MESSAGES));
     for number in 0..SUBSCRIPTIONS {
         for (key, numbers) in came(&receiver, &format!("/{}", name(number))) {
-            assert!(numbers.is_sorted(), "{}: {key} came out of order: {numbers:?}", name(number));
+            assert!(numbers.is_sorted(), "{}: {key} was delivered out of order: {numbers:?}", name(number));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Subscriptions that are pulled from: leases, acknowledgements, what is given back, and what nobody settled in time.
+//! Pulling consumers: leases, acknowledgements, returned messages and expired leases.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use whimbrel_client::{NewMessage, PulledMessage, SubscriptionSettings};
 use super::deliver::{Site, retrying};
 use super::server::{PATIENCE, converse};
 
-/// Short enough to wait for its end, long enough to do something within it.
+/// Short enough to wait for its end, long enough to act before it.
 const LEASE: &str = "1s";
 const WAIT: Duration = Duration::from_secs(10);
 
@@ -23,12 +23,12 @@ fn pull(site: &Site, name: &str, max: usize, wait: Duration) -> Vec<PulledMessag
     converse(site.client().pull(name, max, wait)).unwrap()
 }
 
-/// Pulls until so many came.
+/// Pulls until this many messages arrived.
 fn pull_all(site: &Site, name: &str, count: usize) -> Vec<PulledMessage> {
     let began = Instant::now();
     let mut pulled = Vec::new();
     while pulled.len() < count {
-        assert!(began.elapsed() < PATIENCE, "{} of {count} messages came", pulled.len());
+        assert!(began.elapsed() < PATIENCE, "{} of {count} messages arrived", pulled.len());
         pulled.extend(pull(site, name, count - pulled.len(), WAIT));
     }
     pulled
@@ -39,7 +39,7 @@ fn ack(site: &Site, name: &str, pulled: &[PulledMessage]) -> Vec<String> {
     converse(site.client().ack(name, &ids)).unwrap().unknown
 }
 
-pub fn what_is_acknowledged_does_not_come_again(site: &Site) {
+pub fn an_acknowledged_message_is_not_delivered_again(site: &Site) {
     subscribe(site, "acked");
     let place = site.publish("acked", &NewMessage::text("x").key("k"));
     let pulled = pull_all(site, "acked", 1);
@@ -48,11 +48,11 @@ pub fn what_is_acknowledged_does_not_come_again(site: &Site) {
     assert_eq!((message.payload.as_deref(), message.key.as_deref()), (Some("x"), Some("k")));
     assert!(ack(site, "acked", &pulled).is_empty());
     site.caught_up("acked");
-    assert_eq!(ack(site, "acked", &pulled), [pulled[0].ack_id.clone()], "a lease that was settled is over");
+    assert_eq!(ack(site, "acked", &pulled), [pulled[0].ack_id.clone()], "a settled lease has ended");
     assert!(pull(site, "acked", 10, Duration::from_millis(1500)).is_empty());
 }
 
-pub fn what_is_given_back_comes_again_with_its_attempt(site: &Site) {
+pub fn a_returned_message_is_delivered_again_with_its_attempt(site: &Site) {
     subscribe(site, "nacked");
     site.publish("nacked", &NewMessage::text("x"));
     let first = pull_all(site, "nacked", 1);
@@ -64,18 +64,18 @@ pub fn what_is_given_back_comes_again_with_its_attempt(site: &Site) {
     site.caught_up("nacked");
 }
 
-pub fn a_lease_that_is_over_hands_a_message_out_again(site: &Site) {
+pub fn an_expired_lease_makes_a_message_available_again(site: &Site) {
     subscribe(site, "expired");
     site.publish("expired", &NewMessage::text("x"));
     let first = pull_all(site, "expired", 1);
     let second = pull_all(site, "expired", 1);
     assert_eq!(second[0].message.id, first[0].message.id);
-    assert_eq!(ack(site, "expired", &first), [first[0].ack_id.clone()], "the first lease is over");
+    assert_eq!(ack(site, "expired", &first), [first[0].ack_id.clone()], "the first lease has expired");
     assert!(ack(site, "expired", &second).is_empty());
     site.caught_up("expired");
 }
 
-pub fn a_lease_that_is_extended_keeps_it(site: &Site) {
+pub fn an_extended_lease_keeps_its_message(site: &Site) {
     subscribe(site, "extended");
     site.publish("extended", &NewMessage::text("x"));
     let pulled = pull_all(site, "extended", 1);
@@ -86,7 +86,7 @@ pub fn a_lease_that_is_extended_keeps_it(site: &Site) {
     site.caught_up("extended");
 }
 
-pub fn a_pull_waits_for_what_comes(site: &Site) {
+pub fn a_pull_waits_for_the_next_message(site: &Site) {
     subscribe(site, "awaited");
     let client = site.client();
     let pulled = converse(async {

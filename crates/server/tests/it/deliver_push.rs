@@ -1,5 +1,5 @@
-//! What a subscriber gets: the three envelopes with their signatures, in which order, which messages, how fast, and what becomes of an
-//! endpoint that misbehaves.
+//! Callbacks: the three envelopes with their signatures, the order, filters and rate of messages, and the handling of a failing
+//! endpoint.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -22,7 +22,7 @@ use super::server::{converse, eventually, run, stdout_of};
 const SECRET: &str = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 const SECOND_SECRET: &str = "whsec_ZmVkY2JhOTg3NjU0MzIxMGZlZGNiYTk4NzY1NDMyMTA=";
 
-/// The signature that Standard Webhooks asks for, derived anew.
+/// The signature by Standard Webhooks, computed by this test.
 fn signature(secret: &str, got: &Got) -> String {
     let key = BASE64.decode(secret.strip_prefix("whsec_").unwrap()).unwrap();
     let mut mac = Hmac::<Sha256>::new_from_slice(&key).unwrap();
@@ -31,7 +31,7 @@ fn signature(secret: &str, got: &Got) -> String {
     format!("v1,{}", BASE64.encode(mac.finalize().into_bytes()))
 }
 
-/// The numbers that came with each key, in the order in which they came.
+/// The numbers delivered with each key, in the order of delivery.
 fn numbers_by_key(got: &[Got]) -> HashMap<String, Vec<usize>> {
     let mut numbers: HashMap<String, Vec<usize>> = HashMap::new();
     for one in got {
@@ -40,7 +40,7 @@ fn numbers_by_key(got: &[Got]) -> HashMap<String, Vec<usize>> {
     numbers
 }
 
-pub fn a_binary_callback_is_the_payload_with_its_metadata_and_a_true_signature(site: &Site) {
+pub fn a_binary_callback_has_the_payload_its_metadata_and_a_valid_signature(site: &Site) {
     let receiver = Receiver::willing();
     site.topic("binary", 1);
     let settings = SubscriptionSettings {
@@ -107,7 +107,7 @@ pub fn a_cloud_event_keeps_its_id_and_its_attributes_in_both_envelopes(site: &Si
         };
         site.subscribe(&format!("events-{envelope}"), &settings);
     }
-    // As a publisher sends a CloudEvent in binary mode.
+    // A publisher sends a CloudEvent in binary mode like this.
     let mut stream = TcpStream::connect(site.server.address()).unwrap();
     let head = "POST /v1/topics/events/messages HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n";
     let event =
@@ -130,7 +130,7 @@ pub fn a_cloud_event_keeps_its_id_and_its_attributes_in_both_envelopes(site: &Si
         assert_eq!(event[name], expected, "{name}");
     }
     let id = binary.header("webhook-id");
-    assert_ne!(id, "order-7", "the message has an id of its own");
+    assert_ne!(id, "order-7", "the message id differs from the event id");
     assert_eq!((structured.header("webhook-id"), event["whimbrelid"].as_str()), (id, Some(id)));
 }
 
@@ -167,14 +167,14 @@ pub fn during_a_rotation_both_secrets_sign(site: &Site) {
     };
     site.subscribe("rotated", &with(SECRET));
     let shown = site.subscribe("rotated", &with(SECOND_SECRET));
-    assert!(!serde_json::to_string(&shown).unwrap().contains(&SECOND_SECRET[6..20]), "a secret was shown");
+    assert!(!serde_json::to_string(&shown).unwrap().contains(&SECOND_SECRET[6..20]), "a secret was printed");
     site.publish("rotated", &NewMessage::text("x"));
     let got = receiver.wait_for(1).remove(0);
     let expected = format!("{} {}", signature(SECOND_SECRET, &got), signature(SECRET, &got));
     assert_eq!(got.header("webhook-signature"), expected);
 }
 
-pub fn a_signed_payload_that_common_libraries_cannot_verify_is_shown(site: &Site) {
+pub fn a_signed_payload_that_common_libraries_cannot_verify_is_reported(site: &Site) {
     let receiver = Receiver::willing();
     site.topic("raw", 1);
     let settings =
@@ -190,7 +190,7 @@ pub fn a_signed_payload_that_common_libraries_cannot_verify_is_shown(site: &Site
     assert!(stdout_of(&shown).contains("not UTF-8"), "{}", stdout_of(&shown));
 }
 
-pub fn messages_of_a_key_come_in_order_and_keys_in_parallel(site: &Site) {
+pub fn messages_of_a_key_are_delivered_in_order_and_keys_in_parallel(site: &Site) {
     let (at_once, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let seen = Arc::clone(&most);
     let receiver = Receiver::answering(move |got| {
@@ -218,7 +218,7 @@ pub fn messages_of_a_key_come_in_order_and_keys_in_parallel(site: &Site) {
     site.caught_up("by-key");
 }
 
-pub fn messages_of_a_partition_come_one_after_the_other(site: &Site) {
+pub fn messages_of_a_partition_are_delivered_in_sequence(site: &Site) {
     let receiver = Receiver::answering(|_| Reply { after: Duration::from_millis(1), ..reply(200) });
     site.topic("by-partition", 1);
     let settings = SubscriptionSettings {
@@ -231,7 +231,7 @@ pub fn messages_of_a_partition_come_one_after_the_other(site: &Site) {
     assert_eq!(numbers, (0..50).collect::<Vec<_>>());
 }
 
-pub fn a_failing_key_holds_up_nobody_else(site: &Site) {
+pub fn a_failing_key_does_not_block_other_keys(site: &Site) {
     let receiver = Receiver::answering(|got| reply(if got.key() == "bad" { 500 } else { 200 }));
     site.topic("bad-key", 1);
     let settings = SubscriptionSettings::push(["bad-key"], receiver.url("/"));
@@ -247,13 +247,13 @@ pub fn a_failing_key_holds_up_nobody_else(site: &Site) {
     let numbers = numbers_by_key(&receiver.all());
     for (place, key) in keys.iter().enumerate() {
         let mut successes = numbers[*key].clone();
-        // What failed was tried again; among first successes the order holds.
+        // Failed callbacks are retried; the order applies to first successes.
         successes.dedup();
         assert_eq!(successes, (place..500).step_by(keys.len()).collect::<Vec<_>>(), "{key}");
     }
 }
 
-pub fn a_filter_leaves_others_out(site: &Site) {
+pub fn a_filter_excludes_other_messages(site: &Site) {
     let receiver = Receiver::willing();
     site.topic("filtered", 1);
     let settings = SubscriptionSettings {
@@ -284,7 +284,7 @@ pub fn a_rate_is_kept(site: &Site) {
     assert!(took >= Duration::from_millis(1400), "50 at 20/s took {took:?}");
 }
 
-pub fn an_endpoint_that_is_gone_disables_until_it_is_resumed(site: &Site) {
+pub fn an_endpoint_that_answers_410_disables_the_subscription(site: &Site) {
     let receiver = Receiver::answering(|_| reply(410));
     site.topic("gone", 1);
     site.subscribe("gone", &SubscriptionSettings::push(["gone"], receiver.url("/")));
@@ -299,7 +299,7 @@ pub fn an_endpoint_that_is_gone_disables_until_it_is_resumed(site: &Site) {
     assert_eq!(receiver.count(), before + 1);
 }
 
-pub fn an_endpoint_that_fails_again_and_again_is_left_alone_for_a_while(site: &Site) {
+pub fn repeated_failures_open_the_circuit_breaker(site: &Site) {
     let receiver = Receiver::answering(|_| reply(503));
     site.topic("broken", 1);
     let settings = SubscriptionSettings {
@@ -315,7 +315,7 @@ pub fn an_endpoint_that_fails_again_and_again_is_left_alone_for_a_while(site: &S
     eventually("the breaker to close", || breaker(site) == "closed");
 }
 
-pub fn a_forbidden_address_is_refused(site: &Site) {
+pub fn a_forbidden_address_is_rejected(site: &Site) {
     site.topic("forbidden", 1);
     for url in ["http://169.254.169.254/latest/meta-data", "http://metadata.google.internal/", "ftp://example.com/"] {
         let settings = SubscriptionSettings::push(["forbidden"], url);

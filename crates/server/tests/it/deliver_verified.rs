@@ -1,5 +1,4 @@
-//! Callbacks at a subscriber that believes only what the library of Standard Webhooks verifies: another's code, with another's reading of
-//! the specification.
+//! Callbacks verified by the library of Standard Webhooks: code of another party, with its own interpretation of the specification.
 
 use whimbrel_client::{NewMessage, SubscriptionSettings};
 
@@ -10,7 +9,7 @@ use super::services::skip;
 const SECRET: &str = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 const OTHER_SECRET: &str = "whsec_ZmVkY2JhOTg3NjU0MzIxMGZlZGNiYTk4NzY1NDMyMTA=";
 
-/// Where the subscriber verifies under the first secret.
+/// The URL of the subscriber that verifies with the first secret.
 fn endpoint() -> Option<String> {
     let address = "WHIMBREL_TEST_WEBHOOKS";
     if skip(&[address]) {
@@ -29,13 +28,13 @@ fn signed(topic: &str, url: &str, secret: &str, envelope: &str) -> SubscriptionS
 }
 
 #[test]
-fn a_library_of_others_verifies_both_envelopes() {
+fn an_independent_library_verifies_both_envelopes() {
     let Some(url) = endpoint() else { return };
     let site = Site::start(&[]);
     for envelope in ["binary", "structured"] {
         site.topic(envelope, 1);
         site.subscribe(envelope, &signed(envelope, &url, SECRET, envelope));
-        // The library also wants what it verified to be JSON.
+        // The library also requires a JSON body.
         for payload in ["{}", "\"plain\"", "{\"json\":\"tschüß\"}"] {
             site.publish(envelope, &NewMessage::new(payload).content_type("application/json").key("k"));
         }
@@ -46,7 +45,7 @@ fn a_library_of_others_verifies_both_envelopes() {
 }
 
 #[test]
-fn a_library_of_others_refuses_another_secret() {
+fn an_independent_library_rejects_another_secret() {
     let Some(url) = endpoint() else { return };
     let site = Site::start(&[]);
     site.topic("forged", 1);

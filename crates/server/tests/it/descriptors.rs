@@ -1,4 +1,4 @@
-//! The real binary with few file descriptors: connections wait, and the log keeps what it needs.
+//! The real binary with few file descriptors: connections wait, and the log keeps the descriptors that it needs.
 
 use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
@@ -9,7 +9,7 @@ use whimbrel_client::NewMessage;
 
 use super::server::{PATIENCE, Server, converse, eventually, read_all};
 
-/// More than the server may have open.
+/// More connections than the server may have open.
 const CONNECTIONS: usize = 700;
 const DESCRIPTORS: u64 = 500;
 /// Connections that are closed and replaced while others wait.
@@ -27,7 +27,7 @@ impl Connection {
         Self(stream)
     }
 
-    /// The head and the body of the answer.
+    /// Sends a request and returns the head and body of the answer.
     fn ask(&mut self, method: &str, path: &str, body: &str) -> String {
         let length = body.len();
         write!(self.0, "{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
@@ -47,9 +47,9 @@ impl Connection {
 }
 
 #[test]
-fn a_server_with_few_descriptors_keeps_accepting_publishes_while_many_connections_are_idle() {
+fn few_descriptors_do_not_stop_publishes_while_many_connections_are_idle() {
     let folder = tempfile::tempdir().unwrap();
-    // New segments all the time: each checkpoint opens files.
+    // Many new segments, so that each checkpoint opens files.
     let settings = ["--set", "log.checkpoint_interval=100ms", "--set", "log.segment_bytes=65536"];
     let server = Server::start_limited(folder.path(), &settings, DESCRIPTORS, DESCRIPTORS);
     let mut connection = Connection::open(&server);

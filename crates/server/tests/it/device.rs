@@ -1,19 +1,19 @@
-//! A device under test: a WebSocket to a server of a test's own. It shows every frame, answers pings, and acknowledges only when told.
+//! A device under test: a WebSocket to a test's own server. It records every frame, answers pings, and acknowledges only on request.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
-use whimbrel_people::gateway::websocket::{ClientSocket, Message};
+use whimbrel_people::gateway::websocket::{ClientSocket, SocketMessage};
 
 use super::server::{PATIENCE, Server};
 
-/// Long enough that something which must not come would have come.
+/// Long enough that a forbidden frame would have arrived.
 const A_WHILE: Duration = Duration::from_millis(300);
 
-/// What a device says first.
+/// The first frame of a device.
 #[derive(Debug, Clone, Default)]
-pub struct Hello {
+pub struct ConnectFrame {
     pub uid: String,
     pub platform: String,
     pub device: String,
@@ -21,7 +21,7 @@ pub struct Hello {
     pub resume: Option<(String, u64)>,
 }
 
-impl Hello {
+impl ConnectFrame {
     pub fn of(uid: &str, platform: &str) -> Self {
         Self { uid: uid.to_owned(), platform: platform.to_owned(), ..Self::default() }
     }
@@ -49,55 +49,59 @@ impl Hello {
     }
 }
 
-/// Something that came.
+/// The next event of a connection.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Came {
+pub enum DeviceEvent {
     Frame(Value),
     Closed(u16, String),
-    /// The stream ended without a word, or broke.
+    /// The stream ended without a close frame, or broke.
     Broke,
-    /// Nothing within the time.
+    /// No frame within the time.
     Nothing,
 }
 
 pub struct Device {
     runtime: Runtime,
     socket: ClientSocket,
-    /// What `connected` said; `null` where it was refused.
+    /// The content of `connected`; `null` if the connection was rejected.
     pub connected: Value,
 }
 
 impl Device {
-    /// Connects and is let in.
-    pub fn connect(server: &Server, hello: &Hello) -> Self {
+    /// Connects, and expects success.
+    pub fn connect(server: &Server, hello: &ConnectFrame) -> Self {
         let mut device = Self::open(server);
         device.say(&hello.frame());
         match device.next(PATIENCE) {
-            Came::Frame(frame) if frame.get("connected").is_some() => device.connected = frame["connected"].clone(),
+            DeviceEvent::Frame(frame) if frame.get("connected").is_some() => {
+                device.connected = frame["connected"].clone()
+            }
             other => panic!("{hello:?} was answered with {other:?}"),
         }
         device
     }
 
-    /// The same where the server may refuse, or not answer within that time: the reason is the error.
-    pub fn try_connect(address: &str, hello: &Hello, within: Duration) -> Result<Self, String> {
+    /// Connects. The error is the reason if the server rejects it or does not answer within that time.
+    pub fn try_connect(address: &str, hello: &ConnectFrame, within: Duration) -> Result<Self, String> {
         let mut device = Self::open_at(address)?;
         device.say(&hello.frame());
         match device.next(within) {
-            Came::Frame(frame) if frame.get("connected").is_some() => device.connected = frame["connected"].clone(),
+            DeviceEvent::Frame(frame) if frame.get("connected").is_some() => {
+                device.connected = frame["connected"].clone()
+            }
             other => return Err(format!("{other:?}")),
         }
         Ok(device)
     }
 
-    /// The same where it is turned away: what it was told.
-    pub fn refused(server: &Server, hello: &Hello) -> (u16, String) {
+    /// Connects, expects a rejection, and returns its code and reason.
+    pub fn refused(server: &Server, hello: &ConnectFrame) -> (u16, String) {
         let mut device = Self::open(server);
         device.say(&hello.frame());
         device.closed()
     }
 
-    /// A connection that has said nothing yet.
+    /// A connection that has sent no frame yet.
     pub fn open(server: &Server) -> Self {
         Self::open_at(server.address()).unwrap()
     }
@@ -122,7 +126,7 @@ impl Device {
     }
 
     pub fn say_text(&mut self, text: &str) {
-        // A server that has closed already says so when it is read from.
+        // The error of a server that has already closed appears on the next read.
         let _ = self.runtime.block_on(self.socket.send_text(text));
     }
 
@@ -130,38 +134,38 @@ impl Device {
         self.say(&json!({ "ack": seq }));
     }
 
-    /// What comes next, pings aside.
-    pub fn next(&mut self, within: Duration) -> Came {
+    /// The next event, without pings.
+    pub fn next(&mut self, within: Duration) -> DeviceEvent {
         let socket = &mut self.socket;
         let answer = async {
             loop {
                 match socket.next().await {
-                    Ok(Some(Message::Text(text))) => {
+                    Ok(Some(SocketMessage::Text(text))) => {
                         let frame: Value = serde_json::from_str(&text).unwrap();
                         if frame.get("ping").is_some() {
                             let _ = socket.send_text(json!({ "pong": {} }).to_string()).await;
                             continue;
                         }
-                        return Came::Frame(frame);
+                        return DeviceEvent::Frame(frame);
                     }
-                    Ok(Some(Message::Close(Some((code, reason))))) => return Came::Closed(code, reason),
-                    Ok(Some(Message::Close(None)) | None) | Err(_) => return Came::Broke,
+                    Ok(Some(SocketMessage::Close(Some((code, reason))))) => return DeviceEvent::Closed(code, reason),
+                    Ok(Some(SocketMessage::Close(None)) | None) | Err(_) => return DeviceEvent::Broke,
                     Ok(Some(_)) => {}
                 }
             }
         };
-        self.runtime.block_on(async { tokio::time::timeout(within, answer).await }).unwrap_or(Came::Nothing)
+        self.runtime.block_on(async { tokio::time::timeout(within, answer).await }).unwrap_or(DeviceEvent::Nothing)
     }
 
-    /// The next frame, which is a message.
+    /// The next frame, which must be a message.
     pub fn message(&mut self) -> Value {
         match self.next(PATIENCE) {
-            Came::Frame(frame) if frame.get("message").is_some() => frame["message"].clone(),
-            other => panic!("a message was to come, not {other:?}"),
+            DeviceEvent::Frame(frame) if frame.get("message").is_some() => frame["message"].clone(),
+            other => panic!("expected a message, got {other:?}"),
         }
     }
 
-    /// The next messages, each acknowledged: their payloads.
+    /// Acknowledges this many messages and returns their payloads.
     pub fn take(&mut self, count: usize) -> Vec<String> {
         let mut payloads = Vec::new();
         for _ in 0..count {
@@ -174,35 +178,35 @@ impl Device {
         payloads
     }
 
-    /// The frame of that name, which is the next one.
+    /// The next frame, which must have that name.
     pub fn frame(&mut self, name: &str) -> Value {
         match self.next(PATIENCE) {
-            Came::Frame(frame) if frame.get(name).is_some() => frame[name].clone(),
-            other => panic!("`{name}` was to come, not {other:?}"),
+            DeviceEvent::Frame(frame) if frame.get(name).is_some() => frame[name].clone(),
+            other => panic!("expected `{name}`, got {other:?}"),
         }
     }
 
-    /// Nothing comes for a while.
+    /// Expects no frame for a while.
     pub fn silence(&mut self) {
-        assert_eq!(self.next(A_WHILE), Came::Nothing);
+        assert_eq!(self.next(A_WHILE), DeviceEvent::Nothing);
     }
 
-    /// Reads until it is closed: what it was told.
+    /// Reads until the connection is closed, and returns the code and reason.
     pub fn closed(&mut self) -> (u16, String) {
         loop {
             match self.next(PATIENCE) {
-                Came::Closed(code, reason) => return (code, reason),
-                Came::Frame(_) => {}
-                other => panic!("it was to be closed, not {other:?}"),
+                DeviceEvent::Closed(code, reason) => return (code, reason),
+                DeviceEvent::Frame(_) => {}
+                other => panic!("expected a close, got {other:?}"),
             }
         }
     }
 
-    /// Ends in order, so that everything it said was read before.
+    /// Closes normally, so that the server has read all frames.
     pub fn leave(mut self) {
         let socket = &mut self.socket;
         self.runtime.block_on(async {
-            let _ = socket.send(&Message::Close(Some((1000, String::new())))).await;
+            let _ = socket.send(&SocketMessage::Close(Some((1000, String::new())))).await;
             while let Ok(Some(_)) = socket.next().await {}
         });
     }

@@ -15,7 +15,7 @@ use super::faulty_disk::FaultyDisk;
 use super::random::Random;
 use super::receiver::Receiver;
 use super::server::{Server, converse, eventually, read_all};
-use super::serving::get;
+use super::server_life::get;
 
 const SECONDS_DEFAULT: u64 = 15;
 const SEED_DEFAULT: u64 = 1;
@@ -26,20 +26,20 @@ const SETTINGS: [&str; 5] = [
     "receipts.lease=2s",
     "subscriptions.save_interval=100ms",
 ];
-/// Parts of paths that faults hit.
+/// Parts of paths with faults.
 const PLACES: [&str; 7] =
     ["/holds/", "/receipts/", "/progress/", "/progress.mirror/", "/inboxes/", "/devices", "/whimbrel-data/"];
 const USERS: u64 = 200;
-/// Between two registrations: few enough for what a user may have.
+/// Delay between two registrations, so that a user stays within the limit of devices.
 const REGISTER_PAUSE: Duration = Duration::from_millis(100);
-/// How long the server has to deliver everything after the last fault.
+/// Time within which the server must deliver everything after the last fault.
 const SETTLED_WITHIN: Duration = Duration::from_secs(120);
 
 fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().map_or(default, |text| text.parse().unwrap())
 }
 
-/// The answers that the load got.
+/// The answers to the load.
 #[derive(Default)]
 struct Answers {
     /// Payloads of publishes without a key that were acknowledged.
@@ -228,7 +228,7 @@ fn break_things(disk: &FaultyDisk, scene: &Scene, mut server: Server, random: &m
         disk.heal();
         std::thread::sleep(Duration::from_millis(random.between(200, 1_500) as u64));
     }
-    println!("{faults} faults, {kills} kills, {lost_writes} unsynced writes taken back");
+    println!("{faults} faults, {kills} kills, {lost_writes} unsynced writes reverted");
     eventually("the server is ready", || {
         let answer = get(&server, "/readyz");
         if answer.contains("log is closed") {
@@ -276,7 +276,7 @@ fn check_topics(client: &Client, answers: &Answers) {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_early_or_twice_while_the_disk_fails_and_the_process_is_killed() {
+fn acknowledged_work_survives_disk_faults_and_kills_once_and_on_time() {
     let time = Duration::from_secs(number("WHIMBREL_FAULT_SECONDS", SECONDS_DEFAULT));
     let seed = number("WHIMBREL_FAULT_SEED", SEED_DEFAULT);
     println!("seed {seed}");

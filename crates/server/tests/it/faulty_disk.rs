@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::random::Random;
 use super::server::Server;
 
-/// Bytes of a note's head in the undo file, and the kinds of notes: see `disk.c`.
+/// Bytes of a note's header in the undo file, and the kinds of notes: see `disk.c`.
 const NOTE_BYTES: usize = 32;
 const NOTE_WRITE: u32 = 1;
 const NOTE_SYNC: u32 = 2;
@@ -39,7 +39,6 @@ impl FaultyDisk {
         self.folder.path().join("disk-rules")
     }
 
-    /// The data folder of the server.
     pub fn data(&self) -> PathBuf {
         self.folder.path().join("whimbrel-data")
     }
@@ -61,7 +60,7 @@ impl FaultyDisk {
         Server::start_with(self.folder.path(), &arguments, &self.environment())
     }
 
-    /// As [`Self::start`], with notes of every write, so that [`Self::cut_power`] can take unsynced ones back.
+    /// Like [`Self::start`], with notes of every write, so that [`Self::cut_power`] can revert unsynced ones.
     pub fn start_noting(&self, settings: &[&str]) -> Server {
         let _ = std::fs::remove_file(self.undo());
         let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
@@ -79,7 +78,7 @@ impl FaultyDisk {
         self.folder.path().join("disk-undo")
     }
 
-    /// Takes back some of the writes that were not synced when the server was killed, as a power cut would. Returns how many.
+    /// Reverts some of the writes that were not synced when the server was killed, as a power cut would. Returns their number.
     pub fn cut_power(&self, random: &mut Random) -> usize {
         let notes = std::fs::read(self.undo()).unwrap_or_default();
         let lost = unsynced(&notes);
@@ -117,7 +116,7 @@ struct Unsynced<'a> {
 }
 
 impl Unsynced<'_> {
-    /// Puts the old bytes back, and zeros where there was nothing. False where the file is gone.
+    /// Restores the old bytes, and zeros beyond the old end. Returns `false` if the file no longer exists.
     fn take_back(&self) -> bool {
         let Ok(file) = File::options().write(true).open(self.path) else { return false };
         let end = file.metadata().unwrap().len();

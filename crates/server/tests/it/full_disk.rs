@@ -1,6 +1,6 @@
-//! The real binary on a disk without a byte of room: it starts for reading, and goes on when there is room.
+//! The real binary on a disk without a free byte: it starts for reading, and accepts publishes again when there is free space.
 //!
-//! The disk is a file system in memory. Mounting it needs a right that not every machine gives; the test then says that it was skipped.
+//! The disk is a file system in memory. Mounting it needs a privilege; without it the test prints that it was skipped.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -17,7 +17,7 @@ use whimbrel_engines::conformance::say_skipped;
 use super::receiver::{Receiver, reply};
 use super::server::{Server, converse, eventually, read_all};
 
-const NEEDS_MOUNT: &str = "tests of full disks need the right to mount a file system";
+const NEEDS_MOUNT: &str = "tests of full disks need the privilege to mount a file system";
 const DISK_BYTES: &str = "size=900m";
 const MESSAGES: usize = 20;
 const SETTINGS: [&str; 8] = [
@@ -31,7 +31,7 @@ const SETTINGS: [&str; 8] = [
     "holds.shards=4",
 ];
 
-/// A small disk, unmounted with the test.
+/// A small disk. It is unmounted at the end of the test.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -43,7 +43,7 @@ impl SmallDisk {
         is_mounted.then(|| Self(path.to_owned()))
     }
 
-    /// A neighbour that takes every byte that is free, and every byte that comes free, until it is dropped.
+    /// Starts a neighbour that uses every free byte, also those freed later, until it is dropped.
     fn fill(&self) -> Neighbour {
         let (path, is_over) = (self.0.join("neighbour"), Arc::new(AtomicBool::new(false)));
         let mut file = File::create(&path).unwrap();
@@ -105,13 +105,13 @@ fn a_server_killed_on_a_disk_without_a_free_byte_starts_for_reading() {
     let refused = converse(client.publish("orders", &NewMessage::text("refused"))).unwrap_err();
     assert_eq!(refused.code(), Some("disk_full"), "{refused:?}");
     drop(neighbour);
-    eventually("publishing goes on", || converse(client.publish("orders", &NewMessage::text("after"))).is_ok());
+    eventually("publishing resumes", || converse(client.publish("orders", &NewMessage::text("after"))).is_ok());
     eventually("the hold fires", || converse(read_all(&client, "orders", 0, 0)).0.iter().any(|it| it.id == held.id));
     drop(server);
 }
 
 #[test]
-fn a_server_that_delivers_on_a_full_disk_and_is_killed_starts_again() {
+fn a_server_killed_during_deliveries_on_a_full_disk_restarts() {
     let folder = tempfile::tempdir().unwrap();
     let Some(disk) = SmallDisk::mount(&folder.path().join("disk")) else {
         return say_skipped(NEEDS_MOUNT);
@@ -136,7 +136,7 @@ fn a_server_that_delivers_on_a_full_disk_and_is_killed_starts_again() {
     let neighbour = disk.fill();
     is_full.store(true, Ordering::Release);
     receiver.wait_for(MESSAGES);
-    // The notebook tries to write once a second.
+    // The notebook tries to write once per second.
     std::thread::sleep(Duration::from_secs(3));
     server.kill();
     let slices = std::fs::read_dir(disk.0.join("whimbrel-data/notebook")).unwrap().count();

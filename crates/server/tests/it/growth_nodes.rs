@@ -17,7 +17,7 @@ use super::services::skip;
 
 const TOPIC: &str = "grown";
 const KEYS: usize = 6;
-/// How long a publisher waits for a node that may be paused.
+/// Timeout of a publisher for a node that may be paused.
 const ANSWER_WAIT: Duration = Duration::from_secs(4);
 /// Pauses that are shorter and longer than a session.
 const STANDSTILLS: [Duration; 2] = [Duration::from_millis(700), Duration::from_millis(3500)];
@@ -34,8 +34,7 @@ fn key_of(key: usize) -> String {
     format!("key-{key}")
 }
 
-/// Publishes the messages of one key one after the other, through both nodes in turn, until it is stopped. Returns the acknowledged
-/// messages.
+/// Publishes the messages of one key in sequence, through both nodes in turn, until it is stopped. Returns the acknowledged messages.
 async fn publish_in_order(clients: Vec<Client>, key: usize, ends: Arc<AtomicBool>) -> Vec<Place> {
     let mut acknowledged = Vec::new();
     let mut number = 0;
@@ -65,7 +64,7 @@ fn check_order(key: usize, places: &[Place], topic: &TopicInfo, first: u32) {
         let passed = growths.iter().filter(is_behind).count();
         let count = passed.checked_sub(1).map_or(first, |at| growths[at]["to"].as_u64().unwrap() as u32);
         let wanted = partition_of(key_of(key).as_bytes(), count);
-        assert_eq!(place.partition, wanted, "{place:?} of key {key} lies behind {passed} growths: {growths:?}");
+        assert_eq!(place.partition, wanted, "{place:?} of key {key} follows {passed} growths: {growths:?}");
         let now = (passed, place.offset + 1);
         assert!(now > last, "{place:?} of key {key} is out of order");
         last = now;
@@ -110,7 +109,7 @@ fn keys_keep_their_order_while_a_topic_grows_and_a_node_stands_still() {
                 other.go_on();
                 assert_eq!(growth.join().unwrap().partitions, partitions);
             });
-            eventually("the other node to know of the growth", || {
+            eventually("the other node to apply the growth", || {
                 converse(other.client().topic(TOPIC)).is_ok_and(|topic| topic.partitions == partitions)
             });
         }
@@ -143,7 +142,7 @@ fn keys_keep_their_order_while_a_topic_grows_and_a_node_stands_still() {
 }
 
 #[test]
-fn a_node_without_etcd_refuses_keys_and_takes_everything_else() {
+fn a_node_without_etcd_rejects_publishes_with_keys_and_accepts_others() {
     if skip(&NEEDED) {
         return;
     }
@@ -155,9 +154,11 @@ fn a_node_without_etcd_refuses_keys_and_takes_everything_else() {
     let by_key = || converse(client.publish(TOPIC, &NewMessage::text("x").key("k")));
     by_key().unwrap();
     shared.stop_etcd();
-    eventually("keys to be refused", || by_key().is_err_and(|error| error.code() == Some("no_session")));
+    eventually("publishes with keys to be rejected", || {
+        by_key().is_err_and(|error| error.code() == Some("no_session"))
+    });
     converse(client.publish(TOPIC, &NewMessage::text("x"))).unwrap();
     converse(client.hold(TOPIC, &NewMessage::text("x").key("k").delay("1h"))).unwrap();
     shared.start_etcd_again();
-    eventually("keys to be taken again", || by_key().is_ok());
+    eventually("publishes with keys to be accepted again", || by_key().is_ok());
 }

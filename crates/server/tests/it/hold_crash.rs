@@ -1,9 +1,9 @@
-//! The crash test of holds: the real binary is killed with SIGKILL at random moments while workers hold, move, take back, fire and look,
-//! and started again. No acknowledged hold is lost, none is early, none is in its topic twice, none after it was withdrawn, and every
-//! answer stays true.
+//! The crash test of holds: SIGKILL stops the real binary at random moments while workers hold, extend, withdraw, fire and query, and it
+//! restarts. No acknowledged hold is lost, fires early, appears twice in its topic or appears after its withdrawal, and every answer
+//! stays true.
 //!
-//! Randomness comes from one seed, which is printed; `WHIMBREL_HOLD_SEED` replays its choices (not the scheduler's), `WHIMBREL_HOLD_OPS`
-//! says how much to ask, `WHIMBREL_HOLD_KILLS` how often to kill.
+//! One seed, which is printed, determines the random choices; `WHIMBREL_HOLD_SEED` replays them (not the scheduler's),
+//! `WHIMBREL_HOLD_OPS` sets the number of operations, `WHIMBREL_HOLD_KILLS` the number of kills.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use whimbrel_model::HOLDS_TOPIC;
 
 use super::hold_settling::{Settling, make_topics};
-use super::hold_work::{Doors, Pace, Work, Worker};
+use super::hold_work::{Pace, ServerUrls, Work, Worker};
 use super::kafka_cluster::KafkaCluster;
 use super::random::Random;
 use super::server::{PATIENCE, Server};
@@ -27,7 +27,7 @@ const KILLS_DEFAULT: u64 = 10;
 const WORKERS: u64 = 12;
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// One start of so many is killed before it is known to be ready.
+/// One of this many starts is killed before it is ready.
 const KILL_DURING_START_ONE_IN: u64 = 6;
 const START_MS_MAX: u64 = 60;
 
@@ -48,7 +48,7 @@ fn holds_on_kafka_with_redis_agree_with_a_model_through_kills() {
     let (kafka, redis) = (KafkaCluster::single(), OwnRedis::start());
     let mut settings = kafka.settings();
     settings.extend(redis.settings());
-    // Whoever held a lease was killed, so it need not be long.
+    // The killed server cannot release its leases, so they should be short.
     settings.extend(["kafka.message_timeout=5s", "receipts.lease=11s"].map(str::to_owned));
     kill_at_random("Kafka with Redis", &settings);
 }
@@ -69,11 +69,11 @@ fn kill_at_random(engines: &str, engine_settings: &[String]) {
     crew.open(&[&server]);
     let mut settling = Settling::default();
     for round in 0..kills {
-        // On average so many in each round that all are done with the last.
+        // Each round has a share of the operations, so that all are done after the last one.
         crew.wait_for(random.below(2 * operations / kills) + 1);
         std::thread::sleep(Duration::from_micros(random.below(3000)));
         server.kill_and_wait();
-        println!("killed for the {}. time after {} operations", round + 1, crew.operations.load(Ordering::Relaxed));
+        println!("kill {} after {} operations", round + 1, crew.operations.load(Ordering::Relaxed));
         crew.open(&[]);
         server = start(folder.path(), engine_settings, &mut of_starts);
         runtime.block_on(settling.read_on(&server.client(), WORKERS));
@@ -89,16 +89,16 @@ fn kill_at_random(engines: &str, engine_settings: &[String]) {
     println!("{engines}: seed {seed}, {operations} operations, {kills} kills, {trimmed} records trimmed\n{summary}");
     server.kill_and_wait();
 
-    // Everything must be there after one more start.
+    // Everything must still be there after one more start.
     server = start(folder.path(), engine_settings, &mut of_starts);
     runtime.block_on(settling.read_again(&server.client(), WORKERS));
 }
 
-/// Starts a server, perhaps after one that is killed while it starts.
+/// Starts a server, sometimes after one that is killed during its start.
 fn start(folder: &Path, engine_settings: &[String], random: &mut Random) -> Server {
     let mut settings = settings(random);
     settings.extend_from_slice(engine_settings);
-    // Sometimes the log is trimmed nearly at once, so that what is pending must be carried.
+    // Sometimes the log is trimmed almost at once, so that pending holds must be written again.
     if random.one_in(2) {
         settings.extend(["holds.keep_log=1s", "holds.trim_interval=1s"].map(str::to_owned));
     }
@@ -111,8 +111,8 @@ fn start(folder: &Path, engine_settings: &[String], random: &mut Random) -> Serv
     Server::start(folder, &arguments)
 }
 
-/// Settings that differ from start to start: windows that hold everything or next to nothing, stores that are written all the time or
-/// hardly ever.
+/// Settings that vary from start to start: windows that hold everything or almost nothing, stores that are written constantly or
+/// rarely.
 pub fn settings(random: &mut Random) -> Vec<String> {
     vec![
         format!("log.checkpoint_interval={}ms", 100 << random.below(6)),
@@ -122,9 +122,8 @@ pub fn settings(random: &mut Random) -> Vec<String> {
     ]
 }
 
-/// Workers at work.
 pub struct Crew {
-    doors: watch::Sender<Doors>,
+    doors: watch::Sender<ServerUrls>,
     ended: Arc<AtomicBool>,
     pub operations: Arc<AtomicU64>,
     workers: Vec<JoinHandle<Worker>>,
@@ -135,9 +134,9 @@ impl Crew {
         Self::begin_at(Pace::default(), runtime, count, answer_wait, random)
     }
 
-    /// The same with delays and pauses of the test's own.
+    /// Like `begin`, with delays and pauses of the test's own.
     pub fn begin_at(pace: Pace, runtime: &Runtime, count: u64, answer_wait: Duration, random: &mut Random) -> Self {
-        let (doors, seen) = watch::channel(Doors::default());
+        let (doors, seen) = watch::channel(ServerUrls::default());
         let (ended, operations) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (told, counted) = (Arc::clone(&ended), Arc::clone(&operations));
         let work = Work { doors: seen, ended: told, operations: counted, answer_wait, pace };
@@ -145,29 +144,29 @@ impl Crew {
         Self { doors, ended, operations, workers: workers.collect() }
     }
 
-    /// These are the servers to ask from now on.
+    /// Sets the servers to call from now on.
     pub fn open(&self, servers: &[&Server]) {
         self.doors.send_replace(Arc::new(servers.iter().map(|server| server.url.clone()).collect()));
     }
 
-    /// A worker that ended has found something wrong.
-    pub fn has_somebody_ended(&self) -> bool {
+    /// Whether a worker has ended, which means that it found a contradiction.
+    pub fn has_ended_worker(&self) -> bool {
         self.workers.iter().any(JoinHandle::is_finished)
     }
 
-    /// Waits until so many more operations were answered. A worker that ended has found something wrong.
+    /// Waits until this many more operations were answered. A worker that has ended found a contradiction.
     pub fn wait_for(&self, more: u64) {
         let goal = self.operations.load(Ordering::Relaxed) + more;
         let mut last = (Instant::now(), 0);
         loop {
             let now = self.operations.load(Ordering::Relaxed);
-            if now >= goal || self.has_somebody_ended() {
+            if now >= goal || self.has_ended_worker() {
                 return;
             }
             if now != last.1 {
                 last = (Instant::now(), now);
             }
-            assert!(last.0.elapsed() < PATIENCE, "nothing is answered any more");
+            assert!(last.0.elapsed() < PATIENCE, "no operation is answered");
             std::thread::sleep(POLL_INTERVAL);
         }
     }

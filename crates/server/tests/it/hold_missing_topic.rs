@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use whimbrel_client::{Client, Extension, HoldInfo, NewMessage, TopicSettings};
 use whimbrel_model::Timestamp;
 
-use super::hold_heard::millis_of;
+use super::hold_answer::millis_of;
 use super::hold_work::now_ms;
 use super::kafka_cluster::KafkaCluster;
 use super::server::{Server, converse, eventually, read_all};

@@ -1,15 +1,15 @@
-//! What may be true of one hold, given everything that was asked about it and every answer.
+//! The possible states of one hold, given all commands about it and all answers.
 //!
-//! A hold has a set of possible standings. What was asked together and answered is tried in every order, with everything that may have
-//! happened in between: a fire where the due time has come, and commands whose answer never came, which may be done at any later
-//! moment, or never. An answer that fits no possible standing is false, and so is a topic that at the end fits none. No I/O.
+//! A hold has a set of possible states. The model tries concurrent answered commands in every order, with all possible events between
+//! them: a fire after the due time, and unanswered commands, which may take effect at any later moment or never. An answer that fits no
+//! possible state is false; so is a topic that fits none at the end. No I/O.
 
 use std::fmt::Write as _;
 
-/// How far a due time can lie beyond what was asked for where no answer told it: the server reads its clock when it reads the request.
+/// Maximum distance of an unknown due time from the requested one: the server adds the delay to the time at which it reads the request.
 const UNTOLD_DUE_SLACK_MS: i64 = 120_000;
 
-/// Milliseconds since 1970, not known more exactly than this.
+/// A time in milliseconds since 1970, known to be within these bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     pub low: i64,
@@ -30,7 +30,7 @@ impl Span {
     }
 }
 
-/// A move that was asked for under a key.
+/// An extend under an idempotency key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyedMove {
     key: u64,
@@ -39,23 +39,23 @@ pub struct KeyedMove {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum HoldState {
     Absent,
     Pending { due: Span, version: Option<u64>, moves: Vec<KeyedMove> },
     Fired { due: Span, at: Option<i64>, by_command: bool },
     Withdrawn,
 }
 
-/// A standing, and which of the unanswered commands it has seen.
+/// A possible state, and the unanswered commands that are part of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Possible {
-    standing: Standing,
+    state: HoldState,
     seen: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// Repeats find what is there.
+    /// A repeat finds the existing hold.
     Publish {
         due: Span,
     },
@@ -75,7 +75,7 @@ pub enum NewDue {
     Until(i64),
 }
 
-/// An answer, as far as it says something about the hold.
+/// The part of an answer that concerns the hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     Held {
@@ -86,7 +86,7 @@ pub enum Answer {
         version: u64,
     },
     Withdrawn,
-    /// It was fired by the command.
+    /// The command fired the hold.
     Fired {
         at: Option<i64>,
     },
@@ -94,7 +94,7 @@ pub enum Answer {
         due: i64,
         version: u64,
     },
-    /// It had fired before; a look also says when it was due.
+    /// The hold had fired before; a query also returns its due time.
     AlreadyFired {
         at: i64,
         due: Option<i64>,
@@ -104,36 +104,35 @@ pub enum Answer {
     Unknown,
 }
 
-/// The hold's message as it stands in its topic.
+/// The hold's message in its topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
     pub due: i64,
     pub fired_at: i64,
 }
 
-/// Everything about one hold.
 #[derive(Debug, Clone)]
 pub struct History {
     possible: Vec<Possible>,
-    /// Commands whose answer never came.
+    /// Commands without an answer.
     floating: Vec<Command>,
-    /// What happened, for whoever must find out what went wrong.
+    /// The history in words, for a failure.
     told: Vec<String>,
 }
 
 impl Default for History {
     fn default() -> Self {
-        let absent = Possible { standing: Standing::Absent, seen: 0 };
+        let absent = Possible { state: HoldState::Absent, seen: 0 };
         Self { possible: vec![absent], floating: Vec::new(), told: Vec::new() }
     }
 }
 
-/// An answer, or a topic, that no possible standing agrees with.
+/// An answer, or a topic, that fits no possible state.
 pub type Contradiction = String;
 
 impl History {
-    /// Takes what was asked at the same moment and answered between two times of the client's clock. `None`: no answer came, it may be
-    /// done at any later time.
+    /// Applies commands that were sent concurrently and answered between two times of the client's clock. `None`: without an answer, the
+    /// command may take effect at any later time.
     pub fn asked(&mut self, group: &[(Command, Option<Answer>)], from: i64, until: i64) -> Result<(), Contradiction> {
         self.told.push(format!("{from}..{until} {group:?}"));
         let mut answered = Vec::new();
@@ -162,7 +161,7 @@ impl History {
         Ok(())
     }
 
-    /// Everything is over: what the topic has must be what may be true. Nothing may still be pending.
+    /// Checks the final topic against the possible states. The hold must not be pending.
     pub fn settled(&mut self, found: &[Found], now: i64) -> Result<(), Contradiction> {
         self.told.push(format!("{now} the topic has {found:?}"));
         if self.may_have(found, now) {
@@ -177,39 +176,39 @@ impl History {
         for possible in &self.possible {
             self.explore(possible.clone(), &[], now, &mut reached);
         }
-        let agrees = |standing: &Standing| match (standing, found) {
-            (Standing::Absent | Standing::Withdrawn, []) => true,
-            (Standing::Fired { due, at, by_command }, [one]) => {
+        let agrees = |state: &HoldState| match (state, found) {
+            (HoldState::Absent | HoldState::Withdrawn, []) => true,
+            (HoldState::Fired { due, at, by_command }, [one]) => {
                 due.with(one.due).is_some()
                     && at.is_none_or(|at| at == one.fired_at)
                     && (*by_command || one.fired_at >= one.due)
             }
             _ => false,
         };
-        reached.iter().any(|possible| agrees(&possible.standing))
+        reached.iter().any(|possible| agrees(&possible.state))
     }
 
-    /// When it is due, where it is certain that it is pending and when.
+    /// The due time, if the hold is certainly pending and its due time is known.
     pub fn certainly_due(&self) -> Option<i64> {
-        let mut dues = self.possible.iter().map(|possible| match &possible.standing {
-            Standing::Pending { due, .. } if due.low == due.high && self.floating.is_empty() => Some(due.low),
+        let mut dues = self.possible.iter().map(|possible| match &possible.state {
+            HoldState::Pending { due, .. } if due.low == due.high && self.floating.is_empty() => Some(due.low),
             _ => None,
         });
         let first = dues.next()??;
         dues.all(|due| due == Some(first)).then_some(first)
     }
 
-    /// Whether it may be pending, as far as the answers tell.
+    /// Whether the hold may be pending according to the answers.
     pub fn may_be_pending(&self) -> bool {
-        let pending = |possible: &Possible| matches!(possible.standing, Standing::Pending { .. });
+        let pending = |possible: &Possible| matches!(possible.state, HoldState::Pending { .. });
         self.possible.iter().any(pending)
             || self.floating.iter().any(|command| matches!(command, Command::Publish { .. }))
     }
 
-    /// The version, where only one is possible.
+    /// The version, if only one is possible.
     pub fn version(&self) -> Option<u64> {
         match self.possible.as_slice() {
-            [Possible { standing: Standing::Pending { version, .. }, .. }] => *version,
+            [Possible { state: HoldState::Pending { version, .. }, .. }] => *version,
             _ => None,
         }
     }
@@ -226,43 +225,43 @@ impl History {
         text
     }
 
-    /// Every standing that is reached when all the answered commands were done, in any order, and whatever else may have happened.
+    /// Adds every state that is possible after all answered commands, in any order, with all other possible events.
     fn explore(&self, at: Possible, answered: &[(&Command, &Answer)], until: i64, reached: &mut Vec<Possible>) {
         if answered.is_empty() && !reached.contains(&at) {
             reached.push(at.clone());
         }
-        if let Standing::Pending { due, .. } = &at.standing
+        if let HoldState::Pending { due, .. } = &at.state
             && due.low <= until
         {
             let due = Span { low: due.low, high: due.high.min(until) };
-            let standing = Standing::Fired { due, at: None, by_command: false };
-            self.explore(Possible { standing, seen: at.seen }, answered, until, reached);
+            let state = HoldState::Fired { due, at: None, by_command: false };
+            self.explore(Possible { state, seen: at.seen }, answered, until, reached);
         }
         for (number, command) in self.floating.iter().enumerate() {
             let bit = 1 << number;
             if at.seen & bit == 0 {
-                for standing in done(&at.standing, command) {
-                    self.explore(Possible { standing, seen: at.seen | bit }, answered, until, reached);
+                for state in done(&at.state, command) {
+                    self.explore(Possible { state, seen: at.seen | bit }, answered, until, reached);
                 }
             }
         }
         for (index, (command, answer)) in answered.iter().enumerate() {
-            if let Some(standing) = done_with(&at.standing, command, answer) {
+            if let Some(state) = done_with(&at.state, command, answer) {
                 let mut rest = answered.to_vec();
                 rest.remove(index);
-                self.explore(Possible { standing, seen: at.seen }, &rest, until, reached);
+                self.explore(Possible { state, seen: at.seen }, &rest, until, reached);
             }
         }
     }
 }
 
-/// What becomes of a hold by a command whose answer nobody heard. Nothing, where it would change nothing.
-fn done(standing: &Standing, command: &Command) -> Vec<Standing> {
-    match (standing, command) {
-        (Standing::Absent, Command::Publish { due }) => {
-            vec![Standing::Pending { due: *due, version: None, moves: Vec::new() }]
+/// The possible states after an unanswered command; empty if it would change nothing.
+fn done(state: &HoldState, command: &Command) -> Vec<HoldState> {
+    match (state, command) {
+        (HoldState::Absent, Command::Publish { due }) => {
+            vec![HoldState::Pending { due: *due, version: None, moves: Vec::new() }]
         }
-        (Standing::Pending { due, version, moves }, Command::Extend { to, if_version, key }) => {
+        (HoldState::Pending { due, version, moves }, Command::Extend { to, if_version, key }) => {
             let is_repeat = key.is_some_and(|key| moves.iter().any(|each| each.key == key));
             let differs = matches!((if_version, version), (Some(wanted), Some(version)) if wanted != version);
             if is_repeat || differs {
@@ -270,15 +269,15 @@ fn done(standing: &Standing, command: &Command) -> Vec<Standing> {
             }
             vec![moved(due, moves, *to, *key, None)]
         }
-        (Standing::Pending { .. }, Command::Withdraw) => vec![Standing::Withdrawn],
-        (Standing::Pending { due, .. }, Command::Fire) => {
-            vec![Standing::Fired { due: *due, at: None, by_command: true }]
+        (HoldState::Pending { .. }, Command::Withdraw) => vec![HoldState::Withdrawn],
+        (HoldState::Pending { due, .. }, Command::Fire) => {
+            vec![HoldState::Fired { due: *due, at: None, by_command: true }]
         }
         _ => Vec::new(),
     }
 }
 
-fn moved(due: &Span, moves: &[KeyedMove], to: NewDue, key: Option<u64>, told: Option<(i64, u64)>) -> Standing {
+fn moved(due: &Span, moves: &[KeyedMove], to: NewDue, key: Option<u64>, told: Option<(i64, u64)>) -> HoldState {
     let asked = match to {
         NewDue::By(ms) => due.by(ms),
         NewDue::Until(time) => Span::exactly(time),
@@ -287,21 +286,21 @@ fn moved(due: &Span, moves: &[KeyedMove], to: NewDue, key: Option<u64>, told: Op
     let version = told.map(|(_, version)| version);
     let mut moves = moves.to_vec();
     moves.extend(key.map(|key| KeyedMove { key, due, version }));
-    Standing::Pending { due, version, moves }
+    HoldState::Pending { due, version, moves }
 }
 
-/// What the hold is after a command with that answer; nothing, where the answer would have been false.
-fn done_with(standing: &Standing, command: &Command, answer: &Answer) -> Option<Standing> {
-    match (standing, command, answer) {
-        (Standing::Absent, Command::Publish { due: asked }, Answer::Held { due }) => {
+/// The state after a command with that answer; `None` if the answer would be false.
+fn done_with(state: &HoldState, command: &Command, answer: &Answer) -> Option<HoldState> {
+    match (state, command, answer) {
+        (HoldState::Absent, Command::Publish { due: asked }, Answer::Held { due }) => {
             let due = asked.with(*due)?;
-            Some(Standing::Pending { due, version: None, moves: Vec::new() })
+            Some(HoldState::Pending { due, version: None, moves: Vec::new() })
         }
-        // A repeat: what the answer must be is known to whoever heard the first one.
-        (_, Command::Publish { .. }, Answer::Held { .. }) => Some(standing.clone()),
-        (Standing::Absent, _, Answer::Unknown) => Some(Standing::Absent),
-        (Standing::Pending { due, version, moves }, _, _) => pending_with((due, *version, moves), command, answer),
-        (Standing::Fired { due, at, by_command }, _, Answer::AlreadyFired { at: told, due: due_told }) => {
+        // A repeat: the client compares its answer with the first one.
+        (_, Command::Publish { .. }, Answer::Held { .. }) => Some(state.clone()),
+        (HoldState::Absent, _, Answer::Unknown) => Some(HoldState::Absent),
+        (HoldState::Pending { due, version, moves }, _, _) => pending_with((due, *version, moves), command, answer),
+        (HoldState::Fired { due, at, by_command }, _, Answer::AlreadyFired { at: told, due: due_told }) => {
             let due = match due_told {
                 Some(told) => due.with(*told)?,
                 None => *due,
@@ -309,9 +308,9 @@ fn done_with(standing: &Standing, command: &Command, answer: &Answer) -> Option<
             let is_early = !by_command && *told < due.low;
             let is_another = at.is_some_and(|at| at != *told);
             let due = if *by_command { due } else { Span { low: due.low, high: due.high.min(*told) } };
-            (!is_early && !is_another).then_some(Standing::Fired { due, at: Some(*told), by_command: *by_command })
+            (!is_early && !is_another).then_some(HoldState::Fired { due, at: Some(*told), by_command: *by_command })
         }
-        (Standing::Withdrawn, _, Answer::AlreadyWithdrawn) => Some(Standing::Withdrawn),
+        (HoldState::Withdrawn, _, Answer::AlreadyWithdrawn) => Some(HoldState::Withdrawn),
         _ => None,
     }
 }
@@ -320,7 +319,7 @@ fn pending_with(
     (due, version, moves): (&Span, Option<u64>, &Vec<KeyedMove>),
     command: &Command,
     answer: &Answer,
-) -> Option<Standing> {
+) -> Option<HoldState> {
     match (command, answer) {
         (Command::Extend { to, if_version, key }, Answer::Rescheduled { due: due_told, version: version_told }) => {
             let earlier = key.and_then(|key| moves.iter().position(|each| each.key == key));
@@ -337,20 +336,20 @@ fn pending_with(
             (!differs && !goes_back).then(|| moved(due, moves, *to, *key, Some((*due_told, *version_told))))
         }
         (Command::Extend { if_version: Some(wanted), .. }, Answer::OtherVersion) if version != Some(*wanted) => {
-            Some(Standing::Pending { due: *due, version, moves: moves.clone() })
+            Some(HoldState::Pending { due: *due, version, moves: moves.clone() })
         }
-        (Command::Withdraw, Answer::Withdrawn) => Some(Standing::Withdrawn),
-        (Command::Fire, Answer::Fired { at }) => Some(Standing::Fired { due: *due, at: *at, by_command: true }),
+        (Command::Withdraw, Answer::Withdrawn) => Some(HoldState::Withdrawn),
+        (Command::Fire, Answer::Fired { at }) => Some(HoldState::Fired { due: *due, at: *at, by_command: true }),
         (Command::Look, Answer::Pending { due: due_told, version: version_told }) => {
             let due = due.with(*due_told)?;
             let differs = version.is_some_and(|version| version != *version_told);
-            (!differs).then(|| Standing::Pending { due, version: Some(*version_told), moves: moves.clone() })
+            (!differs).then(|| HoldState::Pending { due, version: Some(*version_told), moves: moves.clone() })
         }
         _ => None,
     }
 }
 
-/// A move under a key that was used before gets the first answer, and moves nothing.
+/// A repeat of an extend under a used key gets the first answer, and moves nothing.
 fn repeated(
     due: &Span,
     version: Option<u64>,
@@ -358,7 +357,7 @@ fn repeated(
     earlier: usize,
     due_told: i64,
     version_told: u64,
-) -> Option<Standing> {
+) -> Option<HoldState> {
     let mut moves = moves.to_vec();
     let first = &mut moves[earlier];
     first.due = first.due.with(due_told)?;
@@ -366,7 +365,7 @@ fn repeated(
         return None;
     }
     first.version = Some(version_told);
-    Some(Standing::Pending { due: *due, version, moves })
+    Some(HoldState::Pending { due: *due, version, moves })
 }
 
 #[cfg(test)]
@@ -391,14 +390,14 @@ mod tests {
     }
 
     #[test]
-    fn an_early_fire_is_found_by_every_witness() {
+    fn an_early_fire_is_detected_by_every_check() {
         assert!(held(100).settled(&[Found { due: 100, fired_at: 99 }], 200).is_err());
         assert!(held(100).settled(&[Found { due: 100, fired_at: 101 }], 99).is_err());
         assert!(held(100).asked(&[(Command::Look, Some(Answer::AlreadyFired { at: 98, due: None }))], 90, 99).is_err());
     }
 
     #[test]
-    fn a_withdrawal_that_was_answered_is_the_end() {
+    fn an_answered_withdrawal_is_final() {
         let mut history = held(100);
         history.asked(&[(Command::Withdraw, Some(Answer::Withdrawn))], 10, 11).unwrap();
         assert!(history.clone().settled(&[Found { due: 100, fired_at: 101 }], 200).is_err());
@@ -417,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_who_withdraw_at_once_one_is_told_that_it_did() {
+    fn of_two_concurrent_withdrawals_exactly_one_succeeds() {
         let group = |one, other| [(Command::Withdraw, Some(one)), (Command::Withdraw, Some(other))];
         let (did, was_late) = (Answer::Withdrawn, Answer::AlreadyWithdrawn);
         assert!(held(100).asked(&group(did.clone(), was_late.clone()), 10, 11).is_ok());

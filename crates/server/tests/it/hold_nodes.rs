@@ -1,7 +1,7 @@
-//! Two nodes on Kafka, Redis and etcd: one is stopped with SIGSTOP while it fires, or killed, the other takes its shards over, and the
-//! first is let go. Nothing is in its topic twice, nothing is lost, no answer turns out false, through whichever door it came.
+//! Two nodes on Kafka, Redis and etcd: SIGSTOP stops one while it fires, or SIGKILL kills it; the other takes over its shards, and the
+//! first one resumes. No message is duplicated or lost, and no answer is false, whichever node it came from.
 //!
-//! `WHIMBREL_HOLD_ROUNDS` says how often a node is stopped or killed, `WHIMBREL_HOLD_ROUND_OPS` how much is asked meanwhile.
+//! `WHIMBREL_HOLD_ROUNDS` sets the number of stops and kills, `WHIMBREL_HOLD_ROUND_OPS` the operations of a round.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -21,14 +21,14 @@ pub const NEEDED: [&str; 3] = ["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"
 const ROUNDS_DEFAULT: u64 = 4;
 const ROUND_OPERATIONS_DEFAULT: u64 = 300;
 const WORKERS: u64 = 8;
-/// Shorter than a node stands still, so that workers go elsewhere with what they hold.
+/// Shorter than a standstill of a node, so that workers continue with another node.
 const ANSWER_WAIT: Duration = Duration::from_secs(3);
 const BRIEFLY_MS_MAX: u64 = 2500;
-/// How long etcd is gone: longer than sessions last.
+/// Time without etcd: longer than a session.
 const WITHOUT_ETCD: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What two nodes share.
+/// The services that two nodes share.
 pub struct Shared {
     _kafka: KafkaCluster,
     _redis: OwnRedis,
@@ -52,7 +52,7 @@ impl Shared {
         server
     }
 
-    /// Starts a node and does not wait for it.
+    /// Starts a node without waiting for it.
     pub fn spawn(&self, folder: &TempDir, more: &[String]) -> Server {
         let settings = self.settings.iter().chain(more);
         let arguments: Vec<&str> = settings.flat_map(|setting| ["--set", setting.as_str()]).collect();
@@ -69,7 +69,7 @@ impl Shared {
 }
 
 #[test]
-fn holds_agree_with_a_model_while_nodes_stand_still_die_and_come_back() {
+fn holds_agree_with_a_model_while_nodes_stand_still_die_and_return() {
     if skip(&NEEDED) {
         return;
     }
@@ -91,7 +91,7 @@ fn holds_agree_with_a_model_while_nodes_stand_still_die_and_come_back() {
     for round in 0..rounds {
         crew.wait_for(round_operations);
         let victim = (round % 2) as usize;
-        // Short enough to lose nothing that it owns, or just not.
+        // Too short to lose its session, or just long enough.
         let node = nodes[victim].as_ref().unwrap();
         node.freeze();
         std::thread::sleep(Duration::from_millis(random.below(BRIEFLY_MS_MAX)));
@@ -107,7 +107,7 @@ fn holds_agree_with_a_model_while_nodes_stand_still_die_and_come_back() {
         }
         let survivor = nodes[1 - victim].as_ref().unwrap();
         if !is_killed {
-            // For a while nobody knows that the other does not answer.
+            // Until its session expires, the other node does not notice the failure.
             crew.wait_for(WORKERS * 3);
         }
         crew.open(&[survivor]);
@@ -129,7 +129,7 @@ fn holds_agree_with_a_model_while_nodes_stand_still_die_and_come_back() {
     println!("two nodes: seed {seed}, {operations} operations, {stopped} stopped, {killed} killed\n{summary}");
 }
 
-/// Asks through a node until every shard has an owner that answers.
+/// Sends requests through a node until every shard has an owner that answers.
 fn wait_until_all_shards_answer(runtime: &Runtime, node: &Server) {
     let (client, began) = (node.client(), Instant::now());
     while let Err(error) = runtime.block_on(client.count_holds(&HoldFilter::default())) {
@@ -139,7 +139,7 @@ fn wait_until_all_shards_answer(runtime: &Runtime, node: &Server) {
 }
 
 #[test]
-fn without_an_owner_commands_say_so_and_what_was_held_is_there_when_one_comes() {
+fn without_an_owner_commands_are_rejected_and_holds_survive() {
     if skip(&NEEDED) {
         return;
     }
@@ -166,7 +166,7 @@ fn without_an_owner_commands_say_so_and_what_was_held_is_there_when_one_comes() 
 }
 
 #[test]
-fn holds_agree_with_a_model_while_coordination_is_gone() {
+fn holds_agree_with_a_model_without_etcd() {
     if skip(&NEEDED) {
         return;
     }
@@ -195,5 +195,5 @@ fn holds_agree_with_a_model_while_coordination_is_gone() {
     let workers = crew.end(&runtime);
     let summary = runtime.block_on(settling.settle(&nodes[0].client(), workers));
     println!("without etcd: seed {seed}, {operations} operations\n{summary}");
-    assert!(summary.contains("no_owner"), "nobody noticed");
+    assert!(summary.contains("no_owner"), "no command met the outage");
 }

@@ -1,13 +1,13 @@
-//! Bad days: a store beside the log that is gone, silent, or has forgotten everything; a disk that is full. Nothing is lost, nothing is
-//! twice, refusals say that nothing was done, and everything goes on by itself.
+//! Outages: a store beside the log that is down, hangs or has lost its data; a full disk. Nothing is lost or duplicated, rejections have no
+//! effect, and everything recovers by itself.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use whimbrel_client::{ClientError, Extension, NewMessage};
 
+use super::hold_answer::millis_of;
 use super::hold_crash::{Crew, number, settings};
-use super::hold_heard::millis_of;
 use super::hold_settling::{Settling, make_topics};
 use super::hold_work::now_ms;
 use super::kafka_cluster::KafkaCluster;
@@ -21,11 +21,11 @@ const OUTAGE_MS_MAX: u64 = 4000;
 const WORKERS: u64 = 6;
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// A hold that is due has certainly fired after this, where it can.
+/// Time after which a due hold has certainly fired, without an outage.
 const FIRED_WITHIN_MS: i64 = 500;
 
 #[test]
-fn holds_agree_with_a_model_while_their_store_goes_stalls_and_forgets() {
+fn holds_agree_with_a_model_while_their_store_stops_stalls_and_loses_data() {
     if skip(&["WHIMBREL_TEST_REDIS"]) {
         return;
     }
@@ -38,7 +38,7 @@ fn holds_agree_with_a_model_while_their_store_goes_stalls_and_forgets() {
     let mut redis = OwnRedis::start();
     let mut all = settings(&mut random);
     all.extend(redis.settings());
-    // Receipts that were forgotten are best effort; here every repeat must be known.
+    // Receipts of a lost store are best effort; here every repeat must be detected.
     all.extend(
         ["receipts.engine=embedded", "redis.connect_timeout=300ms", "redis.response_timeout=700ms"].map(str::to_owned),
     );
@@ -82,7 +82,7 @@ fn freeze_for_a_while(service: &dyn Outage, random: &mut Random) {
 }
 
 #[test]
-fn holds_agree_with_a_model_while_their_broker_goes_and_stalls() {
+fn holds_agree_with_a_model_while_their_broker_stops_and_stalls() {
     if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
         return;
     }
@@ -96,7 +96,7 @@ fn holds_agree_with_a_model_while_their_broker_goes_and_stalls() {
     let mut all = settings(&mut random);
     all.extend(kafka.settings());
     all.extend(redis.settings());
-    // So short that calls end without an answer.
+    // So short that some calls end without an answer.
     all.extend(
         ["kafka.message_timeout=2s", "kafka.transaction_timeout=3s", "kafka.request_timeout=2s"].map(str::to_owned),
     );
@@ -120,7 +120,7 @@ fn holds_agree_with_a_model_while_their_broker_goes_and_stalls() {
 }
 
 #[test]
-fn on_a_full_disk_nothing_is_taken_and_what_was_held_fires_when_there_is_room() {
+fn a_full_disk_rejects_holds_and_pending_ones_fire_when_there_is_space() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &[]);
     converse(async {
@@ -133,11 +133,11 @@ fn on_a_full_disk_nothing_is_taken_and_what_was_held_fires_when_there_is_room() 
     let full = Server::start(folder.path(), &["--set", "log.disk_reserve_bytes=1TiB"]);
     converse(async {
         let client = full.client();
-        // The log looks at the disk from time to time.
+        // The log checks the disk periodically.
         let began = Instant::now();
         let refused = loop {
             match client.hold("elsewhere", &NewMessage::text("x").delay("1h")).await {
-                Ok(_) => assert!(began.elapsed() < PATIENCE, "the disk is full and messages are taken"),
+                Ok(_) => assert!(began.elapsed() < PATIENCE, "the disk is full and messages are accepted"),
                 Err(error) => break error,
             }
         };
@@ -152,7 +152,7 @@ fn on_a_full_disk_nothing_is_taken_and_what_was_held_fires_when_there_is_room() 
         }
         let soon = client.look("soon").await.unwrap();
         let due = millis_of(&soon.due);
-        assert!(now_ms() < due, "too late to see whether it would fire");
+        assert!(now_ms() < due, "too late to check whether it fires");
         while now_ms() < due + FIRED_WITHIN_MS {
             tokio::time::sleep(POLL_INTERVAL).await;
         }

@@ -1,4 +1,4 @@
-//! The end of a run with holds: everything comes due, the topics are read whole, and every hold is where its history says.
+//! The end of a run with holds: all holds come due, the test reads the topics, and compares each hold with its history.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -6,28 +6,28 @@ use std::time::{Duration, Instant};
 use futures_util::stream::{self, StreamExt as _};
 use whimbrel_client::{Client, HoldFilter, Message, TopicSettings};
 
-use super::hold_heard::{Heard, look, millis_of};
+use super::hold_answer::{HoldReply, look, millis_of};
 use super::hold_model::{Command, Found};
 use super::hold_work::{SHARED_TOPIC, Tally, Tracked, Worker, now_ms, own_topic, payload};
 use super::outage_probe::is_probe;
 use super::server::{PATIENCE, read_all};
 
-/// After outages everything has ended within this, also where several brokers start anew on two busy cores.
+/// Time limit for the end after outages, also while several brokers restart on two busy cores.
 const END_PATIENCE: Duration = Duration::from_secs(240);
 /// The message of a fired hold is visible to readers within this time, also where its transaction marker was lost.
 const VISIBLE_WITHIN: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const LOOKS_AT_ONCE: usize = 8;
 
-/// Who published a message, and its number.
+/// The publisher of a message, and its number.
 type Name = (u64, u64);
 
-/// What was found in the topics so far.
+/// The messages found in the topics so far.
 #[derive(Default)]
 pub struct Settling {
     read_to: HashMap<(String, u32), u64>,
     found: HashMap<Name, Vec<Message>>,
-    /// When a message was first seen to be there, by the reader's clock.
+    /// The time at which a message was first seen, by the reader's clock.
     first_seen_ms: HashMap<Name, i64>,
 }
 
@@ -39,17 +39,17 @@ pub fn topics(workers: u64) -> impl Iterator<Item = (String, u32)> {
 pub async fn make_topics(client: &Client, workers: u64) {
     for (topic, partitions) in topics(workers) {
         let settings = TopicSettings { partitions: Some(partitions), ..TopicSettings::default() };
-        // A broker on a busy machine may take longer than the server waits for it; the same call made again is the same topic.
+        // A broker on a busy machine may take longer than the server waits for it; a repeated call creates the same topic.
         let began = Instant::now();
         while let Err(error) = client.put_topic(&topic, &settings).await {
-            assert!(began.elapsed() < PATIENCE, "{topic} cannot be made: {error}");
+            assert!(began.elapsed() < PATIENCE, "{topic} cannot be created: {error}");
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }
 
 impl Settling {
-    /// Reads on where the last reading ended. A message's due time must have come, unless somebody fired it.
+    /// Reads on from the last end. A message's due time must have passed, unless a command fired it.
     pub async fn read_on(&mut self, client: &Client, workers: u64) {
         for (topic, partitions) in topics(workers) {
             for partition in 0..partitions {
@@ -67,7 +67,7 @@ impl Settling {
         }
     }
 
-    /// Waits until nothing is pending, then judges every hold by its history and by its topic.
+    /// Waits until no hold is pending, then checks every hold against its history and its topic.
     pub async fn settle(&mut self, client: &Client, workers: Vec<Worker>) -> String {
         let count = workers.len() as u64;
         let mut tally = Tally::default();
@@ -125,13 +125,17 @@ impl Settling {
             assert_eq!(message.topic, hold.topic, "{name:?}");
             assert!(hold.id.as_ref().is_none_or(|id| *id == message.id), "{name:?} has the id {}", message.id);
             if let Some(place) = hold.place {
-                assert_eq!((message.partition, message.offset), place, "{name:?} was said to be elsewhere");
+                assert_eq!(
+                    (message.partition, message.offset),
+                    place,
+                    "{name:?} is at another place than its answer had"
+                );
             }
             let seen = self.first_seen_ms[&name];
             assert!(found.fired_at <= seen, "{name:?} fired at {} and was seen at {seen}", found.fired_at);
-            // Read before its due time, it can only have been fired by a command; then it says itself that it fired early.
+            // If it was read before its due time, a command fired it; then the message itself has an early firing time.
             let was_early = seen < found.due && found.fired_at >= found.due;
-            assert!(!was_early, "{name:?} was there at {seen}, before {found:?}");
+            assert!(!was_early, "{name:?} was in the topic at {seen}, before {found:?}");
         }
     }
 
@@ -140,11 +144,11 @@ impl Settling {
         self.found.values().flatten()
     }
 
-    /// Reads everything once more: it must be what was read before.
+    /// Reads everything again and compares it with the messages read before.
     pub async fn read_again(&self, client: &Client, workers: u64) {
         let mut again = Self::default();
         again.read_on(client, workers).await;
-        assert!(again.found == self.found, "a later start shows something else than the earlier ones did");
+        assert!(again.found == self.found, "a later start shows other messages than the earlier ones");
     }
 }
 
@@ -154,14 +158,14 @@ async fn wait_until_nothing_is_pending(client: &Client) {
         let pending = match client.count_holds(&HoldFilter::default()).await {
             Ok(counts) if counts.count == 0 => return,
             Ok(counts) => format!("{} are pending", counts.count),
-            Err(error) => Heard::<()>::of(error).why().to_owned(),
+            Err(error) => HoldReply::<()>::of(error).why().to_owned(),
         };
         assert!(began.elapsed() < END_PATIENCE, "holds do not end: {pending}");
         tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// What became of a hold is known after it.
+/// Queries the outcome of each hold.
 async fn look_at_all(client: &Client, holds: &mut [Tracked]) {
     let looks = holds.iter_mut().filter(|hold| hold.id.is_some()).map(|hold| async move {
         let id = hold.id.clone().unwrap_or_default();
@@ -169,9 +173,9 @@ async fn look_at_all(client: &Client, holds: &mut [Tracked]) {
         let (answer, from) = loop {
             let from = now_ms();
             match look(client, &id).await {
-                Heard::Answer((answer, _)) => break (answer, from),
-                // It changes nothing, so it may be asked again.
-                other => assert!(began.elapsed() < PATIENCE, "a look at the end: {other:?}"),
+                HoldReply::Answer((answer, _)) => break (answer, from),
+                // A query changes nothing, so it can be repeated.
+                other => assert!(began.elapsed() < PATIENCE, "a query at the end: {other:?}"),
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         };
@@ -185,12 +189,12 @@ fn name_of(message: &Message) -> Name {
     let text = message.payload.as_deref().unwrap();
     let mut words = text.split(' ').map(|word| word.parse().unwrap());
     let name = (words.next().unwrap(), words.next().unwrap());
-    assert!(text == payload(name.0, name.1), "the payload of {name:?} is not what was published");
+    assert!(text == payload(name.0, name.1), "the payload of {name:?} differs from the published one");
     name
 }
 
 fn found_of(message: &Message) -> Found {
     let time = |name: &str| message.more.get(name).and_then(|time| time.as_str()).map(millis_of);
     let (due, fired_at) = (time("due"), time("fired_at"));
-    Found { due: due.expect("it says when it was due"), fired_at: fired_at.expect("it says when it fired") }
+    Found { due: due.expect("it has its due time"), fired_at: fired_at.expect("it says when it fired") }
 }

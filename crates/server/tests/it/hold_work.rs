@@ -1,7 +1,7 @@
-//! Workers who hold messages, move them, take them back, fire and look, at random, through whatever doors are open; each keeps the
-//! [`History`] of every hold that it made, and stops the test at the first answer that cannot be true.
+//! Workers that hold, extend, withdraw, fire and query messages at random, through all available servers. Each worker keeps the
+//! [`History`] of its holds, and fails the test at the first answer that cannot be true.
 //!
-//! A worker's holds are its own, so that every answer can be judged; commands that meet are asked by one worker at the same moment.
+//! A worker uses only its own holds, so that it can check every answer; it also sends concurrent commands about the same hold.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use tokio::sync::watch;
 use whimbrel_client::{Client, Extension, HoldFilter, HoldInfo, NewMessage};
 use whimbrel_model::Timestamp;
 
-use super::hold_heard::{Heard, ask, heard_publish, millis_of};
+use super::hold_answer::{HoldReply, ask, millis_of, publish_reply};
 use super::hold_model::{Answer, Command, History, NewDue, Span};
 use super::random::Random;
 
-/// Everybody's topic; each worker also has one of its own.
+/// The topic of all workers; each worker also has one of its own.
 pub const SHARED_TOPIC: (&str, u32) = ("late-all", 8);
 const BATCH_MAX: u64 = 15;
 const DELAY_MS_MAX: i64 = 12_000;
 const FILLER_BYTES_MAX: u64 = 400;
-/// A hold with more unanswered commands is left alone: every one of them doubles what may be true.
+/// Maximum number of unanswered commands of a hold: each doubles the number of possible states.
 const UNANSWERED_MAX: usize = 4;
-/// Fewer than a hold remembers, so that a repeat is always known as one.
+/// Less than the number of keys that a hold remembers, so that every repeat is detected.
 const KEYED_MOVES_MAX: u64 = 6;
-/// Holds that a worker goes on acting upon; older ones are left to come due.
+/// Holds that a worker still uses; older ones are left to fire.
 const AT_HAND_MAX: usize = 120;
 const GROUP_MAX: u64 = 3;
-/// How long a worker waits where nobody answers.
+/// Delay of a worker if no server is available.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Where servers can be asked at the moment.
-pub type Doors = Arc<Vec<String>>;
+/// The addresses of the available servers.
+pub type ServerUrls = Arc<Vec<String>>;
 
 pub fn now_ms() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as i64
@@ -43,7 +43,7 @@ fn rfc3339(ms: i64) -> String {
     Timestamp::from_millis(ms).to_string()
 }
 
-/// How far ahead workers hold messages, and how fast they ask.
+/// The delays of holds, and the rate of operations.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
     /// The longest delay of a hold, in milliseconds.
@@ -58,50 +58,50 @@ impl Default for Pace {
     }
 }
 
-/// What all workers have in common.
+/// The state that all workers share.
 #[derive(Clone)]
 pub struct Work {
-    pub doors: watch::Receiver<Doors>,
+    pub doors: watch::Receiver<ServerUrls>,
     pub ended: Arc<AtomicBool>,
-    /// How much was asked, answered or not.
+    /// The number of operations, answered or not.
     pub operations: Arc<AtomicU64>,
-    /// How long an answer is waited for.
+    /// Timeout of an answer.
     pub answer_wait: Duration,
     pub pace: Pace,
 }
 
-/// How a repeat of the publish is known.
+/// The way in which the server detects a repeat of the publish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Brought {
+enum RepeatId {
     Nothing,
     Id,
     Key,
 }
 
-/// When a message was asked to be due.
+/// The requested due time of a message.
 #[derive(Debug, Clone, Copy)]
-enum Asked {
+enum RequestedDue {
     After(i64),
     At(i64),
 }
 
-/// One hold and what is known of it.
+/// One hold with its history.
 pub struct Tracked {
     pub worker: u64,
     pub number: u64,
     pub topic: String,
-    brought: Brought,
-    asked: Asked,
-    /// Known from the first answer on, or from the start where it was brought.
+    brought: RepeatId,
+    asked: RequestedDue,
+    /// Known after the first answer, or from the start for a publisher's id.
     pub id: Option<String>,
     first_due: Option<i64>,
     keyed: Vec<(u64, Command)>,
     pub history: History,
-    /// Where a fire said that the message is.
+    /// The position of the message according to a fire.
     pub place: Option<(u32, u64)>,
 }
 
-/// The payload, made from who published it and its number, so that it can be checked to the byte.
+/// The payload, derived from the publisher and the number, so that every byte can be checked.
 pub fn payload(worker: u64, number: u64) -> String {
     let mut random = Random(worker << 32 ^ number);
     let filler: String = (0..random.below(FILLER_BYTES_MAX)).map(|_| (b'a' + random.below(26) as u8) as char).collect();
@@ -112,13 +112,13 @@ impl Tracked {
     fn message(&self) -> NewMessage {
         let message = NewMessage::text(payload(self.worker, self.number));
         let message = match self.brought {
-            Brought::Nothing => message,
-            Brought::Id => message.id(self.own_name()),
-            Brought::Key => message.idempotency_key(self.own_name()),
+            RepeatId::Nothing => message,
+            RepeatId::Id => message.id(self.own_name()),
+            RepeatId::Key => message.idempotency_key(self.own_name()),
         };
         match self.asked {
-            Asked::After(ms) => message.delay(format!("{ms}ms")),
-            Asked::At(time) => message.deliver_at(rfc3339(time)),
+            RequestedDue::After(ms) => message.delay(format!("{ms}ms")),
+            RequestedDue::At(time) => message.deliver_at(rfc3339(time)),
         }
     }
 
@@ -128,13 +128,13 @@ impl Tracked {
 
     fn due_asked(&self, from: i64, until: i64) -> Span {
         match self.asked {
-            Asked::After(ms) => Span { low: from + ms, high: until + ms },
-            Asked::At(time) => Span::exactly(time),
+            RequestedDue::After(ms) => Span { low: from + ms, high: until + ms },
+            RequestedDue::At(time) => Span::exactly(time),
         }
     }
 }
 
-/// How often what happened.
+/// Counts of events by name.
 #[derive(Debug, Default, Clone)]
 pub struct Tally(pub HashMap<String, u64>);
 
@@ -166,7 +166,6 @@ pub struct Worker {
     pub tally: Tally,
 }
 
-/// A worker's own topic.
 pub fn own_topic(worker: u64) -> (String, u32) {
     (format!("late-{worker}"), 1 + (worker % 4) as u32)
 }
@@ -177,7 +176,6 @@ impl Worker {
         Self { number, random, work, clients: HashMap::new(), next: 0, holds: Vec::new(), tally: Tally::default() }
     }
 
-    /// Works until told to end.
     pub async fn run(mut self) -> Self {
         while !self.work.ended.load(Ordering::Relaxed) {
             let Some(client) = self.client() else {
@@ -210,7 +208,7 @@ impl Worker {
         self.work.operations.load(Ordering::Relaxed)
     }
 
-    /// One of the open doors.
+    /// A client of one of the available servers.
     fn client(&mut self) -> Option<Client> {
         let doors = self.work.doors.borrow().clone();
         if doors.is_empty() {
@@ -232,8 +230,9 @@ impl Worker {
             2..6 => self.random.between(0, 1500),
             _ => self.random.between(0, self.work.pace.delay_ms_max),
         };
-        let asked = if self.random.one_in(2) { Asked::After(delay.max(0)) } else { Asked::At(now_ms() + delay) };
-        let brought = [Brought::Nothing, Brought::Id, Brought::Key][self.random.below(3) as usize];
+        let asked =
+            if self.random.one_in(2) { RequestedDue::After(delay.max(0)) } else { RequestedDue::At(now_ms() + delay) };
+        let brought = [RepeatId::Nothing, RepeatId::Id, RepeatId::Key][self.random.below(3) as usize];
         let topic = if self.random.one_in(2) { SHARED_TOPIC.0.to_owned() } else { own_topic(self.number).0 };
         let mut hold = Tracked {
             worker: self.number,
@@ -247,7 +246,7 @@ impl Worker {
             history: History::default(),
             place: None,
         };
-        hold.id = (brought == Brought::Id).then(|| hold.own_name());
+        hold.id = (brought == RepeatId::Id).then(|| hold.own_name());
         hold
     }
 
@@ -261,30 +260,30 @@ impl Worker {
     async fn publish_one(&mut self, client: &Client, index: usize) {
         let (message, topic) = (self.holds[index].message(), self.holds[index].topic.clone());
         let from = now_ms();
-        let heard = heard_publish(client.publish(&topic, &message).await);
+        let heard = publish_reply(client.publish(&topic, &message).await);
         self.published(index, heard, from);
     }
 
-    fn published(&mut self, index: usize, heard: Heard<(String, i64)>, from: i64) {
+    fn published(&mut self, index: usize, heard: HoldReply<(String, i64)>, from: i64) {
         let until = now_ms();
         let hold = &mut self.holds[index];
         let command = Command::Publish { due: hold.due_asked(from, until) };
         self.work.operations.fetch_add(1, Ordering::Relaxed);
         let outcome = match heard {
-            Heard::Answer((id, due)) => {
+            HoldReply::Answer((id, due)) => {
                 self.tally.count(if hold.first_due.is_some() { "publish: repeated" } else { "publish: held" });
                 if let (Some(known), Some(first)) = (&hold.id, hold.first_due) {
-                    assert_eq!((&id, due), (known, first), "a repeat of {} was answered otherwise", hold.own_name());
+                    assert_eq!((&id, due), (known, first), "a repeat of {} got another answer", hold.own_name());
                 }
                 assert!(hold.id.as_ref().is_none_or(|known| *known == id), "{} got the id {id}", hold.own_name());
                 (hold.id, hold.first_due) = (Some(id), Some(due));
                 hold.history.asked(&[(command, Some(Answer::Held { due }))], from, until)
             }
-            Heard::NotDone(why) => {
+            HoldReply::NotDone(why) => {
                 self.tally.count(&format!("publish: {why}"));
                 Ok(())
             }
-            Heard::InDoubt(why) => {
+            HoldReply::InDoubt(why) => {
                 self.tally.count(&format!("publish: {why}"));
                 hold.history.asked(&[(command, None)], from, until)
             }
@@ -298,9 +297,9 @@ impl Worker {
         for _ in 0..1 + self.random.below(BATCH_MAX) {
             let mut hold = self.new_hold();
             hold.topic.clone_from(&topic);
-            // A batch carries ids, and no keys.
-            if hold.brought == Brought::Key {
-                hold.brought = Brought::Nothing;
+            // A batch carries ids, and no idempotency keys.
+            if hold.brought == RepeatId::Key {
+                hold.brought = RepeatId::Nothing;
             }
             self.holds.push(hold);
         }
@@ -311,11 +310,11 @@ impl Worker {
             Ok(accepted) => {
                 assert_eq!(accepted.len(), messages.len());
                 for (at, accepted) in accepted.into_iter().enumerate() {
-                    self.published(first + at, heard_publish(Ok(accepted)), from);
+                    self.published(first + at, publish_reply(Ok(accepted)), from);
                 }
             }
             Err(error) => {
-                let heard = heard_publish(Err(error));
+                let heard = publish_reply(Err(error));
                 for at in 0..messages.len() {
                     self.published(first + at, heard.clone(), from);
                 }
@@ -325,29 +324,31 @@ impl Worker {
 
     /// The same publish again, under its id or key.
     async fn publish_again(&mut self, client: &Client) {
-        let index = self.pick(|hold| hold.brought != Brought::Nothing);
+        let index = self.pick(|hold| hold.brought != RepeatId::Nothing);
         if let Some(index) = index {
             self.publish_one(client, index).await;
         }
     }
 
-    /// Another body under an id or key that is taken is refused.
+    /// Checks that another body under a used id or key is rejected.
     async fn publish_another_under_the_same_id(&mut self, client: &Client) {
-        let Some(index) = self.pick(|hold| hold.brought != Brought::Nothing && hold.first_due.is_some()) else {
+        let Some(index) = self.pick(|hold| hold.brought != RepeatId::Nothing && hold.first_due.is_some()) else {
             return;
         };
         let (message, topic) = (self.holds[index].message(), self.holds[index].topic.clone());
         let other = NewMessage { payload: "another".into(), ..message };
         self.work.operations.fetch_add(1, Ordering::Relaxed);
-        match heard_publish(client.publish(&topic, &other).await) {
-            Heard::Answer(answer) => {
-                panic!("another body than {}'s was answered with {answer:?}", self.holds[index].own_name())
+        match publish_reply(client.publish(&topic, &other).await) {
+            HoldReply::Answer(answer) => {
+                panic!("another body than {}'s got {answer:?}", self.holds[index].own_name())
             }
-            Heard::NotDone(why) | Heard::InDoubt(why) => self.tally.count(&format!("publish of another body: {why}")),
+            HoldReply::NotDone(why) | HoldReply::InDoubt(why) => {
+                self.tally.count(&format!("publish of another body: {why}"))
+            }
         }
     }
 
-    /// One of the latest holds that can be asked about.
+    /// One of the latest holds that satisfy the condition.
     fn pick(&mut self, is_so: impl Fn(&Tracked) -> bool) -> Option<usize> {
         let first = self.holds.len().saturating_sub(AT_HAND_MAX);
         let can_be = |hold: &Tracked| hold.history.unanswered() < UNANSWERED_MAX && is_so(hold);
@@ -370,7 +371,7 @@ impl Worker {
                 let hold = &mut self.holds[index];
                 let if_version = match self.random.below(6) {
                     0..2 => hold.history.version(),
-                    // No hold had this one.
+                    // No hold has this version.
                     2 => Some(u64::MAX >> 12),
                     _ => None,
                 };
@@ -389,7 +390,7 @@ impl Worker {
         self.ask_group(index, vec![(client.clone(), command)]).await;
     }
 
-    /// A move under a key, again.
+    /// Repeats an extend under its key.
     async fn repeat_a_move(&mut self, client: &Client) {
         let Some(index) = self.pick(|hold| !hold.keyed.is_empty()) else { return };
         let keyed = &self.holds[index].keyed;
@@ -397,7 +398,7 @@ impl Worker {
         self.ask_group(index, vec![(client.clone(), command)]).await;
     }
 
-    /// Several commands about one hold, perhaps through several doors, at the same moment.
+    /// Sends several concurrent commands about one hold, possibly through several servers.
     async fn commands_at_once(&mut self) {
         let Some(index) = self.pick(|hold| hold.id.is_some() && hold.history.unanswered() == 0) else { return };
         let mut group = Vec::new();
@@ -424,9 +425,9 @@ impl Worker {
                         let idempotency_key = number.as_ref().map(key);
                         ask(client, id, &Extension { if_version: *if_version, idempotency_key, ..extension }).await
                     }
-                    Command::Withdraw => super::hold_heard::withdraw(client, id).await,
-                    Command::Fire => super::hold_heard::fire(client, id).await,
-                    Command::Look | Command::Publish { .. } => super::hold_heard::look(client, id).await,
+                    Command::Withdraw => super::hold_answer::withdraw(client, id).await,
+                    Command::Fire => super::hold_answer::fire(client, id).await,
+                    Command::Look | Command::Publish { .. } => super::hold_answer::look(client, id).await,
                 }
             }
         });
@@ -437,13 +438,13 @@ impl Worker {
         for ((_, command), heard) in group.into_iter().zip(heard) {
             let word = word_of(&command);
             match heard {
-                Heard::Answer((answer, place)) => {
+                HoldReply::Answer((answer, place)) => {
                     self.tally.count(&format!("{word}: {}", word_of_answer(&answer)));
                     self.holds[index].place = self.holds[index].place.or(place);
                     judged.push((command, Some(answer)));
                 }
-                Heard::NotDone(why) => self.tally.count(&format!("{word}: {why}")),
-                Heard::InDoubt(why) => {
+                HoldReply::NotDone(why) => self.tally.count(&format!("{word}: {why}")),
+                HoldReply::InDoubt(why) => {
                     self.tally.count(&format!("{word}: {why}"));
                     judged.push((command, None));
                 }
@@ -453,7 +454,7 @@ impl Worker {
         self.judge(index, outcome);
     }
 
-    /// Lists one topic in pages: in due order, everything that is certainly pending, nothing that is certainly over.
+    /// Lists one topic in pages: in due order, with every certainly pending hold and no certainly finished one.
     async fn list(&mut self, client: &Client) {
         let topic = if self.random.one_in(4) { SHARED_TOPIC.0.to_owned() } else { own_topic(self.number).0 };
         let from = now_ms();
@@ -479,7 +480,7 @@ impl Worker {
                     }
                 }
                 Err(error) => {
-                    let heard = Heard::<()>::of(error);
+                    let heard = HoldReply::<()>::of(error);
                     self.tally.count(&format!("list: {}", heard.why()));
                     return;
                 }
@@ -518,7 +519,7 @@ impl Worker {
         }
     }
 
-    /// Counts the worker's own topic, of which it knows everything.
+    /// Counts the worker's own topic, whose holds are all its own.
     async fn count(&mut self, client: &Client) {
         let topic = own_topic(self.number).0;
         let filter = HoldFilter { topic: Some(topic.clone()), ..HoldFilter::default() };
@@ -526,7 +527,7 @@ impl Worker {
         let counts = match client.count_holds(&filter).await {
             Ok(counts) => counts,
             Err(error) => {
-                let heard = Heard::<()>::of(error);
+                let heard = HoldReply::<()>::of(error);
                 self.tally.count(&format!("count: {}", heard.why()));
                 return;
             }

@@ -1,4 +1,4 @@
-//! Holds in the real binary: what is held survives whatever becomes of the process and of the store beside the log.
+//! Holds in the real binary: they survive failures of the process and of the store beside the log.
 
 use std::path::Path;
 use std::process::Output;
@@ -20,14 +20,14 @@ fn start(folder: &Path) -> Server {
     Server::start(folder, &["--set", "topics.partitions=1"])
 }
 
-/// Every message of the topic, once at least one has come.
+/// Every message of the topic, once at least one has arrived.
 fn messages(server: &Server, folder: &Path) -> Vec<Value> {
     let page = json_of(&on(server, folder, &["read", "orders", "--wait", "30s", "--json"]));
     page["messages"].as_array().unwrap().clone()
 }
 
 #[test]
-fn a_hold_fires_although_the_server_was_killed_before_it_was_due() {
+fn a_hold_survives_a_kill_and_fires() {
     let folder = tempfile::tempdir().unwrap();
     let server = start(folder.path());
     let held = json_of(&on(&server, folder.path(), &["hold", "orders", "x", "--delay", "1s", "--json"]));
@@ -39,14 +39,14 @@ fn a_hold_fires_although_the_server_was_killed_before_it_was_due() {
 }
 
 #[test]
-fn a_store_of_holds_that_was_removed_is_built_again_from_the_log() {
+fn a_removed_store_of_holds_is_rebuilt_from_the_log() {
     let folder = tempfile::tempdir().unwrap();
     let server = start(folder.path());
     let held = json_of(&on(&server, folder.path(), &["hold", "orders", "x", "--delay", "1h", "--json"]));
     let id = held["id"].as_str().unwrap();
     let refused = run(folder.path(), &["check", "--rebuild"]);
     assert_eq!(refused.status.code(), Some(1));
-    assert!(stderr_of(&refused).contains("nothing was removed") && stderr_of(&refused).contains("hint: end"));
+    assert!(stderr_of(&refused).contains("nothing was removed") && stderr_of(&refused).contains("hint: stop"));
 
     assert!(server.end().success());
     let rebuilt = run(folder.path(), &["check", "--rebuild"]);
@@ -61,7 +61,7 @@ fn a_store_of_holds_that_was_removed_is_built_again_from_the_log() {
 }
 
 #[test]
-fn a_hold_is_moved_listed_counted_and_taken_back_from_the_command_line() {
+fn a_hold_is_extended_listed_counted_and_withdrawn_from_the_command_line() {
     let folder = tempfile::tempdir().unwrap();
     let server = start(folder.path());
     let held = json_of(&on(&server, folder.path(), &["hold", "orders", "x", "--delay", "1h", "-k", "k", "--json"]));

@@ -1,11 +1,11 @@
-//! Requests that RFC 9112 and RFC 6455 refuse, byte by byte.
+//! Requests that RFC 9112 and RFC 6455 forbid, byte by byte.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use super::server::{PATIENCE, Server};
 
-/// Sends bytes and gives what comes back until the server ends the connection.
+/// Sends bytes and returns the received bytes until the server closes the connection.
 fn answer_to(server: &Server, request: &str) -> String {
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -34,7 +34,7 @@ fn a_request_has_one_valid_host() {
 }
 
 #[test]
-fn no_transfer_coding_but_chunked_is_taken_for_a_payload() {
+fn only_the_transfer_coding_chunked_is_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &[]);
     let post = |coding: &str| {
@@ -57,7 +57,7 @@ fn a_websocket_has_one_key() {
 }
 
 #[test]
-fn as_many_headers_as_the_settings_allow_are_taken() {
+fn requests_with_the_maximum_number_of_headers_are_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &["--set", "limits.headers=1024"]);
     let post = |count: usize| {
@@ -72,7 +72,7 @@ fn as_many_headers_as_the_settings_allow_are_taken() {
 }
 
 #[test]
-fn a_request_with_too_many_headers_is_told_the_limit() {
+fn a_request_with_too_many_headers_gets_the_limit() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &[]);
     let get = |count: usize| {
@@ -83,6 +83,6 @@ fn a_request_with_too_many_headers_is_told_the_limit() {
     let refused = answer_to(&server, &get(198));
     assert!(refused.starts_with("HTTP/1.1 431") && refused.contains("\"too_many_request_headers\""), "{refused}");
     assert!(refused.contains("has 200 headers; the limit is 100"), "{refused}");
-    // The HTTP library does not parse so many.
+    // The HTTP library does not parse this many.
     assert_eq!(status_of(&server, &get(1_000)), "431");
 }

@@ -1,8 +1,8 @@
 //! Administrative requests in Kafka's own protocol: the replica order of a partition, a preferred leader election, the deletion of a topic, and
 //! topic settings.
 //!
-//! Kafka's command classes are not among the jars of the tests, and a Java process per request would take seconds. Each request opens a
-//! connection of its own and fails the test where the broker answers with an error.
+//! Kafka's command classes are not among the jars of the tests, and a Java process per request would take seconds. Each request opens its
+//! own connection and fails the test if the broker returns an error.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -16,7 +16,7 @@ const DESCRIBE_CONFIGS: (i16, i16) = (32, 4);
 const TOPIC_RESOURCE: i8 = 2;
 const PREFERRED_ELECTION: i8 = 0;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// The largest reply that is read, in bytes.
+/// Maximum size of a reply, in bytes.
 const REPLY_BYTES_MAX: usize = 1 << 20;
 /// The top-level error of a reply without errors, and of an election whose partitions each carry a result of their own.
 const NO_ERROR: i16 = 0;
@@ -67,7 +67,6 @@ pub fn elect_preferred_leaders(broker: &str, partitions: &[PartitionReplicas]) {
     assert!([NO_ERROR, ELECTION_NOT_NEEDED].contains(&error), "{broker} rejected the election: error {error}");
 }
 
-/// Deletes a topic.
 pub fn delete_topic(broker: &str, topic: &str) {
     let mut body = Body::default();
     body.length(1);
@@ -79,7 +78,7 @@ pub fn delete_topic(broker: &str, topic: &str) {
     assert_eq!(reply.i16(), NO_ERROR, "{broker} did not delete {topic}");
 }
 
-/// The value of one setting in force for each of these topics, with its topic. An unset setting has no value.
+/// The effective value of one setting for each of these topics, with its topic. An unset setting has no value.
 pub fn topic_setting(broker: &str, topics: &[String], setting: &str) -> Vec<(String, Option<String>)> {
     let mut body = Body::default();
     body.length(topics.len());
@@ -131,7 +130,7 @@ impl Body {
     }
 }
 
-/// The fields of a reply of a flexible version, read one after the other. A reply that is too short fails the test.
+/// Reads the fields of a reply of a flexible version. A reply that is too short fails the test.
 struct Reply {
     bytes: Vec<u8>,
     at: usize,
@@ -164,7 +163,7 @@ impl Reply {
         value
     }
 
-    /// The length of a compact array or string; none where it is null.
+    /// The length of a compact array or string; `None` if it is null.
     fn length(&mut self) -> Option<usize> {
         self.varint().checked_sub(1)
     }
@@ -181,7 +180,7 @@ impl Reply {
         }
     }
 
-    /// A topic, and the value of the only setting that was asked for.
+    /// A topic, and the value of the only requested setting.
     fn described_topic(&mut self) -> (String, Option<String>) {
         let (error, message) = (self.i16(), self.text());
         let _resource_type = self.u8();
@@ -192,7 +191,7 @@ impl Reply {
             let _name = self.text();
             found = self.text();
             let (_read_only, _source, _sensitive) = (self.u8(), self.u8(), self.u8());
-            assert_eq!(self.length().unwrap_or(0), 0, "synonyms were not asked for");
+            assert_eq!(self.length().unwrap_or(0), 0, "synonyms were not requested");
             let (_type, _documentation) = (self.u8(), self.text());
             self.tags();
         }
@@ -201,7 +200,7 @@ impl Reply {
     }
 }
 
-/// Sends a request and returns its reply, from the field after the throttle time on. In most replies that is the top-level error.
+/// Sends a request and returns its reply, from the field after the throttle time. In most replies that is the top-level error.
 fn request(broker: &str, (key, version): (i16, i16), body: &[u8]) -> Reply {
     const CLIENT: &str = "outage-battery";
     /// Correlation id, tags, throttle time.

@@ -1,8 +1,8 @@
-//! A Kafka cluster of one or three nodes on loopback ports of its own, ended with the test.
+//! A Kafka cluster of one or three nodes on free loopback ports, stopped at the end of the test.
 //!
 //! Every node is broker and controller, so that any node can fail. A cluster can also have a separate controller process, so that two of
-//! its brokers can fail. A node can be killed, stopped, frozen, started again and stripped of its disk; leaders can be moved. The cluster
-//! is ready when every node lists all nodes, and for every partition a leader and enough replicas in sync to accept a write.
+//! its brokers can fail. The test can kill, stop, freeze, restart or wipe a node, and move leaders. The cluster is ready when every node
+//! lists all nodes, and for every partition a leader and enough replicas in sync to accept a write.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use super::kafka_admin::{PartitionReplicas, delete_topic, elect_preferred_leader
 use super::random::Random;
 use super::services::{Outage, Process, free_address, silent, wait_until};
 
-/// Brokers that run at the same time: each takes a core and half a gigabyte, and starts slowly beside others. A cluster of three takes all.
+/// Concurrent brokers: each needs a core and 0.5 GiB, and starts slowly beside others. A cluster of three takes all.
 const BROKERS_AT_ONCE: usize = 2;
 static BROKERS: Mutex<usize> = Mutex::new(0);
 static BROKER_ENDED: Condvar = Condvar::new();
@@ -34,20 +34,20 @@ const COORDINATOR_TOPIC: &str = "__transaction_state";
 /// In-sync replicas that a cluster of several nodes requires before it acknowledges a message.
 const MIN_INSYNC: usize = 2;
 const MIN_INSYNC_SETTING: &str = "min.insync.replicas";
-/// The cluster counts as ready when every check of this time found it ready: a broker that was frozen first answers from old metadata.
+/// The cluster counts as ready when every check in this time finds it ready: a broker that was frozen first answers from old metadata.
 const READY_STREAK: Duration = Duration::from_millis(400);
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long the cluster may take to become ready, and its replicas to be in sync.
+/// Timeout for the cluster to be ready, and its replicas to be in sync.
 const READY_MAX: Duration = Duration::from_secs(120);
-/// How long a node may take to stop after SIGTERM.
+/// Timeout for a node to stop after SIGTERM.
 const STOP_MAX: Duration = Duration::from_secs(60);
-/// Lines of a broker's output that are shown where the test fails.
+/// Lines of a broker's output that a failed test prints.
 const LAST_LINES: usize = 15;
 
 pub struct KafkaCluster {
     libraries: String,
     nodes: Vec<Node>,
-    /// The only controller, where it is apart from the brokers.
+    /// The only controller, if it is separate from the brokers.
     controller: Option<Node>,
     folder: TempDir,
     _permit: BrokerPermit,
@@ -60,7 +60,7 @@ struct Node {
     process: Process,
 }
 
-/// The right to run brokers; given back when dropped.
+/// The permission to run brokers; released when dropped.
 struct BrokerPermit(usize);
 
 impl BrokerPermit {
@@ -154,7 +154,7 @@ impl KafkaCluster {
         Self::with_sessions(nodes, false, SHORT_SESSION_TIMEOUT)
     }
 
-    /// The same with a controller of its own, which does not fail: all brokers but one can be lost, and the controller notices.
+    /// Like `start`, with a separate controller that does not fail: all brokers but one can be lost, and the controller notices.
     pub fn start_with_controller(nodes: usize) -> Self {
         Self::with_sessions(nodes, true, SHORT_SESSION_TIMEOUT)
     }
@@ -200,7 +200,7 @@ impl KafkaCluster {
             format!("process.roles={roles}"),
             format!("node.id={id}"),
             format!("listeners={listeners}"),
-            // Voters without directory ids: a node that lost its disk comes back as the same voter.
+            // Voters without directory ids: a node that lost its disk returns as the same voter.
             format!("controller.quorum.voters={}", voters.join(",")),
             format!("log.dirs={}", self.data(id).display()),
             "controller.listener.names=CONTROLLER".to_owned(),
@@ -266,17 +266,16 @@ impl KafkaCluster {
         addresses.join(",")
     }
 
-    /// The settings of a server that has its log there. Replicas and in-sync replicas of topics are the brokers' defaults.
+    /// The settings of a server with its log on this cluster. Replicas and in-sync replicas of topics are the brokers' defaults.
     pub fn settings(&self) -> Vec<String> {
         vec!["log.engine=kafka".to_owned(), format!("kafka.bootstrap={}", self.bootstrap())]
     }
 
-    /// SIGKILL.
     pub fn kill_9(&mut self, id: i32) {
         self.node_mut(id).process.kill();
     }
 
-    /// SIGTERM, and waits until the process has exited.
+    /// Sends SIGTERM, and waits until the process has exited.
     pub fn stop_cleanly(&mut self, id: i32) {
         assert!(self.node_mut(id).process.terminate(STOP_MAX), "node {id} does not stop within {STOP_MAX:?}");
     }
@@ -286,12 +285,11 @@ impl KafkaCluster {
         self.node(id).process.signal(Signal::STOP);
     }
 
-    /// SIGCONT.
     pub fn thaw(&self, id: i32) {
         self.node(id).process.signal(Signal::CONT);
     }
 
-    /// Starts a node that does not run, on the disk it has, and does not wait for it.
+    /// Starts a stopped node on its disk, without waiting for it.
     pub fn start_node(&mut self, id: i32) {
         let output = File::options().create(true).append(true).open(self.output(id)).unwrap();
         let mut command = self.java(id, &["kafka.Kafka"]);
@@ -299,14 +297,14 @@ impl KafkaCluster {
         self.node_mut(id).process = Process::of(command.spawn().expect("java runs: scripts/services installs it"));
     }
 
-    /// Empties the disk of a node that does not run, and formats it again with the same node id.
+    /// Wipes the disk of a stopped node, and formats it again with the same node id.
     pub fn wipe(&self, id: i32) {
         assert!(self.nodes.len() > 1, "the only node has the only copy");
         std::fs::remove_dir_all(self.data(id)).unwrap();
         assert!(self.format_command(id).status().unwrap().success(), "node {id} cannot be formatted again");
     }
 
-    /// Gives every partition another leader, chosen at random, and waits until all have it.
+    /// Moves the leader of every partition to another broker, chosen at random, and waits until all have moved.
     pub fn move_leaders(&self, random: &mut Random) {
         let listing = self.wait_in_sync();
         let broker = &self.nodes[0].address;
@@ -346,12 +344,11 @@ impl KafkaCluster {
         leader.expect("a commit has created the log of the coordinators")
     }
 
-    /// Waits until the cluster is ready, and gives the moment at which it became so.
     pub fn wait_ready(&self) -> Instant {
         self.wait_for_listings(&self.ids(), |listing| listing.is_ready(self.nodes.len()))
     }
 
-    /// Waits until the other nodes have taken over from a failed one, and gives the moment at which each of them listed a leader for
+    /// Waits until the other nodes have taken over from a failed one, and returns the time at which each of them listed a leader for
     /// every partition.
     pub fn wait_failed_over(&self, failed: i32) -> Instant {
         self.wait_for_listings(&self.ids_without(failed), |listing| listing.has_failed_over(failed))
@@ -361,7 +358,7 @@ impl KafkaCluster {
         self.ids().into_iter().filter(|id| *id != failed).collect()
     }
 
-    /// Waits until the listings of all these nodes satisfy a condition for [`READY_STREAK`], and gives the beginning of that time.
+    /// Waits until the listings of all these nodes satisfy a condition for [`READY_STREAK`], and returns the start of that time.
     fn wait_for_listings(&self, ids: &[i32], is_satisfied: impl Fn(&ClusterListing) -> bool) -> Instant {
         let began = Instant::now();
         let mut satisfied_since = None;
@@ -379,7 +376,7 @@ impl KafkaCluster {
         }
     }
 
-    /// Waits until every replica is in sync, and gives the listing that shows it.
+    /// Waits until every replica is in sync, and returns the listing.
     pub fn wait_in_sync(&self) -> ClusterListing {
         self.wait_for_listing(1, |listing| listing.is_ready(self.nodes.len()) && listing.is_in_sync())
     }

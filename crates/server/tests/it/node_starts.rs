@@ -4,8 +4,8 @@ use whimbrel_client::{HoldFilter, NewMessage};
 
 use super::hold_nodes::{NEEDED, Shared};
 use super::server::{Server, converse, eventually, may_pass};
+use super::server_life::get;
 use super::services::{free_address, skip};
-use super::serving::get;
 
 const NODES: usize = 3;
 
@@ -18,7 +18,7 @@ fn refusal(mut server: Server) -> String {
 }
 
 #[test]
-fn nodes_that_start_together_on_an_empty_catalogue_all_start_and_make_one_topic_together() {
+fn nodes_that_start_together_on_an_empty_catalogue_create_one_topic() {
     if skip(&NEEDED) {
         return;
     }
@@ -48,7 +48,7 @@ fn nodes_that_start_together_on_an_empty_catalogue_all_start_and_make_one_topic_
 }
 
 #[test]
-fn a_node_that_restarts_beside_a_dead_writer_of_presence_is_ready_and_says_what_is_stale() {
+fn a_node_beside_a_dead_writer_of_presence_is_ready_and_reports_stale_shards() {
     if skip(&NEEDED) {
         return;
     }
@@ -70,13 +70,13 @@ fn a_node_that_restarts_beside_a_dead_writer_of_presence_is_ready_and_says_what_
     eventually("it is ready without the dead one", || get(&first, "/readyz").starts_with("HTTP/1.1 200"));
     let answer = get(&first, "/readyz");
     assert!(answer.contains("1 of 2 shards of presence are stale, written by other processes: 1"), "{answer}");
-    eventually("the metric says so", || get(&first, "/metrics").contains("whimbrel_presence_remote_stale_shards 1"));
+    eventually("the metric reports it", || get(&first, "/metrics").contains("whimbrel_presence_remote_stale_shards 1"));
     let _second = node(1);
     eventually("the warning is over", || get(&first, "/readyz").contains("{\"ready\":true}"));
 }
 
 #[test]
-fn a_node_with_another_internal_key_is_refused_and_the_key_can_be_changed_while_no_node_runs() {
+fn a_node_with_another_internal_key_cannot_start() {
     if skip(&NEEDED) {
         return;
     }
@@ -99,7 +99,7 @@ fn a_node_with_another_internal_key_is_refused_and_the_key_can_be_changed_while_
 }
 
 #[test]
-fn a_second_process_on_the_data_folder_of_a_node_is_refused_also_where_every_engine_is_shared() {
+fn a_second_process_on_a_data_folder_cannot_start_even_if_every_engine_is_shared() {
     if skip(&NEEDED) {
         return;
     }

@@ -16,8 +16,8 @@ use whimbrel_client::{Client, HoldFilter, Message, TopicSettings};
 use whimbrel_model::EVENTS_TOPIC;
 
 use super::committed_reader::{CommittedRecord, read_committed};
+use super::hold_answer::millis_of;
 use super::hold_crash::{Crew, number};
-use super::hold_heard::millis_of;
 use super::hold_settling::{Settling, make_topics, topics};
 use super::hold_work::Pace;
 use super::kafka_cluster::KafkaCluster;
@@ -37,12 +37,12 @@ const HOLD_SHARDS: u32 = 8;
 const PUSH_PARTITIONS: u32 = 4;
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long the workload goes on after the last recovery.
+/// How long the workload continues after the last recovery.
 const LAST_WORK: Duration = Duration::from_secs(1);
 /// Time limit after the workload until everything is delivered and no hold is pending.
 const SETTLE_MAX: Duration = Duration::from_secs(60);
 const FAULTS_DEFAULT: u64 = 3;
-/// After a longer recovery than this the server's log is shown. `scripts/outages` counts the round as failed.
+/// A longer recovery prints the server's log. `scripts/outages` counts the round as failed.
 const RECOVERY_MAX: Duration = Duration::from_secs(5);
 /// A broker that is down for at least this long stays down until the others have taken over, and the failover is measured. Brokers have a
 /// session timeout of 2 s.
@@ -55,14 +55,14 @@ const NOT_DURABLE_EVENT: &str = "acknowledged_not_durable";
 const TRANSACTIONAL_ID_PREFIX: &str = "whimbrel/holds/";
 
 #[test]
-fn an_outage_of_the_only_broker_loses_and_doubles_nothing() {
+fn an_outage_of_the_only_broker_causes_no_loss_and_no_duplicate() {
     if !skip(&["WHIMBREL_TEST_KAFKA_LIBS"]) {
         Round::run(Plan::short(1, 1, &[FaultKind::CoordinatorKill, FaultKind::Freeze]));
     }
 }
 
 #[test]
-fn outages_of_one_of_three_brokers_lose_and_double_nothing() {
+fn outages_of_one_of_three_brokers_cause_no_loss_and_no_duplicate() {
     if !skip(&["WHIMBREL_TEST_KAFKA_LIBS"]) {
         Round::run(Plan::short(1, 3, &[FaultKind::LeaderMove, FaultKind::DiskLoss]));
     }
@@ -77,10 +77,9 @@ fn outage_round() {
     Round::run(Plan::of(seed, brokers, faults));
 }
 
-/// A round under way.
 struct Round {
     plan: Plan,
-    // The server ends before its brokers.
+    // Stops before its brokers.
     server: Server,
     client: Client,
     cluster: KafkaCluster,
@@ -96,7 +95,7 @@ struct Round {
 struct Injected {
     /// When the cluster was ready again.
     ready: Instant,
-    /// Withdrawals that were under way when the broker failed, and may still be.
+    /// Withdrawals in progress when the broker failed, which may still be in progress.
     withdrawals: Option<JoinHandle<Burst>>,
 }
 
@@ -196,7 +195,7 @@ impl Round {
     /// Lets the workload run. A worker or publisher that has ended found a contradiction.
     fn work_for(&mut self, workload: &Workload, time: Duration) {
         let began = Instant::now();
-        while began.elapsed() < time && !workload.crew.has_somebody_ended() && !workload.publishers.has_failed() {
+        while began.elapsed() < time && !workload.crew.has_ended_worker() && !workload.publishers.has_failed() {
             std::thread::sleep(POLL_INTERVAL);
         }
         self.check_alive();
@@ -206,7 +205,7 @@ impl Round {
         assert!(self.server.is_running(), "the server process has exited");
     }
 
-    /// Injects a fault and ends it. Measures the failover to the other brokers, where the fault is long enough for one.
+    /// Injects a fault and ends it. Measures the failover to the other brokers if the fault lasts long enough.
     fn inject(&mut self, at: usize, fault: Fault, probe: &Probe) -> Injected {
         let down = Duration::from_millis(fault.down_ms);
         let (mut node, mut withdrawals) = (fault.node, None);

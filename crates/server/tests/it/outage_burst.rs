@@ -1,4 +1,4 @@
-//! A burst of commits on one shard of the holds: holds that are withdrawn one shortly after the other, while the broker that coordinates the
+//! A burst of commits on one shard of the holds: holds are withdrawn at short intervals, while the broker that coordinates the
 //! shard's transactions is killed.
 
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use whimbrel_client::{Client, NewMessage};
 use whimbrel_model::hold::shard_of;
 
 use super::committed_reader::CommittedRecord;
-use super::hold_heard::{Heard, HeardOfHold, look, millis_of, withdraw};
+use super::hold_answer::{CommandReply, HoldReply, look, millis_of, withdraw};
 use super::hold_model::Answer;
 use super::server::PATIENCE;
 
@@ -16,13 +16,12 @@ use super::server::PATIENCE;
 pub const BURST_TOPIC: (&str, u32) = ("late-burst", 2);
 const HOLDS: usize = 40;
 const DELAY: &str = "4s";
-/// The time between two withdrawals. It is so short that a commit is under way at nearly every moment.
+/// The time between two withdrawals: so short that a commit is in progress at nearly every moment.
 const STAGGER: Duration = Duration::from_millis(4);
 /// The time in which the withdrawals are sent.
 pub const BURST_MS: u64 = HOLDS as u64 * STAGGER.as_millis() as u64;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Holds that are to be withdrawn.
 pub struct Burst {
     holds: Vec<BurstHold>,
 }
@@ -30,7 +29,7 @@ pub struct Burst {
 struct BurstHold {
     id: String,
     due_ms: i64,
-    withdrawal: Option<HeardOfHold>,
+    withdrawal: Option<CommandReply>,
 }
 
 impl Burst {
@@ -52,7 +51,7 @@ impl Burst {
         Self { holds: join_all(holds).await }
     }
 
-    /// Withdraws them one shortly after the other, and waits for all answers.
+    /// Withdraws the holds at short intervals, and waits for all answers.
     pub async fn withdraw(mut self, client: Client) -> Self {
         let withdrawals = self.holds.iter_mut().enumerate().map(|(at, hold)| {
             let client = &client;
@@ -78,7 +77,7 @@ impl Burst {
             let began = Instant::now();
             let end = loop {
                 match look(client, id).await {
-                    Heard::Answer((answer, _)) => break answer,
+                    HoldReply::Answer((answer, _)) => break answer,
                     other => assert!(began.elapsed() < PATIENCE, "{id}: {other:?}"),
                 }
                 tokio::time::sleep(POLL_INTERVAL).await;
@@ -92,7 +91,7 @@ impl Burst {
                 Answer::AlreadyWithdrawn => assert!(found.is_empty(), "withdrawn and stored: {context}"),
                 _ => panic!("not ended: {context}"),
             }
-            if let Some(Heard::Answer((answer, _))) = withdrawal {
+            if let Some(HoldReply::Answer((answer, _))) = withdrawal {
                 let is_consistent = match answer {
                     Answer::Withdrawn | Answer::AlreadyWithdrawn => found.is_empty(),
                     Answer::AlreadyFired { .. } => found.len() == 1,

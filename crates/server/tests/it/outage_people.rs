@@ -1,4 +1,4 @@
-//! The users of an outage round: numbers are pushed to each, and a device of each stays connected, acknowledges, and connects again whenever
+//! The users of an outage round: each gets numbers as pushes, and has a device that stays connected, acknowledges, and reconnects when
 //! its session ends. Devices of the probe do the same for the probe's pushes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use whimbrel_client::Client;
 
-use super::device::{Came, Device, Hello};
+use super::device::{ConnectFrame, Device, DeviceEvent};
 use super::people_crash::{Pusher, uid};
 use super::server::Server;
 
@@ -17,10 +17,10 @@ const USERS: usize = 3;
 const PUSH_PAUSE: Duration = Duration::from_millis(60);
 const CONNECT_WAIT: Duration = Duration::from_secs(5);
 const CONNECT_PAUSE: Duration = Duration::from_millis(100);
-/// How long a device waits for a frame before it checks whether it is to end.
+/// How long a device waits for a frame before it checks whether it must stop.
 const FRAME_WAIT: Duration = Duration::from_millis(100);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Messages that the server sends ahead of a device's acknowledgements. After a disconnect they may come again.
+/// Messages that the server sends ahead of a device's acknowledgements. After a disconnect it may send these again.
 const SENT_AHEAD_MAX: u64 = 64;
 
 /// A message at its first arrival.
@@ -47,7 +47,7 @@ impl DeviceLog {
         let payload = message["payload"].as_str().unwrap();
         match self.messages.iter().rev().find(|known| known.seq == seq) {
             Some(known) => {
-                assert_eq!(known.payload, payload, "number {seq} was another message before");
+                assert_eq!(known.payload, payload, "number {seq} was previously another message");
                 let is_same_session = known.session == self.sessions;
                 *(if is_same_session { &mut self.repeats_in_session } else { &mut self.repeats_after_break }) += 1;
             }
@@ -56,8 +56,8 @@ impl DeviceLog {
         seq
     }
 
-    /// Checks that nothing came again while the device was connected, and after a break only messages whose acknowledgement may have
-    /// been lost. Each message is acknowledged at once, long before it would be sent again.
+    /// Checks that no message was repeated while the device was connected, and after a disconnect only messages whose acknowledgement may
+    /// have been lost. Each message is acknowledged at once, long before the server would repeat it.
     fn check_repeats(&self, uid: &str) -> String {
         let Self { sessions, repeats_in_session, repeats_after_break, .. } = self;
         assert_eq!(
@@ -83,7 +83,7 @@ impl DeviceReader {
     fn begin(uid: String, address: &str) -> Self {
         let (ends, log) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(DeviceLog::default())));
         let (told, kept) = (Arc::clone(&ends), Arc::clone(&log));
-        let (hello, address) = (Hello::of(&uid, "web").device("d"), address.to_owned());
+        let (hello, address) = (ConnectFrame::of(&uid, "web").device("d"), address.to_owned());
         let thread = std::thread::spawn(move || {
             while !told.load(Ordering::Relaxed) {
                 match Device::try_connect(&address, &hello, CONNECT_WAIT) {
@@ -110,19 +110,19 @@ impl DeviceReader {
     }
 }
 
-/// Acknowledges messages until the session ends or the device is to end.
+/// Acknowledges messages until the session ends or the device must stop.
 fn read_session(mut device: Device, log: &Mutex<DeviceLog>, ends: &AtomicBool) {
     log.lock().unwrap().sessions += 1;
     while !ends.load(Ordering::Relaxed) {
         match device.next(FRAME_WAIT) {
-            Came::Frame(frame) => {
+            DeviceEvent::Frame(frame) => {
                 if let Some(message) = frame.get("message") {
                     let seq = log.lock().unwrap().take(message);
                     device.ack(seq);
                 }
             }
-            Came::Nothing => {}
-            Came::Closed(..) | Came::Broke => return,
+            DeviceEvent::Nothing => {}
+            DeviceEvent::Closed(..) | DeviceEvent::Broke => return,
         }
     }
     device.leave();
@@ -132,7 +132,7 @@ fn read_session(mut device: Device, log: &Mutex<DeviceLog>, ends: &AtomicBool) {
 pub struct ProbeDevices(Vec<DeviceReader>);
 
 impl ProbeDevices {
-    /// The users are in the order of their partitions.
+    /// The users must be in the order of their partitions.
     pub fn begin(server: &Server, users: impl Iterator<Item = String>) -> Self {
         Self(users.map(|uid| DeviceReader::begin(uid, server.address())).collect())
     }
@@ -145,7 +145,7 @@ impl ProbeDevices {
         self.0[partition as usize].has(payload)
     }
 
-    /// Disconnects the devices, and checks that nothing came again.
+    /// Disconnects the devices, and checks that no message was repeated.
     pub fn check(self) {
         for device in self.0 {
             let uid = device.uid.clone();
@@ -167,7 +167,7 @@ impl Users {
         Self { pushers, devices }
     }
 
-    /// Ends the pushing, waits until every device has every acknowledged push, and checks order, repeats and inboxes.
+    /// Stops pushing, waits until every device has every acknowledged push, and checks order, repeats and inboxes.
     pub async fn check(self, client: &Client, within: Duration) -> String {
         let acknowledged: Vec<u64> = self.pushers.into_iter().map(Pusher::end).collect();
         let began = Instant::now();
@@ -186,13 +186,13 @@ impl Users {
             let numbers: Vec<u64> = log.messages.iter().map(|message| message.payload.parse().unwrap()).collect();
             let expected: Vec<u64> = (0..numbers.len() as u64).collect();
             assert_eq!(numbers, expected, "{} received other messages than were pushed", uid(user));
-            assert!(numbers.len() as u64 <= count + 1, "{} received more than was pushed", uid(user));
+            assert!(numbers.len() as u64 <= count + 1, "{} received more messages than were pushed", uid(user));
         }
         format!("pushes: {acknowledged:?} acknowledged; {}", repeats.join("; "))
     }
 }
 
-/// Waits until only a push that was never acknowledged to its pusher may be left.
+/// Waits until the inbox has at most one push, which was not acknowledged to its pusher.
 async fn wait_for_empty_inbox(client: &Client, user: usize, count: u64, began: Instant, within: Duration) {
     loop {
         let stored = match client.inbox(&uid(user), None).await {

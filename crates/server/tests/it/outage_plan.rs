@@ -7,7 +7,7 @@ use super::random::Random;
 
 /// How long the workload runs before a fault, in milliseconds.
 const WORK_MS: (i64, i64) = (500, 2500);
-/// How long a node is down or frozen, in milliseconds. The session timeout of a broker, 2 s, is within.
+/// How long a node is down or frozen, in milliseconds. The range contains the session timeout of a broker, 2 s.
 const DOWN_MS: (i64, i64) = (0, 5000);
 /// The same in the short rounds of every test run.
 const SHORT_WORK_MS: (i64, i64) = (300, 1000);
@@ -53,7 +53,7 @@ impl FaultKind {
 #[derive(Debug, Clone, Copy)]
 pub struct Fault {
     pub kind: FaultKind,
-    /// The node that fails; not used by faults that choose it by its role.
+    /// The failing node; unused by faults that choose it by its role.
     pub node: i32,
     pub work_ms: u64,
     pub down_ms: u64,
@@ -83,12 +83,12 @@ pub struct Plan {
     pub faults: Vec<Fault>,
     /// A longer recovery fails the round. `None` only prints the recovery times.
     pub recovery_max: Option<Duration>,
-    /// The choices that are made while the round runs.
+    /// The source of choices during the round.
     pub random: Random,
 }
 
 impl Plan {
-    /// The seed chooses the brokers, where they are not given.
+    /// The seed chooses the number of brokers, unless it is given.
     pub fn of(seed: u64, brokers: Option<usize>, faults: u64) -> Self {
         let mut random = Random(seed ^ PLAN_SALT);
         let chosen = if random.one_in(2) { 1 } else { 3 };
@@ -108,7 +108,7 @@ impl Plan {
         Self { seed, brokers, has_short_timeouts: true, faults, recovery_max: Some(SHORT_RECOVERY_MAX), random }
     }
 
-    /// The server's settings that differ from round to round.
+    /// The server's settings that vary from round to round.
     pub fn settings(&self) -> Vec<String> {
         let short = ["kafka.message_timeout=2s", "kafka.transaction_timeout=3s", "kafka.request_timeout=2s"];
         // A frozen broker writes a request after it is thawed, when the server has stopped waiting for it. A repeat under the same key

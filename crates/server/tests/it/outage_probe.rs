@@ -1,4 +1,4 @@
-//! The probe after a fault: how long it takes, from the moment at which the brokers are ready, until everything serves again.
+//! The probe after a fault: the time from the moment at which the brokers are ready until every part serves again.
 //!
 //! It publishes to every partition, reads the message back and waits until the endpoint of the subscription has it. On every shard of the
 //! holds it withdraws one hold and lets another one fire. It pushes to a connected device of every partition of the pushes. Each request is
@@ -15,19 +15,19 @@ use whimbrel_model::hold::shard_of;
 use whimbrel_model::partitioner::partition_of;
 
 use super::committed_reader::CommittedRecord;
-use super::hold_heard::{Heard, millis_of, withdraw};
+use super::hold_answer::{HoldReply, millis_of, withdraw};
 use super::hold_model::Answer;
 use super::outage_people::ProbeDevices;
 use super::outage_subscription::Arrivals;
 
-/// A request that is not answered within this is sent again.
+/// Timeout of a request before it is repeated.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 const REPEAT_PAUSE: Duration = Duration::from_millis(30);
-/// A part that does not serve after this is stuck.
+/// A part that does not serve after this time is stuck.
 const RECOVERY_MAX: Duration = Duration::from_secs(60);
-/// The delay of the holds that are to be withdrawn. A hold whose withdrawal fails for longer fires.
+/// The delay of the holds to withdraw. If withdrawals fail for longer, the hold fires.
 const WITHDRAWN_DELAY: &str = "3s";
-/// The delay of the holds that are to fire. It is part of the recovery time.
+/// The delay of the holds that fire. It is part of the recovery time.
 const FIRED_DELAY: &str = "200ms";
 /// Messages of one read that looks for a fired hold.
 const READ_LIMIT: usize = 1000;
@@ -41,7 +41,7 @@ pub fn is_probe(payload: &str) -> bool {
 /// The parts of the server that are probed.
 pub struct Probe {
     pub client: Client,
-    /// Topics with their partitions; all are subscribed to.
+    /// The topics with their partitions; the subscription reads all of them.
     pub topics: Vec<(String, u32)>,
     /// The topic of the holds, with its partitions.
     pub hold_topic: (String, u32),
@@ -138,8 +138,8 @@ impl Probe {
         Recovery::of(&call.steps.take())
     }
 
-    /// Publishes, holds and pushes everywhere once, while fewer than `min.insync.replicas` brokers are available. Checks that no request is
-    /// acknowledged.
+    /// Publishes, holds and pushes everywhere once, while fewer than `min.insync.replicas` brokers are available. Checks that the server
+    /// acknowledges no request.
     pub async fn check_refused(&self) {
         let call = &self.call(Instant::now());
         let mut requests: Vec<LocalBoxFuture<'_, Option<String>>> = Vec::new();
@@ -181,7 +181,7 @@ impl Probe {
         self.state.fired.borrow().clone()
     }
 
-    /// Checks that withdrawn holds are not in their topic, that fired ones are, and that no device received anything again.
+    /// Checks that withdrawn holds are not in their topic, that fired ones are, and that no device received a message again.
     pub fn check(self, records: &[CommittedRecord]) {
         let count = |id: &String| records.iter().filter(|record| record.id == *id).count();
         for id in &*self.state.withdrawn.borrow() {
@@ -245,7 +245,7 @@ impl Call<'_> {
         arrived.map(|_| ()).ok_or_else(|| format!("{id} has not reached the endpoint"))
     }
 
-    /// Ids of holds on a shard. Each attempt takes a new one: an earlier attempt may still be under way.
+    /// Ids of holds on a shard. Each attempt uses a new one: an earlier attempt may still be in progress.
     fn hold_ids(&self, purpose: &str, shard: u32) -> impl Iterator<Item = String> + use<> {
         let (call, shards) = (self.number, self.probe.hold_shards);
         let prefix = format!("{PROBE_PREFIX}-{purpose}-{call}");
@@ -265,12 +265,12 @@ impl Call<'_> {
         let hold = async || self.hold(&ids.next().unwrap_or_default(), shard, WITHDRAWN_DELAY).await;
         let id = self.step("hold", &part, hold).await?.id;
         let withdraw = async || match withdraw(&self.client, &id).await {
-            Heard::Answer((Answer::Withdrawn | Answer::AlreadyWithdrawn, _)) => {
+            HoldReply::Answer((Answer::Withdrawn | Answer::AlreadyWithdrawn, _)) => {
                 self.probe.state.withdrawn.borrow_mut().push(id.clone());
                 Ok(())
             }
-            // A hold that came due was ended by a commit of its shard too.
-            Heard::Answer((Answer::AlreadyFired { .. }, _)) => Ok(()),
+            // A hold that has fired was ended by a commit of its shard, too.
+            HoldReply::Answer((Answer::AlreadyFired { .. }, _)) => Ok(()),
             other => Err(format!("{other:?}")),
         };
         self.step("withdraw", &part, withdraw).await

@@ -1,6 +1,6 @@
-//! Publishers of an outage round: each publishes numbers under keys of its own, one after the other, and records the outcome of each.
+//! Publishers of an outage round: each publishes numbers in sequence under its own keys, and records the outcome of each.
 //!
-//! A publisher with idempotency keys repeats a publish until it is acknowledged. A publisher without them never repeats: a refusal then
+//! A publisher with idempotency keys repeats a publish until it is acknowledged. A publisher without them never repeats: a rejection
 //! proves that nothing was written, and an unknown outcome allows one message at most.
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use whimbrel_client::{Accepted, Client, NewMessage, Published};
 
 use super::committed_reader::CommittedRecord;
-use super::hold_heard::Heard;
+use super::hold_answer::HoldReply;
 use super::outage_probe::is_probe;
 
 /// The topic of the publishers, and its partitions.
@@ -32,7 +32,7 @@ const ACKNOWLEDGED_MAX: Duration = Duration::from_secs(120);
 enum Outcome {
     Acknowledged {
         place: Published,
-        /// When the acknowledged request was sent and answered.
+        /// The times at which the acknowledged request was sent and answered.
         between: (Instant, Instant),
         /// Whether it was the first request of its message. A repeat may be acknowledged from the record of an earlier one.
         is_first: bool,
@@ -57,7 +57,6 @@ fn payload_of(publisher: u64, number: u64) -> String {
     format!("order {publisher} {number}")
 }
 
-/// Publishers at work.
 pub struct Publishers {
     ends: Arc<AtomicBool>,
     tasks: Vec<JoinHandle<Vec<Publish>>>,
@@ -78,7 +77,7 @@ impl Publishers {
         self.tasks.iter().any(JoinHandle::is_finished)
     }
 
-    /// Ends the publishing. Publishes under an idempotency key are repeated until they are acknowledged.
+    /// Stops publishing. Publishes under an idempotency key are repeated until they are acknowledged.
     pub fn end(self, runtime: &Runtime) -> PublishLog {
         self.ends.store(true, Ordering::Relaxed);
         PublishLog(self.tasks.into_iter().flat_map(|task| runtime.block_on(task).unwrap()).collect())
@@ -132,9 +131,9 @@ async fn publish_once(client: &Client, message: &NewMessage, operations: &Atomic
             Outcome::Acknowledged { place, between: (sent, Instant::now()), is_first: true }
         }
         Ok(Accepted::Held(held)) => panic!("{held:?} is held, but was published without a delay"),
-        Err(error) => match Heard::<()>::of(error) {
-            Heard::NotDone(_) => Outcome::NotWritten,
-            Heard::InDoubt(_) | Heard::Answer(()) => Outcome::Unknown,
+        Err(error) => match HoldReply::<()>::of(error) {
+            HoldReply::NotDone(_) => Outcome::NotWritten,
+            HoldReply::InDoubt(_) | HoldReply::Answer(()) => Outcome::Unknown,
         },
     }
 }
@@ -175,12 +174,15 @@ impl PublishLog {
                     assert_eq!((&record.id, record.key.as_deref()), (&place.id, Some(key.as_str())), "`{payload}`");
                     let this = (place.partition, place.offset);
                     if let Some(last) = last_of_key.insert(key, this) {
-                        assert!(last.0 == this.0 && last.1 < this.1, "`{payload}` at {this:?} is not behind {last:?}");
+                        assert!(
+                            last.0 == this.0 && last.1 < this.1,
+                            "`{payload}` at {this:?} does not follow {last:?}"
+                        );
                     }
                 }
                 Outcome::NotWritten => {
                     counts[1] += 1;
-                    assert!(found.is_empty(), "`{payload}` was refused as not written, and is stored: {found:?}");
+                    assert!(found.is_empty(), "`{payload}` was rejected as not written, but is stored: {found:?}");
                 }
                 Outcome::Unknown => counts[2] += 1,
             }

@@ -14,13 +14,13 @@ use super::receiver::{Got, Receiver, Reply, reply};
 const NAME: &str = "outage";
 const ANSWER_DELAY: Duration = Duration::from_millis(2);
 const RETRIES_MAX: u32 = 1000;
-/// Repeated deliveries that a failure lists, at most.
+/// Maximum number of repeated deliveries that a failure lists.
 const REPEATS_SHOWN: usize = 10;
 
 /// The ids of messages in order, by topic and key.
 type IdsByKey = HashMap<(String, String), Vec<String>>;
 
-/// When the first callback of each message reached the endpoint, by the message's id: milliseconds since 1970, by the test's clock.
+/// The time of the first callback of each message, by the message's id: milliseconds since 1970, by the test's clock.
 #[derive(Clone, Default)]
 pub struct Arrivals(Arc<Mutex<HashMap<String, i64>>>);
 
@@ -71,8 +71,8 @@ impl OutageSubscription {
 
     /// Checks that every message was delivered once, and that the successes of a key have the order of its messages.
     ///
-    /// Delivery is at least once, but only a crash of the server, or an endpoint that does not answer with 2xx, leads to a repeat. The server
-    /// of a round does not restart, and the endpoint answers everything but its planned failures with 200.
+    /// Delivery is at least once, but only a crash of the server, or an endpoint that does not answer with 2xx, causes a repeat. The server
+    /// of a round does not restart, and the endpoint answers everything except its planned failures with 200.
     pub async fn check(&self, client: &Client, records: &[CommittedRecord]) -> String {
         let (mut delivered, mut failed) = (HashSet::new(), HashSet::new());
         let mut by_key: IdsByKey = HashMap::new();
@@ -88,7 +88,7 @@ impl OutageSubscription {
             }
         }
         let shown = repeated.iter().take(REPEATS_SHOWN).map(String::as_str).collect::<Vec<_>>().join("\n  ");
-        assert!(repeated.is_empty(), "{} callbacks came again:\n  {shown}", repeated.len());
+        assert!(repeated.is_empty(), "{} callbacks were repeated:\n  {shown}", repeated.len());
         let mut stored_by_key: IdsByKey = HashMap::new();
         for record in records {
             assert!(delivered.contains(&record.id), "{record:?} was never delivered");

@@ -1,9 +1,9 @@
-//! The crash test of pushes: the real binary is killed with SIGKILL at random moments while it is pushed to, and started again. Every push
-//! that was acknowledged reaches its device, in the order of its pushes, and what comes again is the same message under the same number.
+//! The crash test of pushes: SIGKILL stops the real binary at random moments during pushes, and it restarts. Every acknowledged push
+//! reaches its device, in the order of the pushes. A repeated message has the same number and payload.
 //!
 //! A second test does the same while the disk fails for moments.
 //!
-//! Randomness comes from one seed, which is printed; `WHIMBREL_PUSH_SEED` replays its choices, `WHIMBREL_PUSH_KILLS` says how often.
+//! One seed, which is printed, determines the random choices; `WHIMBREL_PUSH_SEED` replays it, `WHIMBREL_PUSH_KILLS` sets the kills.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use whimbrel_client::{Client, NewPush};
 
-use super::device::{Came, Device, Hello};
+use super::device::{ConnectFrame, Device, DeviceEvent};
 use super::faulty_disk::{FaultyDisk, passing_fault};
 use super::hold_crash::number;
 use super::kafka_cluster::KafkaCluster;
@@ -25,10 +25,10 @@ const KILLS_DEFAULT: u64 = 4;
 const USERS: usize = 6;
 const RUN_MS_MIN: u64 = 300;
 const RUN_MS_MAX: u64 = 2000;
-/// How long a device waits for the last messages before it believes that there are no more.
+/// Silence after which a device assumes that no more messages arrive.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// Paths that faults hit.
+/// Paths with faults.
 const FAULTY_PLACES: [&str; 4] =
     ["/whimbrel-data/log", "/whimbrel-data/inboxes/", "/whimbrel-data/receipts/", "/whimbrel-data/holds/"];
 /// How long the disk fails before a kill.
@@ -68,14 +68,14 @@ fn pushes_on_kafka_with_redis_survive_kills() {
     kill_at_random("Kafka with Redis", || start(folder.path(), &settings), |_| {});
 }
 
-/// Between two pushes to one user: all of them together stay within what is stored for a device that is away the whole time.
+/// Delay between two pushes to one user: all pushes together must fit into the inbox of a device that stays offline.
 const PUSH_PAUSE: Duration = Duration::from_millis(15);
 
 pub fn uid(user: usize) -> String {
     format!("crash-{user}")
 }
 
-/// Whoever pushes numbers to one user: the next one only when the one before was acknowledged.
+/// Pushes numbers to one user, each after the previous one was acknowledged.
 pub struct Pusher {
     acknowledged: Arc<Mutex<u64>>,
     ends: Arc<AtomicBool>,
@@ -90,7 +90,7 @@ impl Pusher {
             while !told.load(Ordering::Relaxed) {
                 let number = *counted.lock().unwrap();
                 let place = url.lock().unwrap().clone();
-                // The same id as long as it is not known whether it was taken.
+                // The same id until the outcome of the push is known.
                 let push = NewPush::text(number.to_string()).id(format!("{}-{number}", uid(user)));
                 let client = Client::new(&place).unwrap().with_answer_wait(Duration::from_secs(5));
                 match converse(client.push(&uid(user), &push)) {
@@ -112,7 +112,7 @@ impl Pusher {
     }
 }
 
-/// What a user's device has seen: the number and the payload of each message, once.
+/// The messages that a user's device received: number and payload, once each.
 #[derive(Default)]
 pub struct Seen {
     pub messages: Vec<(u64, u64)>,
@@ -125,7 +125,7 @@ impl Seen {
         let number = message["payload"].as_str().unwrap().parse().unwrap();
         match self.messages.iter().find(|(known, _)| *known == seq) {
             Some((_, same)) => {
-                assert_eq!(*same, number, "number {seq} was another message before");
+                assert_eq!(*same, number, "number {seq} was previously another message");
                 self.again += 1;
             }
             None => self.messages.push((seq, number)),
@@ -134,9 +134,9 @@ impl Seen {
     }
 }
 
-/// Reads for as long as anything comes; acknowledges most of it.
+/// Reads while messages arrive; acknowledges most of them.
 fn read_on(device: &mut Device, seen: &mut Seen, random: &mut Random, quiet: Duration) {
-    while let Came::Frame(frame) = device.next(quiet) {
+    while let DeviceEvent::Frame(frame) = device.next(quiet) {
         if let Some(message) = frame.get("message") {
             let seq = seen.take(message);
             if random.below(4) > 0 {
@@ -157,10 +157,11 @@ fn kill_at_random(what: &str, start: impl Fn() -> Server, fail: impl Fn(&mut Ran
     let pushers: Vec<Pusher> = (0..USERS).map(|user| Pusher::begin(user, Arc::clone(&url), PUSH_PAUSE)).collect();
     let mut seen: Vec<Seen> = (0..USERS).map(|_| Seen::default()).collect();
     for kill in 0..kills {
-        // Some are there, the others away.
+        // Some devices are connected, others are not.
         let mut devices: Vec<Option<Device>> = (0..USERS)
             .map(|user| {
-                (random.below(3) > 0).then(|| Device::connect(&server, &Hello::of(&uid(user), "web").device("d")))
+                (random.below(3) > 0)
+                    .then(|| Device::connect(&server, &ConnectFrame::of(&uid(user), "web").device("d")))
             })
             .collect();
         let run = Duration::from_millis(RUN_MS_MIN + random.below(RUN_MS_MAX - RUN_MS_MIN));
@@ -180,25 +181,25 @@ fn kill_at_random(what: &str, start: impl Fn() -> Server, fail: impl Fn(&mut Ran
     }
     let acknowledged: Vec<u64> = pushers.into_iter().map(Pusher::end).collect();
     for (user, seen) in seen.iter_mut().enumerate() {
-        let mut device = Device::connect(&server, &Hello::of(&uid(user), "web").device("d"));
+        let mut device = Device::connect(&server, &ConnectFrame::of(&uid(user), "web").device("d"));
         let began = std::time::Instant::now();
         while (seen.messages.len() as u64) < acknowledged[user] && began.elapsed() < PATIENCE {
-            while let Came::Frame(frame) = device.next(QUIET) {
+            while let DeviceEvent::Frame(frame) = device.next(QUIET) {
                 if let Some(message) = frame.get("message") {
                     let seq = seen.take(message);
                     device.ack(seq);
                 }
             }
         }
-        // Whatever was lost on the way, the numbers and the pushes have the same order.
+        // Whatever was lost or repeated, the numbers and the pushes have the same order.
         seen.messages.sort_unstable();
         let numbers: Vec<u64> = seen.messages.iter().map(|(_, number)| *number).collect();
         let wanted: Vec<u64> = (0..acknowledged[user]).collect();
         assert!(numbers.starts_with(&wanted), "{}: {numbers:?} of {}", uid(user), acknowledged[user]);
-        assert!(numbers.len() as u64 <= acknowledged[user] + 1, "one that was never pushed came");
+        assert!(numbers.len() as u64 <= acknowledged[user] + 1, "a message arrived that was never pushed");
     }
     let again: usize = seen.iter().map(|seen| seen.again).sum();
-    println!("pushes on {what}: {acknowledged:?} acknowledged, {again} came again");
+    println!("pushes on {what}: {acknowledged:?} acknowledged, {again} repeated");
 }
 
 fn start(folder: &Path, settings: &[String]) -> Server {

@@ -1,10 +1,10 @@
-//! Pushes that could not be handled, with the real binary: they are listed, they hold nobody up, and can be pushed anew.
+//! Pushes that could not be handled, with the real binary: they are listed, they block no other push, and they can be pushed again.
 //!
-//! A push dies when its record cannot be understood, as one of a later version that was put back to an earlier one. Both sides of that
-//! are written into the log of a server that does not run: the record that this version does not know, and the dead letter that
-//! another version made of one that this version knows.
+//! A push dies if its record cannot be decoded, for example after a downgrade. The test writes both sides of that into the log of a
+//! stopped server: a record that this version cannot decode, and the dead letter that another version made of a record that this version
+//! can.
 //!
-//! And a push dies when its device never acknowledges it, although it was sent as often as it is tried, and its time is over.
+//! A push also dies if its device does not acknowledge it in all attempts, and its TTL has expired.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use whimbrel_client::{NewPush, PeopleLetters, PlatformInfo};
 use whimbrel_engines::embedded::{LogSettings, NotebookSettings, ReceiptSettings, TimerSettings};
 use whimbrel_engines::resolve::{CoordinationEngine, EngineSettings, LogEngine, StateEngine, resolve};
 use whimbrel_model::ports::Entry;
-use whimbrel_model::push::{HEADER_PUSH, PUSH_DEAD_TOPIC, PushDead, PushMessage, PushTask};
+use whimbrel_model::push::{HEADER_PUSH, PUSH_DEAD_TOPIC, PushFailure, PushMessage, PushTask};
 use whimbrel_model::record::HEADER_ID;
 use whimbrel_model::{Headers, HeadersBuilder, PUSH_TOPIC, Record, SystemClock, Timestamp};
 
 use super::deliver::Site;
-use super::device::{Device, Hello};
+use super::device::{ConnectFrame, Device};
 use super::server::{Server, converse, eventually};
 
-/// Writes a record into a topic of a data folder that no server has open, where records of that key are.
+/// Writes a record into a topic of a stopped server's data folder, into the partition of that key.
 fn write(folder: &Path, topic: &str, record: Record) {
     let data = folder.join("whimbrel-data");
     converse(async move {
@@ -80,11 +80,11 @@ fn push_of(uid: &str, mut headers: HeadersBuilder, id: &str, text: &'static str)
 }
 
 #[test]
-fn a_push_that_cannot_be_handled_is_listed_once_and_holds_nobody_up() {
+fn a_push_that_cannot_be_handled_is_listed_once_and_blocks_no_other() {
     let mut later = Headers::builder();
     later.push(HEADER_PUSH, br#"{"v":9,"task":"sing","uids":["u1"]}"#);
     let site = site_with(PUSH_TOPIC, push_of("u1", later, "m1", "la"));
-    let mut device = Device::connect(&site.server, &Hello::of("u1", "web"));
+    let mut device = Device::connect(&site.server, &ConnectFrame::of("u1", "web"));
     site.push_texts("u1", ["next"]);
     assert_eq!(device.take(1), ["next"]);
 
@@ -94,7 +94,7 @@ fn a_push_that_cannot_be_handled_is_listed_once_and_holds_nobody_up() {
     let died_at = letter.more["dead_offset"].as_u64();
     site.redrives(PeopleLetters::Push, "m1");
     let again = || site.dead(PeopleLetters::Push, "m1").and_then(|letter| letter.more["dead_offset"].as_u64());
-    eventually("it died again, since this version still does not know it", || again() > died_at);
+    eventually("it died again, because this version still cannot decode it", || again() > died_at);
     let letters = converse(site.client().people_dead_letters(PeopleLetters::Push, None)).unwrap().dead_letters;
     assert_eq!(letters.len(), 1, "{letters:?}");
 }
@@ -103,19 +103,19 @@ fn a_push_that_cannot_be_handled_is_listed_once_and_holds_nobody_up() {
 fn a_dead_push_reaches_its_device_when_it_is_redriven() {
     let message = PushMessage { id: "m1".into(), uids: vec!["u1".into()], store: true, ..PushMessage::default() };
     let push = push_of("u1", PushTask::Message(message).headers(), "m1", "at last");
-    let dead = PushDead { reason: "no room".into(), died_at_ms: 2, partition: 0, offset: 0 };
+    let dead = PushFailure { reason: "no room".into(), died_at_ms: 2, partition: 0, offset: 0 };
     let site = site_with(PUSH_DEAD_TOPIC, dead.to_record(&push));
     let letter = site.dies(PeopleLetters::Push, "m1");
     assert_eq!((letter.reason.as_deref(), letter.partition, letter.offset), (Some("no room"), 0, 0));
 
-    let mut device = Device::connect(&site.server, &Hello::of("u1", "web"));
+    let mut device = Device::connect(&site.server, &ConnectFrame::of("u1", "web"));
     site.redrives(PeopleLetters::Push, "m1");
     let message = device.message();
     assert_eq!(
         (&message["payload"], &message["id"], &message["stored"]),
         (&json!("at last"), &json!("m1"), &json!(true))
     );
-    assert!(site.dead(PeopleLetters::Push, "m1").is_none(), "it is listed no more");
+    assert!(site.dead(PeopleLetters::Push, "m1").is_none(), "it is no longer listed");
     let again = converse(site.client().redrive_people(PeopleLetters::Push, &["m1".to_owned()])).unwrap();
     assert_eq!(again, json!({ "redriven": 0, "unknown": ["m1"] }));
 }
@@ -125,7 +125,7 @@ fn a_push_that_expires_after_its_last_retry_is_a_dead_letter_with_an_event() {
     let site = Site::start(&[]);
     let quick = PlatformInfo { ack_timeout: Some("1s".into()), ..PlatformInfo::default() };
     site.platform("mute", &quick);
-    let mut device = Device::connect(&site.server, &Hello::of("mute", "mute"));
+    let mut device = Device::connect(&site.server, &ConnectFrame::of("mute", "mute"));
     let id = site.push("mute", &NewPush::text("hello?"));
     assert_eq!(device.message()["payload"], "hello?");
     assert_eq!(device.closed().0, 4100, "it never acknowledged");
@@ -133,17 +133,17 @@ fn a_push_that_expires_after_its_last_retry_is_a_dead_letter_with_an_event() {
 
     site.platform("mute", &PlatformInfo { ttl: Some("1s".into()), ..quick.clone() });
     eventually("the push is a dead letter", || {
-        // Any look at the user lets what has expired go.
+        // Each query of the user removes expired messages.
         site.stored("mute");
         site.dead(PeopleLetters::Push, &id).is_some()
     });
     let letter = site.dead(PeopleLetters::Push, &id).unwrap();
     assert_eq!(letter.reason.as_deref(), Some("not acknowledged by mute after 2 attempts, and expired"));
     assert_eq!(letter.more["uids"], json!(["mute"]));
-    eventually("an event tells it", || site.events().contains("push_dead_letter"));
+    eventually("an event reports it", || site.events().contains("push_dead_letter"));
 
     site.platform("mute", &quick);
-    let mut device = Device::connect(&site.server, &Hello::of("mute", "mute"));
+    let mut device = Device::connect(&site.server, &ConnectFrame::of("mute", "mute"));
     device.frame("truncated");
     site.redrives(PeopleLetters::Push, &id);
     assert_eq!(device.take(1), ["hello?"]);

@@ -1,16 +1,16 @@
-//! Several processes on Kafka, Redis and etcd: a device at one gateway is reached through the door of another, whoever owns its inbox;
-//! what a process owned is taken over when it dies, and whoever was connected to it is offline.
+//! Several nodes on Kafka, Redis and etcd: a push through one node reaches a device at the gateway of another, whichever node owns its
+//! inbox. When a node dies, another takes over its inboxes, and the devices that were connected to it are offline.
 
 use serde_json::json;
 use whimbrel_client::{Client, Kick, NewPush};
 
-use super::device::{Device, Hello};
+use super::device::{ConnectFrame, Device};
 use super::hold_nodes::{NEEDED, Shared};
 use super::server::{Server, converse, eventually};
+use super::server_life::get;
 use super::services::{free_address, skip};
-use super::serving::get;
 
-/// Enough that both of two nodes own some of their partitions.
+/// Enough that each of two nodes owns some of their partitions.
 const USERS: usize = 24;
 
 fn uid(user: usize) -> String {
@@ -18,7 +18,7 @@ fn uid(user: usize) -> String {
 }
 
 fn push(client: &Client, user: usize, text: &str) {
-    eventually("a push is taken", || converse(client.push(&uid(user), &NewPush::text(text))).is_ok());
+    eventually("a push is accepted", || converse(client.push(&uid(user), &NewPush::text(text))).is_ok());
 }
 
 fn online(client: &Client, count: usize) {
@@ -30,21 +30,21 @@ fn online(client: &Client, count: usize) {
 }
 
 #[test]
-fn a_device_is_reached_through_whichever_process_and_survives_the_death_of_its_inbox_s_owner() {
+fn a_device_is_reached_through_any_node_also_after_the_death_of_the_inbox_s_owner() {
     if skip(&NEEDED) {
         return;
     }
     let shared = Shared::start();
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let addresses = [free_address(), free_address()];
-    // Each writes one of two shards, in its memory: whoever asks the other one asks over the internal port.
+    // Each node writes one of two shards, in its memory: a query of the other shard uses the internal port.
     let writers = format!("presence.writers={},{}", addresses[0], addresses[1]);
     let [first, second] = [0, 1].map(|index| {
         let internal = format!("internal_listen={}", addresses[index]);
         shared.node(&folders[index], &[internal, writers.clone(), "presence.engine=memory".to_owned()])
     });
     let mut devices: Vec<Device> =
-        (0..USERS).map(|user| Device::connect(&first, &Hello::of(&uid(user), "web"))).collect();
+        (0..USERS).map(|user| Device::connect(&first, &ConnectFrame::of(&uid(user), "web"))).collect();
     for (user, device) in devices.iter_mut().enumerate() {
         push(&second.client(), user, "through the other");
         assert_eq!(device.take(1), ["through the other"]);
@@ -61,18 +61,19 @@ fn a_device_is_reached_through_whichever_process_and_survives_the_death_of_its_i
 }
 
 #[test]
-fn whoever_was_connected_to_a_process_that_dies_is_offline_and_loses_nothing() {
+fn devices_of_a_dead_node_are_offline_and_lose_no_message() {
     if skip(&NEEDED) {
         return;
     }
     let shared = Shared::start();
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let addresses = [free_address(), free_address()];
-    // The one that stays writes both shards.
+    // The remaining node writes both shards.
     let writers = format!("presence.writers={},{}", addresses[0], addresses[0]);
     let [first, second] = [0, 1]
         .map(|index| shared.node(&folders[index], &[format!("internal_listen={}", addresses[index]), writers.clone()]));
-    let devices: Vec<Device> = (0..USERS).map(|user| Device::connect(&second, &Hello::of(&uid(user), "web"))).collect();
+    let devices: Vec<Device> =
+        (0..USERS).map(|user| Device::connect(&second, &ConnectFrame::of(&uid(user), "web"))).collect();
     online(&first.client(), USERS);
     second.kill();
     for user in 0..USERS {
@@ -81,14 +82,14 @@ fn whoever_was_connected_to_a_process_that_dies_is_offline_and_loses_nothing() {
     online(&first.client(), 0);
     drop(devices);
     for user in 0..USERS {
-        let mut device = Device::connect(&first, &Hello::of(&uid(user), "web"));
+        let mut device = Device::connect(&first, &ConnectFrame::of(&uid(user), "web"));
         assert_eq!(device.take(1), ["meanwhile"], "{}", uid(user));
     }
 }
 
-/// Roles that run apart: a door, a gateway, a carrier, and whoever writes presence.
+/// Roles on separate nodes: `receive`, `gateway`, `carrier` and the writer of presence.
 #[test]
-fn roles_that_run_apart_reach_people_together() {
+fn roles_on_separate_nodes_reach_users_together() {
     if skip(&NEEDED) {
         return;
     }
@@ -107,13 +108,13 @@ fn roles_that_run_apart_reach_people_together() {
     };
     let door = node(0, "receive,center");
     let gateway = node(1, "gateway");
-    // Nobody owns an inbox yet, and nobody writes presence: it says so, and a door without a part in that is ready.
+    // The inboxes have no owner yet, and presence has no writer: the node reports it, and a node without these roles is ready.
     let answer = get(&gateway, "/readyz");
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("have no owner yet"), "{answer}");
-    eventually("the door is ready", || get(&door, "/readyz").starts_with("HTTP/1.1 200"));
+    eventually("the receiver is ready", || get(&door, "/readyz").starts_with("HTTP/1.1 200"));
     let _carrier = node(2, "carrier,presence,horn,worker");
     eventually("the gateway is ready", || get(&gateway, "/readyz").starts_with("HTTP/1.1 200"));
-    let mut device = Device::connect(&gateway, &Hello::of(&uid(0), "web"));
+    let mut device = Device::connect(&gateway, &ConnectFrame::of(&uid(0), "web"));
     push(&door.client(), 0, "hello");
     assert_eq!(device.take(1), ["hello"]);
     eventually("presence shows it", || converse(door.client().presence(&uid(0))).is_ok_and(|shown| shown.online));

@@ -1,26 +1,26 @@
-//! Waking who is away, and what becomes of notices that nobody takes: each property on a site, with a provider of the test's own.
+//! Notifications to offline devices, and notices that no provider accepts. Each property is a function of a site, with a test provider.
 
 use serde_json::{Value, json};
 use whimbrel_client::{DeadLetterInfo, DeviceInfo, NewPush, Notify, PeopleLetters, PlatformInfo};
 
 use super::deliver::Site;
-use super::device::{Device, Hello};
+use super::device::{ConnectFrame, Device};
 use super::receiver::{Receiver, Reply, reply};
 use super::server::{converse, eventually, run, stderr_of, stdout_of};
 
 const NOTICES: &str = "_notices";
-/// Devices may name places on this machine, where the providers of these tests are.
+/// Permits devices to name addresses on this machine, where the test providers are.
 pub const PROVIDERS_ARE_HERE: &str = "horn.allow=127.0.0.1";
 
 impl Site {
-    /// Registers a device that is woken by a POST to that URL, and answers with what was said.
+    /// Registers a device with a notification URL, and returns the answer.
     pub fn wakes(&self, uid: &str, device: &str, platform: &str, url: String) -> Value {
         let info =
             DeviceInfo { platform: platform.into(), provider: "http".into(), token: url, ..DeviceInfo::default() };
         converse(self.client().put_device(uid, device, &info)).unwrap()
     }
 
-    /// Pushes something that wakes whoever has not acknowledged it after that time.
+    /// Pushes a message with a notification to devices that have not acknowledged it after that time.
     pub fn push_waking(&self, uid: &str, text: &str, after: &str) -> String {
         let notify = Some(Notify { title: Some(format!("about {text}")), ..Notify::default() });
         self.push(uid, &NewPush { notify, notify_after: Some(after.into()), ..NewPush::text(text) })
@@ -37,7 +37,6 @@ impl Site {
         self.dead(of, id).unwrap()
     }
 
-    /// Everything that was ever an event.
     pub fn events(&self) -> String {
         let read = ["read", "_events", "--from", "earliest", "--limit", "1000", "--json"];
         stdout_of(&run(self.folder.path(), &[&read[..], &["--server", &self.server.url]].concat()))
@@ -49,7 +48,7 @@ impl Site {
     }
 }
 
-pub fn a_notice_that_is_refused_for_good_is_dead_at_once_and_reaches_its_provider_when_redriven(site: &Site) {
+pub fn a_permanently_rejected_notice_is_dead_and_can_be_redriven(site: &Site) {
     let provider = Receiver::answering(|_| Reply { body: "no such field", ..reply(400) });
     assert_eq!(site.wakes("refused", "phone", "ios", provider.url("/notice"))["warning"], Value::Null);
     let id = site.push_waking("refused", "a", "50ms");
@@ -57,9 +56,9 @@ pub fn a_notice_that_is_refused_for_good_is_dead_at_once_and_reaches_its_provide
     let reason = letter.reason.unwrap_or_default();
     assert_eq!((letter.attempts, letter.last_status, letter.key.as_deref()), (1, None, Some("refused")), "{reason}");
     assert!(reason.contains("phone (http)") && reason.contains("answered 400"), "{reason}");
-    assert_eq!(provider.count(), 1, "nothing is tried again that no repeat can mend");
-    let lastly = format!("went to the dead letters, lastly: {reason}");
-    eventually("an event says why it died", || site.events().contains(&lastly));
+    assert_eq!(provider.count(), 1, "a permanent failure is not retried");
+    let lastly = format!("became dead letters; last reason: {reason}");
+    eventually("an event has the reason", || site.events().contains(&lastly));
 
     provider.answer_with(|_| reply(200));
     site.redrives(PeopleLetters::Notices, &id);
@@ -71,13 +70,13 @@ pub fn a_notice_that_is_refused_for_good_is_dead_at_once_and_reaches_its_provide
     eventually("no dead letter of it is left", || site.dead(PeopleLetters::Notices, &id).is_none());
 }
 
-pub fn a_notice_that_a_provider_has_no_time_for_comes_back_and_an_operator_reads_why_in_words(site: &Site) {
+pub fn a_temporarily_rejected_notice_is_retried_and_its_reason_is_shown(site: &Site) {
     let provider = Receiver::answering(|_| reply(503));
     site.wakes("busy", "pager", "ios", provider.url("/busy"));
     site.push_waking("busy", "a", "50ms");
     provider.wait_for(1);
     let last_error = || site.show(NOTICES).more.get("last_error").cloned().unwrap_or_default();
-    eventually("the trouble is shown", || last_error()["reason"].as_str().unwrap_or_default().contains("pager (http)"));
+    eventually("the failure is shown", || last_error()["reason"].as_str().unwrap_or_default().contains("pager (http)"));
     let error = last_error();
     assert!(error["status"].is_null() && error["reason"].as_str().unwrap().contains("URL answered 503"), "{error}");
     let shown = stdout_of(&run(site.folder.path(), &["sub", "show", NOTICES, "--server", &site.server.url]));
@@ -86,7 +85,7 @@ pub fn a_notice_that_a_provider_has_no_time_for_comes_back_and_an_operator_reads
     provider.wait_for(2);
 }
 
-pub fn a_device_whose_provider_has_no_keys_is_told_when_it_is_registered_and_when_it_should_be_woken(site: &Site) {
+pub fn a_provider_without_keys_is_reported_at_registration_and_at_notification(site: &Site) {
     let token = "00fc13adff785122b4ad28809a3420982341241421348097878e577c991de8f0";
     let server = ["--server", &site.server.url];
     let put = ["device", "put", "keyless", "phone", "--platform", "ios", "--provider", "apns", "--token", token];
@@ -97,13 +96,13 @@ pub fn a_device_whose_provider_has_no_keys_is_told_when_it_is_registered_and_whe
     let id = site.push_waking("keyless", "a", "50ms");
     let reason = site.dies(PeopleLetters::Notices, &id).reason.unwrap_or_default();
     assert!(reason.contains("phone (apns)") && reason.contains("horn.apns.key_file"), "{reason}");
-    eventually("an event says what to configure", || site.events().contains("provider_not_configured"));
+    eventually("an event names the missing settings", || site.events().contains("provider_not_configured"));
 }
 
-pub fn where_a_platform_has_many_devices_only_those_that_did_not_acknowledge_are_woken(site: &Site) {
+pub fn only_devices_that_did_not_acknowledge_are_notified(site: &Site) {
     site.platform("several", &PlatformInfo { sessions: Some(json!({ "many": 3 })), ..PlatformInfo::default() });
     let provider = Receiver::willing();
-    let hello = |device: &str| Hello::of("both", "several").device(device);
+    let hello = |device: &str| ConnectFrame::of("both", "several").device(device);
     let mut prompt = Device::connect(&site.server, &hello("prompt"));
     let mut slow = Device::connect(&site.server, &hello("slow"));
     for device in ["prompt", "slow", "never-seen"] {
@@ -118,14 +117,14 @@ pub fn where_a_platform_has_many_devices_only_those_that_did_not_acknowledge_are
         paths
     };
     provider.wait_for(2);
-    // A notice is done with when all its devices are.
+    // A notice is finished when all of its devices are.
     site.caught_up(NOTICES);
     assert_eq!(paths(), ["/never-seen", "/slow"]);
 }
 
-pub fn an_acknowledgement_of_a_platforms_one_seat_is_enough(site: &Site) {
+pub fn an_acknowledgement_of_a_shared_seat_stops_notifications(site: &Site) {
     let provider = Receiver::willing();
-    let mut web = Device::connect(&site.server, &Hello::of("one-seat", "web").device("laptop"));
+    let mut web = Device::connect(&site.server, &ConnectFrame::of("one-seat", "web").device("laptop"));
     site.wakes("one-seat", "laptop", "web", provider.url("/web"));
     site.wakes("one-seat", "phone", "ios", provider.url("/ios"));
     site.push_waking("one-seat", "a", "1s");
@@ -136,7 +135,7 @@ pub fn an_acknowledgement_of_a_platforms_one_seat_is_enough(site: &Site) {
     assert_eq!(paths, ["/ios"]);
 }
 
-pub fn a_device_that_names_an_address_of_a_private_network_is_refused(site: &Site) {
+pub fn a_device_with_a_private_address_is_rejected(site: &Site) {
     for host in ["127.0.0.2", "10.0.0.1", "[::1]"] {
         let token = format!("http://{host}:9/notice");
         let put = ["device", "put", "prying", "phone", "--platform", "ios", "--provider", "http", "--token", &token];

@@ -1,4 +1,4 @@
-//! Devices on libraries of others: Node's `ws` and Python's `websockets`, with another's reading of RFC 6455.
+//! Devices on independent libraries: Node's `ws` and Python's `websockets`, with their own interpretation of RFC 6455.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use super::services::skip;
 
 const VARIABLE: &str = "WHIMBREL_TEST_DEVICES";
 
-/// Asks for a device; it answers when it has ended.
+/// Starts a device. It reports after it has ended.
 fn device(site: &Site, library: &str, uid: &str, limit: usize) -> mpsc::Receiver<Value> {
     let address = std::env::var(VARIABLE).unwrap();
     let connect = json!({ "uid": uid, "platform": "web", "device": library }).to_string();
@@ -38,14 +38,14 @@ fn payloads(told: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn libraries_of_others_are_devices_too() {
+fn independent_libraries_work_as_devices() {
     if skip(&[VARIABLE]) {
         return;
     }
     let site = Site::start(&[]);
     for library in ["ws", "websockets"] {
         let uid = format!("user-of-{library}");
-        // Larger than what fits into the shorter forms of a frame's length.
+        // Larger than the shorter forms of a frame's length can express.
         let long = "ü".repeat(40_000);
         site.push_texts(&uid, ["stored", "{\"json\":[1]}", long.as_str()]);
         let told = device(&site, library, &uid, 4);
@@ -56,7 +56,7 @@ fn libraries_of_others_are_devices_too() {
         assert_eq!(told["subprotocol"], json!("whimbrel.v1.json"));
         assert_eq!(told["closed"]["code"], json!(1000), "{library}: the close is answered");
         site.stores(&uid, 0);
-        // The one that comes next is the one to be kicked.
+        // The next device is the one to be kicked.
         site.is_online(&uid, false);
         let told = device(&site, library, &uid, 9);
         site.is_online(&uid, true);

@@ -57,7 +57,7 @@ fn succeeds(command: &mut Command) -> Result<(), String> {
 }
 
 impl LoopDisk {
-    /// Creates the file system and mounts it. The error states why that is not possible on this machine.
+    /// Creates the file system and mounts it. The error is the reason why that is not possible on this machine.
     fn make(folder: &Path) -> Result<Self, String> {
         let disk = Self { image: folder.join("image"), folder: folder.join("disk") };
         File::create(&disk.image).and_then(|image| image.set_len(IMAGE_BYTES)).map_err(|error| error.to_string())?;
@@ -72,13 +72,13 @@ impl LoopDisk {
         succeeds(Command::new("mount").args(["-o", "loop"]).arg(&self.image).arg(&self.folder))
     }
 
-    /// From now on nothing reaches the device.
+    /// From this call on, no write reaches the device.
     fn cut_power(&self) {
         let root = File::open(&self.folder).unwrap();
-        // SAFETY: the call reads one `u32`, which the opcode says too.
+        // SAFETY: the call reads one `u32`, as the opcode states.
         unsafe {
             let cut = Setter::<EXT4_IOC_SHUTDOWN, u32>::new(WITHOUT_JOURNAL_FLUSH);
-            rustix::ioctl::ioctl(&root, cut).expect("ext4 ends at once");
+            rustix::ioctl::ioctl(&root, cut).expect("ext4 shuts down at once");
         }
     }
 
@@ -104,8 +104,8 @@ struct Acknowledged {
 }
 
 impl Acknowledged {
-    /// Runs a load for some time, then cuts the power. Answers that arrive after the cut has begun do not count: while ext4 ends, a sync
-    /// under way can succeed although its block is lost. At a real cut, no process could answer any more.
+    /// Runs a load for some time, then cuts the power. Answers that arrive after the cut has begun do not count: while ext4 shuts down, a
+    /// sync in progress can succeed although its block is lost. At a real cut, no process could answer any more.
     fn load(&self, server: &Server, cut: usize, duration: Duration, disk: &LoopDisk) {
         let is_cut = AtomicBool::new(false);
         let load = Load { server, is_cut: &is_cut };

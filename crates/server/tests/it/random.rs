@@ -1,6 +1,6 @@
-//! Randomness from a seed.
+//! Random numbers from a seed.
 
-/// SplitMix64: enough for choices, and the same everywhere.
+/// SplitMix64: sufficient for choices, and the same on every machine.
 #[derive(Debug)]
 pub struct Random(pub u64);
 
@@ -17,7 +17,7 @@ impl Random {
         self.next() % bound
     }
 
-    /// True once in so many times.
+    /// True with a probability of one in `times`.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }

@@ -1,5 +1,5 @@
-//! The README's promises to a new user: every command in it that calls `curl` works against a fresh server, in order, and the receiver
-//! in it gets what was published.
+//! The README's examples: every command that calls `curl` works against a fresh server, in order, and the receiver in it gets the
+//! published messages.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use super::server::Server;
 
 const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
-/// curl's exit code for a time limit: how a command that follows a stream ends here.
+/// curl's exit code for a timeout: a command that follows a stream ends with it here.
 const CURL_TIMED_OUT: i32 = 28;
 
-/// The commands of the `sh` blocks that call curl; a line that ends with a backslash or a pipe goes on in the next.
+/// The commands of the `sh` blocks that call curl. A line that ends with a backslash or a pipe continues on the next.
 fn curl_commands(text: &str) -> Vec<String> {
     let mut commands = Vec::new();
     for block in text.split("```sh\n").skip(1) {
@@ -23,14 +23,14 @@ fn curl_commands(text: &str) -> Vec<String> {
     commands
 }
 
-/// The README's receiver on a port of its own, ended with the test.
+/// The README's receiver on a free port, stopped at the end of the test.
 struct PythonReceiver {
     process: Child,
     port: u16,
 }
 
 impl PythonReceiver {
-    /// `None`, said on standard error, where there is no Python.
+    /// `None` without Python, reported on standard error.
     fn start(text: &str) -> Option<Self> {
         let code = text.split("```python\n").nth(1)?.split("```").next()?;
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -46,7 +46,7 @@ impl PythonReceiver {
         }
     }
 
-    /// The next line that it printed.
+    /// The next line of its output.
     fn line(&mut self) -> String {
         let mut line = String::new();
         BufReader::new(self.process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -61,7 +61,7 @@ impl Drop for PythonReceiver {
     }
 }
 
-/// Runs one command against this server and gives what it printed.
+/// Runs one command against this server and returns its output.
 fn run(command: &str, server: &Server, receiver_port: u16) -> String {
     let bounded = command.replacen("curl ", "curl -sS --fail-with-body --max-time 3 ", 1);
     let here = bounded.replace("127.0.0.1:7600", server.address());
@@ -75,7 +75,7 @@ fn run(command: &str, server: &Server, receiver_port: u16) -> String {
 }
 
 #[test]
-fn every_curl_line_of_the_readme_does_what_it_says() {
+fn every_curl_command_of_the_readme_works() {
     let text = std::fs::read_to_string(README).unwrap();
     let commands = curl_commands(&text);
     assert!(commands.len() >= 3, "{commands:?}");
@@ -86,10 +86,14 @@ fn every_curl_line_of_the_readme_does_what_it_says() {
     let printed: Vec<String> = commands.iter().map(|command| run(command, &server, port)).collect();
     for (index, command) in commands.iter().enumerate() {
         if command.contains("offset=earliest") {
-            assert!(printed[index].contains("hello"), "{command} does not show what was published: {}", printed[index]);
+            assert!(
+                printed[index].contains("hello"),
+                "{command} does not show the published message: {}",
+                printed[index]
+            );
         }
         if index > 0 && commands[index - 1] == *command {
-            assert_eq!(printed[index - 1], printed[index], "{command} is said to answer the same twice");
+            assert_eq!(printed[index - 1], printed[index], "{command} must answer the same twice");
         }
     }
     if let Some(receiver) = &mut receiver {

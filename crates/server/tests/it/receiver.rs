@@ -1,4 +1,4 @@
-//! A subscriber's endpoint under test: it keeps every callback that it got, and answers as the test says.
+//! An endpoint under test: it records every callback, and answers as the test defines.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,6 @@ use tokio::sync::oneshot;
 
 use super::server::eventually;
 
-/// A callback as it came.
 #[derive(Debug, Clone)]
 pub struct Got {
     pub at: Instant,
@@ -43,7 +42,6 @@ impl Got {
     }
 }
 
-/// How a callback is answered.
 #[derive(Debug, Clone, Default)]
 pub struct Reply {
     pub status: u16,
@@ -58,7 +56,7 @@ pub fn reply(status: u16) -> Reply {
 
 type Answer = dyn Fn(&Got) -> Reply + Send + Sync;
 
-/// An endpoint on a port of its own, ended with the test.
+/// An endpoint on a free port, stopped at the end of the test.
 pub struct Receiver {
     address: String,
     got: Arc<Mutex<Vec<Got>>>,
@@ -72,7 +70,7 @@ impl Receiver {
         Self::answering(|_| reply(200))
     }
 
-    /// Answers everything as soraka's callbacks do that succeeded.
+    /// Answers every callback like a successful callback of soraka.
     pub fn confirming() -> Self {
         Self::answering(|_| Reply { body: r#"{"ec":200,"em":"success","result":true}"#, ..reply(200) })
     }
@@ -97,7 +95,7 @@ impl Receiver {
         Self { address, got, answer, _end: end }
     }
 
-    /// Answers differently from now on.
+    /// Replaces the answer for further callbacks.
     pub fn answer_with(&self, answer: impl Fn(&Got) -> Reply + Send + Sync + 'static) {
         *self.answer.lock().unwrap() = Arc::new(answer);
     }
@@ -106,7 +104,6 @@ impl Receiver {
         format!("http://{}{path}", self.address)
     }
 
-    /// Everything that came so far.
     pub fn all(&self) -> Vec<Got> {
         self.got.lock().unwrap().clone()
     }
@@ -115,7 +112,6 @@ impl Receiver {
         self.got.lock().unwrap().len()
     }
 
-    /// Waits for so many callbacks and gives all there are.
     pub fn wait_for(&self, count: usize) -> Vec<Got> {
         eventually(&format!("callback {count} of {}", self.address), || self.count() >= count);
         self.all()

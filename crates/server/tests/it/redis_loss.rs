@@ -1,4 +1,4 @@
-//! Redis that loses what it kept says so: nothing is gone silently.
+//! A Redis that loses data: the server reports every loss.
 
 use super::server::{Server, converse, eventually};
 use super::services::{OwnRedis, skip};
@@ -12,7 +12,7 @@ fn losses(server: &Server) -> Vec<String> {
 }
 
 #[test]
-fn an_emptied_redis_is_reported_with_what_is_lost() {
+fn an_emptied_redis_is_reported_with_the_lost_data() {
     if skip(&["WHIMBREL_TEST_REDIS"]) {
         return;
     }

@@ -8,14 +8,14 @@ use whimbrel_client::{ClientError, NewMessage};
 use super::server::{Server, converse, read_all};
 use super::services::{Outage as _, OwnRedis, skip};
 
-/// Longer than a call to Redis may take.
+/// Longer than the timeout of a call to Redis.
 const STALL: Duration = Duration::from_secs(6);
-/// Much less than the lease of a claim, which is a minute.
+/// Much less than the lease of a claim, 1 min.
 const SERVED_WITHIN: Duration = Duration::from_secs(30);
 const REPEAT_PAUSE: Duration = Duration::from_millis(100);
 
 #[test]
-fn a_publish_that_a_stalled_redis_refused_succeeds_when_it_is_repeated_afterwards() {
+fn a_publish_rejected_during_a_redis_stall_succeeds_when_repeated() {
     if skip(&["WHIMBREL_TEST_REDIS"]) {
         return;
     }
@@ -42,7 +42,7 @@ fn a_publish_that_a_stalled_redis_refused_succeeds_when_it_is_repeated_afterward
             Err(error) if status_of(&error) == 503 => {}
             Err(error) => panic!("{error}"),
         }
-        assert!(back_at.elapsed() < SERVED_WITHIN, "still refused");
+        assert!(back_at.elapsed() < SERVED_WITHIN, "still rejected");
         std::thread::sleep(REPEAT_PAUSE);
     };
     let again = converse(client.publish("orders", &message("during"))).unwrap();

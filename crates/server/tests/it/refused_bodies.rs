@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use super::server::{PATIENCE, Server, stderr_of, stdout_of};
 
-/// Twenty times the limit of a payload, and more than the buffers of both sides take.
+/// Twenty times the limit of a payload, and more than the socket buffers of both sides.
 const BODY_BYTES: usize = 20 << 20;
 
 fn client(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/clients").join(name)
 }
 
-/// What a client in another language prints. `None` where its program is missing and that is allowed.
+/// The output of a client in another language. `None` if its program is missing and the test may be skipped.
 fn uploaded(server: &Server, program: &str, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new(program);
     let output = command.args(arguments).arg(server.address()).arg(BODY_BYTES.to_string()).output();
@@ -62,7 +62,7 @@ fn a_client_in_go_receives_the_answer() {
     }
 }
 
-/// Sends a body that never ends, until the server closes the connection: the bytes that went, and how long it took.
+/// Sends an endless body until the server closes the connection: the bytes sent, and the time.
 fn sent_until_closed(server: &Server) -> (usize, Duration) {
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -77,23 +77,23 @@ fn sent_until_closed(server: &Server) -> (usize, Duration) {
 }
 
 #[test]
-fn discarding_ends_at_its_bytes() {
+fn discarding_stops_at_the_byte_limit() {
     let folder = tempfile::tempdir().unwrap();
     let server =
         Server::start(folder.path(), &["--set", "limits.linger_bytes=4MiB", "--set", "limits.linger_timeout=1m"]);
     let (sent, _) = sent_until_closed(&server);
-    assert!((4 << 20..64 << 20).contains(&sent), "{sent} bytes were taken");
+    assert!((4 << 20..64 << 20).contains(&sent), "{sent} bytes were accepted");
 }
 
 #[test]
-fn discarding_ends_at_its_time() {
+fn discarding_stops_at_the_time_limit() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &["--set", "limits.linger_timeout=1s"]);
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     write!(stream, "POST /v1/topics/orders/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 5000000\r\n\r\n").unwrap();
     let mut answer = String::new();
-    // The stream ends behind the answer, and the server waits for what it announced; sending goes on until the time is over.
+    // The stream ends after the answer, and the server waits for the announced body; sending continues until the timeout.
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
     let began = Instant::now();

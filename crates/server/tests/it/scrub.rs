@@ -1,4 +1,4 @@
-//! The scrub of a real server: it finds damage on the disk that no reader has met, reports it once, and shows it as a metric.
+//! The scrub of a real server: it finds damage on the disk before any reader does, reports it once, and shows it as a metric.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use whimbrel_client::NewMessage;
 
 use super::server::{Server, converse, eventually, read_all};
-use super::serving::get;
+use super::server_life::get;
 
 const SETTINGS: [&str; 10] = [
     "--set",
@@ -32,7 +32,7 @@ fn publish(server: &Server) {
     });
 }
 
-/// The first segments of partitions that have several: the log no longer writes to them.
+/// The first segments of partitions with several segments: the log no longer writes to them.
 fn cold_segments(topics: &Path) -> Vec<PathBuf> {
     let below = |folder: &Path| -> Vec<PathBuf> {
         std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
@@ -49,7 +49,7 @@ fn cold_segments(topics: &Path) -> Vec<PathBuf> {
     cold
 }
 
-/// In place, so that the server never sees another length.
+/// Changes the file in place, so that the server never sees another length.
 fn change_a_bit(path: &Path) {
     let file = File::options().read(true).write(true).open(path).unwrap();
     let mut byte = [0];
@@ -71,14 +71,14 @@ fn metric(server: &Server, name: &str) -> f64 {
 }
 
 #[test]
-fn damage_that_no_reader_has_met_is_an_event_and_a_metric() {
+fn undiscovered_damage_is_an_event_and_a_metric() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &SETTINGS);
     publish(&server);
     let topics = folder.path().join("whimbrel-data/log/topics");
     eventually("a cold segment", || !cold_segments(&topics).is_empty());
     let passed = || metric(&server, "whimbrel_scrub_last_pass_timestamp_seconds");
-    eventually("a pass over what is sound", || passed() > 0.0 && metric(&server, "whimbrel_scrub_bytes_total") > 0.0);
+    eventually("a pass without damage", || passed() > 0.0 && metric(&server, "whimbrel_scrub_bytes_total") > 0.0);
     assert_eq!(metric(&server, "whimbrel_scrub_damaged_places"), 0.0);
     let segment = cold_segments(&topics).remove(0);
     change_a_bit(&segment);

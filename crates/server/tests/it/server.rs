@@ -1,4 +1,4 @@
-//! A server under test: this build's binary with a folder and a port of its own, ended with the test.
+//! A server under test: this build's binary with its own folder and a free port, stopped at the end of the test.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -10,22 +10,22 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use whimbrel_client::{Client, ClientError, Message, Position, ReadFrom};
 
-/// How long anything that must happen may take, on a slow and busy machine.
+/// Timeout for expected events, on a slow and busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// So many of a server's last lines are shown where its test fails.
+/// Number of a server's last log lines that a failed test prints.
 const LAST_LINES: usize = 60;
 
 pub struct Server {
     process: Child,
     stdout: Option<BufReader<ChildStdout>>,
-    /// What it says on standard error. It is shown where the test fails, and only there: several servers talking at once bury what failed.
+    /// Its standard error. Only a failed test prints it: the output of several servers at once would hide the failure.
     said: File,
     pub banner: String,
     pub url: String,
 }
 
-/// The binary, deaf to whatever variables the tests themselves run under.
+/// The binary, without the environment variables of the tests themselves.
 pub fn whimbrel(folder: &Path) -> Command {
     isolated(Command::new(env!("CARGO_BIN_EXE_whimbrel")), folder)
 }
@@ -38,7 +38,6 @@ fn isolated(mut command: Command, folder: &Path) -> Command {
     command
 }
 
-/// Runs a command to its end.
 pub fn run(folder: &Path, arguments: &[&str]) -> Output {
     whimbrel(folder).args(arguments).output().unwrap()
 }
@@ -52,21 +51,21 @@ pub fn stderr_of(output: &Output) -> String {
 }
 
 impl Server {
-    /// Starts it in `folder` and waits for its banner.
+    /// Starts a server in `folder` and waits for its banner.
     pub fn start(folder: &Path, arguments: &[&str]) -> Self {
         let mut server = Self::spawn(folder, arguments);
         server.wait_for_banner();
         server
     }
 
-    /// The same with variables of its environment, such as a library that is to be preloaded.
+    /// Like `start`, with environment variables, for example a library to preload.
     pub fn start_with(folder: &Path, arguments: &[&str], environment: &[(&str, OsString)]) -> Self {
         let mut server = Self::spawn_with(folder, arguments, environment);
         server.wait_for_banner();
         server
     }
 
-    /// The same with a soft and a hard limit of file descriptors.
+    /// Like `start`, with a soft and a hard limit of file descriptors.
     pub fn start_limited(folder: &Path, arguments: &[&str], soft: u64, hard: u64) -> Self {
         let mut shell = Command::new("sh");
         shell.args(["-c", "ulimit -Sn $1 && ulimit -Hn $2 && shift 2 && exec \"$@\"", "sh"]);
@@ -76,7 +75,6 @@ impl Server {
         server
     }
 
-    /// Starts it and waits for nothing.
     pub fn spawn(folder: &Path, arguments: &[&str]) -> Self {
         Self::spawn_with(folder, arguments, &[])
     }
@@ -99,9 +97,8 @@ impl Server {
         Self { process, stdout, said, banner: String::new(), url: String::new() }
     }
 
-    /// Waits until it serves.
     pub fn wait_for_banner(&mut self) {
-        // The one line or the other ends it: a process that takes no requests has nothing to try.
+        // The banner ends with one of these lines: a node without the role `receive` has no commands to try.
         let stdout = self.stdout.as_mut().unwrap();
         while !["\n  try ", "\n  serves "].iter().any(|line| self.banner.contains(line)) {
             let read = stdout.read_line(&mut self.banner).unwrap();
@@ -111,7 +108,7 @@ impl Server {
         self.url = address.trim().to_owned();
     }
 
-    /// Reads on in the banner until that line has begun.
+    /// Reads the banner until that line begins.
     pub fn read_banner_until(&mut self, line: &str) {
         let stdout = self.stdout.as_mut().unwrap();
         while !self.banner.contains(line) {
@@ -124,7 +121,6 @@ impl Server {
         Client::new(&self.url).unwrap()
     }
 
-    /// `127.0.0.1:…`
     pub fn address(&self) -> &str {
         self.url.strip_prefix("http://").unwrap()
     }
@@ -137,29 +133,28 @@ impl Server {
         kill_process(Pid::from_child(&self.process), Signal::INT).unwrap();
     }
 
-    /// SIGSTOP: it stands still, and its connections do not notice.
+    /// SIGSTOP: the process stands still, and its connections stay open.
     pub fn freeze(&self) {
         kill_process(Pid::from_child(&self.process), Signal::STOP).unwrap();
     }
 
-    /// SIGCONT.
     pub fn go_on(&self) {
         kill_process(Pid::from_child(&self.process), Signal::CONT).unwrap();
     }
 
-    /// SIGKILL: the end without a chance to tidy up.
+    /// SIGKILL: an end without cleanup.
     pub fn kill(mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }
 
-    /// The same for one that is to be replaced, and may have ended by itself.
+    /// Kills a server that is replaced, and may have exited by itself.
     pub fn kill_and_wait(&mut self) {
         let _ = self.process.kill();
         self.process.wait().unwrap();
     }
 
-    /// Ctrl-C, and waits for the end.
+    /// Sends Ctrl-C, and waits for the exit.
     pub fn end(mut self) -> ExitStatus {
         self.interrupt();
         self.wait()
@@ -180,7 +175,7 @@ impl Server {
         self.process.try_wait().unwrap().is_none()
     }
 
-    /// What it wrote to standard error so far.
+    /// Its standard error so far.
     pub fn stderr(&mut self) -> String {
         let mut said = Vec::new();
         match self.said.rewind().and_then(|()| self.said.read_to_end(&mut said)) {
@@ -189,12 +184,12 @@ impl Server {
         }
     }
 
-    /// Its last lines on standard error.
+    /// Prints its last log lines.
     pub fn show_what_it_said(&mut self) {
         let said = self.stderr();
         if !said.is_empty() {
             let lines: Vec<&str> = said.lines().collect();
-            println!("the server at {} said last:", self.url);
+            println!("the last output of the server at {}:", self.url);
             lines[lines.len().saturating_sub(LAST_LINES)..].iter().for_each(|line| println!("  {line}"));
         }
     }
@@ -210,7 +205,7 @@ impl Drop for Server {
     }
 }
 
-/// Waits for something to become true.
+/// Waits until a condition is true.
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
@@ -219,12 +214,12 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Runs a conversation with a server on a runtime of its own.
+/// Runs requests to a server on a runtime of its own.
 pub fn converse<T>(conversation: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(conversation)
 }
 
-/// Whether asking again may be answered.
+/// Whether a repeat of the request may succeed.
 pub fn may_pass(error: &ClientError) -> bool {
     match error {
         ClientError::Problem(problem) => problem.status == 503,
@@ -233,8 +228,8 @@ pub fn may_pass(error: &ClientError) -> bool {
     }
 }
 
-/// Everything of a partition from an offset on, and the offset behind it. A log that cannot answer at the moment, as a broker may on a busy
-/// machine, is asked again.
+/// All messages of a partition from an offset on, and the next offset. Repeats the read while the log cannot answer, for example a
+/// broker on a busy machine.
 pub async fn read_all(client: &Client, topic: &str, partition: u32, from: u64) -> (Vec<Message>, u64) {
     let mut messages: Vec<Message> = Vec::new();
     let mut next = from;

@@ -1,7 +1,7 @@
-//! Real servers of a test's own, on loopback ports of their own, ended with the test.
+//! Real services on free loopback ports, stopped at the end of the test.
 //!
-//! They begin empty, so that no run meets another's holds. Tests that need them are skipped, visibly, where `WHIMBREL_TEST_QUICK=1`
-//! allows it; `scripts/services up` installs what they need and writes `target/services/env`.
+//! They start empty, so that no run finds another's data. Without them, a test is skipped with a message if `WHIMBREL_TEST_QUICK=1` is set;
+//! `scripts/services up` installs them and writes `target/services/env`.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// How long a server may take to serve.
+/// Timeout for a service to start.
 const START_MAX: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Whether a test that needs what these variables name is skipped.
+/// Whether to skip a test that needs the services in these variables.
 pub fn skip(variables: &[&str]) -> bool {
     let missing: Vec<&str> = variables.iter().copied().filter(|name| std::env::var_os(name).is_none()).collect();
     if missing.is_empty() {
@@ -36,7 +36,6 @@ pub fn skip(variables: &[&str]) -> bool {
 pub struct Process(Option<Child>);
 
 impl Process {
-    /// A process that is not started yet.
     pub fn none() -> Self {
         Self(None)
     }
@@ -50,7 +49,7 @@ impl Process {
         kill_process(Pid::from_child(process), signal).unwrap();
     }
 
-    /// SIGTERM. False where the process has not exited within that time.
+    /// Sends SIGTERM. Returns `false` if the process has not exited within that time.
     pub fn terminate(&mut self, within: Duration) -> bool {
         self.signal(Signal::TERM);
         let mut process = self.0.take().expect("it runs");
@@ -79,13 +78,13 @@ impl Drop for Process {
     }
 }
 
-/// What a test can do to a server that others need.
+/// The faults that a test can inject into a service.
 pub trait Outage {
-    /// Ends it as a crash would.
+    /// Kills the service like a crash.
     fn kill(&mut self);
-    /// Starts it again on what it left behind, and waits until it serves.
+    /// Restarts it on its data, and waits until it serves.
     fn start_again(&mut self);
-    /// Stops it from answering, without its connections noticing.
+    /// Stops it from answering, while its connections stay open.
     fn freeze(&self);
     fn go_on(&self);
 }
@@ -124,14 +123,13 @@ impl OwnRedis {
         redis
     }
 
-    /// What is on its disk now: every answered write.
     pub fn copy_of_disk(&self) -> TempDir {
         let copy = tempfile::tempdir().unwrap();
         copy_folder(&self.data(), copy.path());
         copy
     }
 
-    /// Kills it, puts an earlier state of its disk back, and starts it again.
+    /// Kills it, restores an earlier state of its disk, and restarts it.
     pub fn fall_back_to(&mut self, copy: &TempDir) {
         self.kill();
         std::fs::remove_dir_all(self.data()).unwrap();
@@ -146,7 +144,7 @@ impl OwnRedis {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// The settings of a server that has the state beside its log there.
+    /// The settings of a server that keeps the state beside its log there.
     pub fn settings(&self) -> Vec<String> {
         vec![
             "timers.engine=redis".to_owned(),
@@ -190,7 +188,6 @@ fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-/// An etcd of one member.
 pub struct OwnEtcd {
     address: String,
     peer: String,
@@ -206,7 +203,6 @@ impl OwnEtcd {
         etcd
     }
 
-    /// The settings of servers that share the work through it.
     pub fn settings(&self) -> Vec<String> {
         vec!["coordination.engine=etcd".to_owned(), format!("etcd.endpoints=http://{}", self.address)]
     }
@@ -234,7 +230,7 @@ impl Outage for OwnEtcd {
 pub fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let began = Instant::now();
     while !is_so() {
-        assert!(began.elapsed() < START_MAX, "waited in vain until {what}");
+        assert!(began.elapsed() < START_MAX, "timed out until {what}");
         std::thread::sleep(POLL_INTERVAL);
     }
 }
@@ -243,12 +239,12 @@ pub fn free_address() -> String {
     format!("127.0.0.1:{}", free_port())
 }
 
-/// A port that nobody listens on, below those that the system gives to outgoing connections.
+/// A free port, below those that the system assigns to outgoing connections.
 fn free_port() -> u16 {
     const FIRST: u32 = 20_000;
     const COUNT: u32 = 12_000;
     static TRIED: AtomicU32 = AtomicU32::new(0);
-    // Test binaries that run at the same time begin at different places.
+    // Concurrent test binaries start at different ports.
     let begin = std::process::id().wrapping_mul(37);
     let mut candidates = std::iter::repeat_with(|| begin.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed)) % COUNT);
     let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();

@@ -12,7 +12,7 @@ use whimbrel_client::{Client, DeviceInfo, NewMessage, NewPush, SubscriptionSetti
 use super::faulty_disk::FaultyDisk;
 use super::receiver::Receiver;
 use super::server::{Server, converse, eventually, read_all};
-use super::serving::get;
+use super::server_life::get;
 
 const QUICK: [&str; 4] =
     ["topics.partitions=1", "holds.shards=4", "push.partitions=4", "subscriptions.save_interval=50ms"];
@@ -96,7 +96,7 @@ fn every_store_works_again_after_the_disk_was_full_without_a_restart() {
         let (is_ready, answer) = readyz(&server);
         !is_ready && STORE_NAMES.iter().all(|store| answer.contains(&format!("`{store}`")))
     });
-    assert!(refused > 0, "publishes with keys are refused while their answers cannot be kept");
+    assert!(refused > 0, "publishes with keys are rejected while their receipts cannot be stored");
 
     disk.heal();
     eventually("the server is ready", || readyz(&server).0);
@@ -120,7 +120,7 @@ fn every_store_works_again_after_the_disk_was_full_without_a_restart() {
 }
 
 #[test]
-fn a_notebook_that_cannot_be_written_delays_no_delivery_and_no_start() {
+fn an_unwritable_notebook_delays_no_delivery_and_no_start() {
     let disk = FaultyDisk::new();
     let server = disk.start(&QUICK);
     let client = server.client();
@@ -193,7 +193,6 @@ fn a_failed_sync_of_the_progress_costs_no_redelivery_after_a_clean_restart() {
     assert_eq!(got.iter().map(|one| one.text()).collect::<Vec<_>>(), ["after"], "nothing is delivered again");
 }
 
-/// Every table of an LSM.
 fn tables(store: &Path) -> Vec<PathBuf> {
     let keyspaces = std::fs::read_dir(store.join("keyspaces")).unwrap();
     let folders = keyspaces.map(|keyspace| keyspace.unwrap().path().join("tables"));
@@ -300,7 +299,7 @@ fn a_disk_that_fails_again_soon_costs_no_rebuild() {
 }
 
 #[test]
-fn a_disk_that_is_away_for_more_than_ten_seconds_costs_no_rebuild_when_it_returns() {
+fn a_disk_missing_for_more_than_ten_seconds_costs_no_rebuild() {
     let disk = FaultyDisk::new();
     let (server, held) = start_with_an_unreadable_holds_journal(&disk);
     let client = server.client();
@@ -327,7 +326,7 @@ fn a_disk_that_cannot_read_for_three_seconds_costs_no_rebuild() {
 }
 
 #[test]
-fn the_server_starts_without_its_stores_on_a_disk_on_which_no_folder_can_be_made() {
+fn the_server_starts_without_stores_if_no_folder_can_be_created() {
     let disk = FaultyDisk::new();
     disk.inject(&STORES.map(|store| format!("make {} ENOSPC", store.trim_end_matches('/'))));
     let server = disk.start(&QUICK);

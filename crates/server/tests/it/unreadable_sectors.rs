@@ -1,4 +1,4 @@
-//! The real binary on a disk that cannot read a segment of `_holds`: nothing stops for good, and an operator is told of the place.
+//! The real binary on a disk that cannot read a segment of `_holds`: the server keeps working, and reports the place.
 
 use whimbrel_client::{Client, NewMessage};
 use whimbrel_model::HOLDS_TOPIC;
@@ -8,7 +8,7 @@ use super::server::{converse, eventually, read_all};
 
 const SETTINGS: [&str; 4] =
     ["topics.partitions=1", "holds.shards=1", "log.segment_bytes=65536", "holds.checkpoint_interval=100ms"];
-/// Holds of a kilobyte: some segments of them.
+/// Number of 1 KiB holds: several segments of them.
 const MANY: usize = 200;
 const FEW: usize = 10;
 
@@ -20,7 +20,7 @@ fn hold(client: &Client, name: &str, count: usize, delay: &str) {
     converse(async { futures_util::future::join_all((0..count).map(hold)).await });
 }
 
-/// A folder whose `_holds` has several segments, the first of which cannot be read from now on.
+/// A folder whose `_holds` has several segments, the first of which is unreadable from now on.
 fn disk_with_an_unreadable_segment() -> FaultyDisk {
     let disk = FaultyDisk::new();
     let mut settings = SETTINGS.to_vec();
@@ -52,19 +52,19 @@ fn has_event(client: &Client, kind: &str, text: &str) -> bool {
 }
 
 #[test]
-fn a_shard_of_holds_folds_on_behind_a_segment_that_cannot_be_read() {
+fn a_shard_of_holds_continues_after_an_unreadable_segment() {
     let disk = disk_with_an_unreadable_segment();
-    // Without the store, the whole log is folded again.
+    // Without the store, the server folds the whole log again.
     std::fs::remove_dir_all(disk.data().join("holds")).unwrap();
     let server = disk.start(&SETTINGS);
     let client = server.client();
-    eventually("the holds behind the place fire", || converse(read_all(&client, "later", 0, 0)).0.len() == FEW);
+    eventually("the holds after the place fire", || converse(read_all(&client, "later", 0, 0)).0.len() == FEW);
     eventually("the place is reported", || has_event(&client, "damage_found", "00000.segment"));
     assert!(has_event(&client, "hold_record_passed_over", "\"shard\":\"0\""));
 }
 
 #[test]
-fn the_log_of_holds_is_trimmed_past_a_segment_that_cannot_be_read() {
+fn the_log_of_holds_is_trimmed_past_an_unreadable_segment() {
     let disk = disk_with_an_unreadable_segment();
     let mut settings = SETTINGS.to_vec();
     settings.extend(["holds.keep_log=1s", "holds.trim_interval=1s"]);

@@ -1,28 +1,27 @@
-//! A run of deliveries: what a seed makes of a world, step by step, and how it settles.
+//! Runs a seed of deliveries: the driver chooses the steps of a world, and finally lets the world settle.
 
 use std::panic::AssertUnwindSafe;
 
 use whimbrel_model::PartitionId;
 
-use super::Check;
 use super::log::RETRIES;
-use super::profile::{DeliveriesProfile, Trouble};
+use super::profile::{DeliveriesProfile, DeliveryFaults};
 use super::report::{DeliveriesFailure, DeliveriesReport};
 use super::truth::Starts;
-use super::world::{AppendFault, World};
-use crate::Rng;
+use super::world::{AppendFault, DeliveryWorld};
 use crate::trace::{Trace, panic_text};
+use crate::{CheckResult, Rng};
 
 const NODES: usize = 3;
 const KEYS: u64 = 6;
 const STEPS_MIN: u64 = 400;
 const STEPS_MAX: u64 = 1_500;
 const PARTITIONS_MAX: u32 = 9;
-/// How much a world does without time passing before that is called spinning.
+/// Limit of steps without any time passing. A world with more is in a loop.
 const STEPS_AT_ONE_TIME_MAX: u64 = 20_000;
-/// How long the endpoint fails on, where it does when everything else has settled.
+/// Time for which the endpoint continues to fail while everything else settles.
 const SETTLE_FAILS_MS: i64 = 60_000;
-/// How often time may pass until everything has settled.
+/// Limit of time steps until everything must have settled.
 const SETTLE_ROUNDS_MAX: u64 = 50_000;
 
 /// Runs one seed.
@@ -39,7 +38,7 @@ pub fn run_deliveries_traced(
 }
 
 fn run_with(seed: u64, profile: DeliveriesProfile, print: bool) -> Result<DeliveriesReport, Box<DeliveriesFailure>> {
-    let mut driver = Driver::new(seed, profile, print);
+    let mut driver = DeliveriesDriver::new(seed, profile, print);
     let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| driver.run()));
     let outcome = outcome.unwrap_or_else(|panic| Err(format!("a panic: {}", panic_text(&*panic))));
     match outcome {
@@ -48,24 +47,24 @@ fn run_with(seed: u64, profile: DeliveriesProfile, print: bool) -> Result<Delive
     }
 }
 
-struct Driver {
+struct DeliveriesDriver {
     rng: Rng,
-    world: World,
-    trouble: Trouble,
+    world: DeliveryWorld,
+    faults: DeliveryFaults,
     owner: usize,
     report: DeliveriesReport,
 }
 
-impl Driver {
+impl DeliveriesDriver {
     fn new(seed: u64, profile: DeliveriesProfile, print: bool) -> Self {
         let mut rng = Rng::new(seed);
         let settings = DeliveriesProfile::settings(&mut rng);
-        let trouble = profile.trouble(&mut rng);
+        let faults = profile.faults(&mut rng);
         let partitions = rng.between(1, 3) as u32;
-        let mut world = World::new(settings, NODES, partitions, rng.fork(), Trace::new(print));
+        let mut world = DeliveryWorld::new(settings, NODES, partitions, rng.fork(), Trace::new(print));
         world.endpoint = profile.endpoint(&mut rng);
         world.log.page = *rng.pick(&[1, 3, 20]);
-        Self { rng, world, trouble, owner: 0, report: DeliveriesReport::default() }
+        Self { rng, world, faults, owner: 0, report: DeliveriesReport::default() }
     }
 
     fn report(&self) -> DeliveriesReport {
@@ -86,10 +85,10 @@ impl Driver {
         }
     }
 
-    fn run(&mut self) -> Check {
+    fn run(&mut self) -> CheckResult {
         self.world.take(0)?;
         for _ in 0..self.rng.between(STEPS_MIN, STEPS_MAX) {
-            self.make_trouble()?;
+            self.inject_faults()?;
             match self.rng.below(100) {
                 0..12 => self.publish(),
                 12..22 => {
@@ -121,15 +120,15 @@ impl Driver {
         self.world.publish(key.as_deref(), size);
     }
 
-    fn each_turns(&mut self) -> Check {
+    fn each_turns(&mut self) -> CheckResult {
         (0..NODES).try_for_each(|node| self.world.turn(node))
     }
 
-    /// One random thing of a node goes on. False where there is nothing.
-    fn advance(&mut self, node: usize) -> Check<bool> {
+    /// Advances one random operation of a node. Returns false if there is none.
+    fn advance(&mut self, node: usize) -> CheckResult<bool> {
         let Some(owner) = &self.world.nodes[node] else { return Ok(false) };
         if owner.save_due <= self.world.time {
-            let is_lost = self.rng.one_in(self.trouble.save_unheard);
+            let is_lost = self.rng.one_in(self.faults.save_answer_lost);
             self.world.save(node, is_lost)?;
             return Ok(true);
         }
@@ -138,18 +137,18 @@ impl Driver {
         if all == 0 {
             return Ok(false);
         }
-        // From a random one on, the first that can go on.
+        // Starts at a random operation and takes the first one that can advance.
         let from = self.rng.below(all as u64) as usize;
         for index in (from..all).chain(0..from) {
             let went_on = if index < reads {
-                let fails = self.rng.one_in(self.trouble.read_fails);
+                let fails = self.rng.one_in(self.faults.read_fails);
                 self.world.finish_read(node, index, fails)?
             } else if index < reads + calls {
                 self.world.finish_call(node, index - reads)?
             } else {
                 let fault = match self.rng.below(2) {
-                    0 if self.rng.one_in(self.trouble.append_fails) => AppendFault::Fails,
-                    1 if self.rng.one_in(self.trouble.append_unheard) => AppendFault::Unheard,
+                    0 if self.rng.one_in(self.faults.append_fails) => AppendFault::Fails,
+                    1 if self.rng.one_in(self.faults.append_answer_lost) => AppendFault::AnswerLost,
                     _ => AppendFault::None,
                 };
                 self.world.finish_append(node, index - reads - calls, fault)?;
@@ -162,30 +161,30 @@ impl Driver {
         Ok(false)
     }
 
-    fn make_trouble(&mut self) -> Check {
-        let trouble = self.trouble;
-        if self.rng.one_in(trouble.crash) {
+    fn inject_faults(&mut self) -> CheckResult {
+        let faults = self.faults;
+        if self.rng.one_in(faults.crash) {
             self.report.crashes += 1;
             self.world.crash(self.owner);
         }
         if self.world.nodes[self.owner].is_none() && self.rng.one_in(5) {
             self.take(self.owner)?;
         }
-        if self.rng.one_in(trouble.take_over) {
+        if self.rng.one_in(faults.take_over) {
             self.report.takeovers += 1;
             self.take((self.owner + 1) % NODES)?;
         }
-        if self.rng.one_in(trouble.fall_back) {
+        if self.rng.one_in(faults.fall_back) {
             self.report.store_falls += 1;
             let saves = self.rng.between(1, 3) as usize;
             self.world.store.fall_back(saves);
             self.world.note(|| format!("the store loses its last {saves} saves"));
-            // Whoever is at work does not notice; a successor does.
+            // The current owner does not notice; a successor does.
         }
-        if self.rng.one_in(trouble.away) {
+        if self.rng.one_in(faults.away) {
             self.world.store.is_away = !self.world.store.is_away;
         }
-        if self.rng.one_in(trouble.seek) {
+        if self.rng.one_in(faults.seek) {
             self.report.seeks += 1;
             let mut starts = Starts::new();
             for id in self.world.log.ids() {
@@ -194,11 +193,11 @@ impl Driver {
             }
             self.world.seek(starts);
         }
-        if self.rng.one_in(trouble.grow) && self.world.log.count < PARTITIONS_MAX {
+        if self.rng.one_in(faults.grow) && self.world.log.count < PARTITIONS_MAX {
             let to = self.world.log.count + self.rng.between(1, 2) as u32;
             self.world.grow(to);
         }
-        if self.rng.one_in(trouble.trim) {
+        if self.rng.one_in(faults.trim) {
             self.report.trims += 1;
             for id in self.world.log.ids().collect::<Vec<_>>() {
                 let (first, end) = (self.world.log.first(id), self.world.log.end(id));
@@ -206,31 +205,31 @@ impl Driver {
                 self.world.log.trim(id, to);
             }
         }
-        if self.rng.one_in(trouble.bad_key) {
+        if self.rng.one_in(faults.bad_key) {
             let until = self.world.time + *self.rng.pick(&[100, 5_000, 3_600_000]);
             let key = format!("k{}", self.rng.below(KEYS));
             self.world.endpoint.bad_keys.insert(key.into_bytes(), until);
         }
-        if self.rng.one_in(trouble.down) {
+        if self.rng.one_in(faults.down) {
             self.world.endpoint.down_until = self.world.time + *self.rng.pick(&[100, 5_000, 600_000]);
         }
         Ok(())
     }
 
-    fn take(&mut self, node: usize) -> Check {
-        let is_behind = self.rng.one_in(self.trouble.seek.min(3));
+    fn take(&mut self, node: usize) -> CheckResult {
+        let is_behind = self.rng.one_in(self.faults.seek.min(3));
         let believed = if is_behind { &self.world.earlier } else { &self.world.catalogue };
-        if self.world.take_believing(node, believed.clone())? {
+        if self.world.take_behind(node, believed.clone())? {
             self.owner = node;
         }
         Ok(())
     }
 
-    /// From here on nothing fails but what the endpoint fails for a while: one owner brings everything to its end.
-    fn settle(&mut self) -> Check {
-        self.trouble = Trouble::default();
+    /// Ends all faults except those of the endpoint, which fails for a limited time. One owner must finish everything.
+    fn settle(&mut self) -> CheckResult {
+        self.faults = DeliveryFaults::default();
         self.world.store.is_away = false;
-        self.world.note(|| "from here on nothing fails".to_owned());
+        self.world.note(|| "faults end here".to_owned());
         let endpoint = &mut self.world.endpoint;
         (endpoint.fails, endpoint.late, endpoint.never, endpoint.no_worker) = (0, 0, 0, 0);
         let latest = self.world.time + SETTLE_FAILS_MS;
@@ -245,7 +244,7 @@ impl Driver {
             while self.advance_any()? {
                 steps += 1;
                 if steps > STEPS_AT_ONE_TIME_MAX {
-                    return Err("it does not come to rest: it goes on and on without time passing".to_owned());
+                    return Err("it does not settle: it loops without time passing".to_owned());
                 }
             }
             if self.is_at_rest() {
@@ -258,7 +257,7 @@ impl Driver {
         Err(format!("it does not settle: {:?}", self.world.next_time()))
     }
 
-    fn advance_any(&mut self) -> Check<bool> {
+    fn advance_any(&mut self) -> CheckResult<bool> {
         for node in 0..NODES {
             if self.advance(node)? {
                 return Ok(true);
@@ -267,7 +266,7 @@ impl Driver {
         Ok(false)
     }
 
-    /// Everything was read and is done, nothing waits as a hold, and zombies have found out.
+    /// Everything is read and done, no hold is pending, and zombies have noticed that they are fenced.
     fn is_at_rest(&self) -> bool {
         let others = (0..NODES).filter(|node| *node != self.owner);
         let mut others = others.filter_map(|node| self.world.nodes[node].as_ref());

@@ -1,5 +1,5 @@
-//! A simulated endpoint: it fails by key, by time and at random, answers late, twice, or never, and may have taken what it did not
-//! confirm.
+//! A simulated endpoint. It fails by key, by time and at random. It answers late, twice or never, and may receive a message without
+//! confirming it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,40 +10,40 @@ use whimbrel_model::ports::{CallFailure, CallOutcome};
 use crate::Rng;
 
 #[derive(Debug, Clone, Default)]
-pub struct Endpoint {
-    /// Keys that it does not like, until then.
+pub struct SimEndpoint {
+    /// Keys that it rejects, and until when.
     pub bad_keys: BTreeMap<Vec<u8>, i64>,
-    /// It is down until then.
+    /// Unavailable until this time.
     pub down_until: i64,
-    /// Once in so many calls it answers with an error.
+    /// Answers one in this many calls with an error. The fields below are frequencies too.
     pub fails: u64,
-    /// Once in so many it answers after the time is over, or never; what it took it took.
+    /// Answers after the timeout, or never, although it may receive the message.
     pub late: u64,
     pub never: u64,
-    /// Once in so many its answer arrives twice.
+    /// The answer arrives twice.
     pub twice: u64,
-    /// Once in so many nobody could call it.
+    /// No worker can call it.
     pub no_worker: u64,
-    /// Milliseconds that an answer takes at most.
+    /// The maximum time to an answer, in milliseconds.
     pub slowest_ms: u64,
 }
 
-/// What comes of one call.
+/// The planned result of one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Planned {
-    /// What the caller hears, and after how long.
-    pub heard: CallOutcome,
+pub struct PlannedCall {
+    /// The outcome that the caller receives, and after how long.
+    pub outcome: CallOutcome,
     pub after_ms: i64,
-    /// When the endpoint has taken the message, if it does.
+    /// The time until the endpoint receives the message, if it does.
     pub taken_after_ms: Option<i64>,
-    pub is_heard_twice: bool,
+    pub is_twice: bool,
 }
 
-impl Endpoint {
-    pub fn call(&self, key: Option<&[u8]>, now: i64, timeout_ms: i64, rng: &mut Rng) -> Planned {
+impl SimEndpoint {
+    pub fn call(&self, key: Option<&[u8]>, now: i64, timeout_ms: i64, rng: &mut Rng) -> PlannedCall {
         let took = rng.below(self.slowest_ms + 1) as i64;
         let planned =
-            |heard, after_ms, taken_after_ms| Planned { heard, after_ms, taken_after_ms, is_heard_twice: false };
+            |outcome, after_ms, taken_after_ms| PlannedCall { outcome, after_ms, taken_after_ms, is_twice: false };
         if rng.one_in(self.no_worker) {
             return planned(failed(CallFailure::NoWorker), took, None);
         }
@@ -51,8 +51,8 @@ impl Endpoint {
         let fails = rng.one_in(self.fails);
         if is_bad || fails || now < self.down_until {
             let refused = failed(CallFailure::Connect);
-            let heard = if rng.one_in(4) { refused } else { answered(*rng.pick(&[500, 503, 429, 422]), rng) };
-            return Planned { is_heard_twice: rng.one_in(self.twice), ..planned(heard, took, None) };
+            let outcome = if rng.one_in(4) { refused } else { answered(*rng.pick(&[500, 503, 429, 422]), rng) };
+            return PlannedCall { is_twice: rng.one_in(self.twice), ..planned(outcome, took, None) };
         }
         if rng.one_in(self.never) {
             return planned(failed(CallFailure::Timeout), timeout_ms, None);
@@ -61,8 +61,8 @@ impl Endpoint {
             let late = timeout_ms + rng.below(3 * timeout_ms as u64) as i64;
             return planned(failed(CallFailure::Timeout), timeout_ms, Some(late));
         }
-        let is_heard_twice = rng.one_in(self.twice);
-        Planned { is_heard_twice, ..planned(answered(200, rng), took, Some(took)) }
+        let is_twice = rng.one_in(self.twice);
+        PlannedCall { is_twice, ..planned(answered(200, rng), took, Some(took)) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! A simulated log: one topic that grows and is trimmed, the subscription's retry topic and its dead letters; and the holds that bring
+//! A simulated log: one topic that grows and is trimmed, the retry topic and the dead letters of the subscription. Also the holds that fire
 //! retries into the retry topic.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,28 +13,28 @@ pub const RETRIES: PartitionId = PartitionId { topic: TopicNumber(2), index: 0 }
 pub const DEAD: PartitionId = PartitionId { topic: TopicNumber(3), index: 0 };
 
 #[derive(Debug, Default)]
-struct Partition {
+struct SimPartition {
     records: Vec<StoredRecord>,
     first: u64,
     next: u64,
 }
 
 #[derive(Debug)]
-pub struct SimLog {
-    partitions: BTreeMap<PartitionId, Partition>,
-    /// Partitions of the topic.
+pub struct SimTopic {
+    partitions: BTreeMap<PartitionId, SimPartition>,
+    /// The number of partitions of the topic.
     pub count: u32,
     pub growths: Vec<Growth>,
-    /// Records of one read at most.
+    /// Limit of the records of one read.
     pub page: usize,
 }
 
-impl SimLog {
+impl SimTopic {
     pub fn new(count: u32) -> Self {
         Self { partitions: BTreeMap::new(), count, growths: Vec::new(), page: 1000 }
     }
 
-    /// The topic's partitions.
+    /// The partitions of the topic.
     pub fn ids(&self) -> impl Iterator<Item = PartitionId> + use<> {
         (0..self.count).map(|index| PartitionId::new(TOPIC, index))
     }
@@ -52,7 +52,7 @@ impl SimLog {
         offset
     }
 
-    /// An offset without a record, as a transaction leaves it.
+    /// Adds an offset without a record, like a transaction marker.
     pub fn skip_one(&mut self, id: PartitionId) {
         self.partitions.entry(id).or_default().next += 1;
     }
@@ -65,7 +65,7 @@ impl SimLog {
         self.partitions.get(&id).map_or(0, |partition| partition.first)
     }
 
-    /// Everything that was ever written there.
+    /// All records ever written to a partition.
     pub fn records(&self, id: PartitionId) -> &[StoredRecord] {
         self.partitions.get(&id).map_or(&[], |partition| &partition.records)
     }
@@ -75,7 +75,7 @@ impl SimLog {
         partition.first = partition.first.max(first.min(partition.next));
     }
 
-    /// The topic has so many partitions from here on.
+    /// Grows the topic to this many partitions.
     pub fn grow(&mut self, to: u32) {
         let ends = self.ids().map(|id| self.end(id)).collect();
         self.growths.push(Growth { at_ms: 0, from: self.count, to, ends });
@@ -103,7 +103,7 @@ impl SimLog {
     }
 }
 
-/// Holds as a subscription sees them: each fires once into the retry topic, and one that was ever known is not held again.
+/// Holds as a subscription uses them: each fires once into the retry topic, and a known id is not held again.
 #[derive(Debug, Default)]
 pub struct SimHolds {
     due: BTreeSet<(Timestamp, HoldId)>,
@@ -111,7 +111,7 @@ pub struct SimHolds {
 }
 
 impl SimHolds {
-    /// False where it is known already.
+    /// Returns false if the id is known already.
     pub fn accept(&mut self, hold: Hold) -> bool {
         if self.known.contains_key(&hold.id) {
             return false;
@@ -129,8 +129,8 @@ impl SimHolds {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// The next that is due fires into the log.
-    pub fn fire(&mut self, now: Timestamp, log: &mut SimLog) -> bool {
+    /// Fires the next due hold into the log. Returns false if none is due.
+    pub fn fire(&mut self, now: Timestamp, log: &mut SimTopic) -> bool {
         if self.next_time().is_none_or(|due| due > now) {
             return false;
         }

@@ -1,8 +1,8 @@
-//! Deliveries under simulated trouble: the real window, line, ladder and saved progress of a subscription, run by several owners, on a
-//! log, a store and an endpoint that misbehave in every way that their contracts allow.
+//! Deliveries under simulated faults: the real window, line, ladder and saved progress of a subscription. Several owners run them on a log,
+//! a store and an endpoint that fail in every way that their contracts allow.
 //!
-//! - [`World`](world::World) has every single step that can happen; it chooses nothing, a seed or a scene does.
-//! - [`Truth`](truth::Truth) knows what really happened to each message, and complains about what must not be.
+//! - [`DeliveryWorld`](world::DeliveryWorld) has every single step that can happen. A seed or a scene chooses the steps.
+//! - [`DeliveryTruth`](truth::DeliveryTruth) records the true history of each message and reports violations.
 //! - [`run_deliveries`] drives a world by a seed, then lets everything settle. The same seed makes the same run.
 
 mod driver;
@@ -18,6 +18,3 @@ pub mod world;
 pub use driver::{run_deliveries, run_deliveries_traced};
 pub use profile::DeliveriesProfile;
 pub use report::{DeliveriesFailure, DeliveriesReport};
-
-/// What was found: an error is something that must never be.
-pub type Check<T = ()> = Result<T, String>;

@@ -1,23 +1,23 @@
-//! What kinds of trouble a run of deliveries has, and the settings it runs with. Both follow from the seed.
+//! The faults of a run of deliveries, and its settings. The seed determines both.
 
 use whimbrel_dispatch::window::WindowLimits;
 use whimbrel_model::subscription::{OnExhausted, Ordering, RetryPolicy};
 
-use super::endpoint::Endpoint;
-use super::world::Settings;
+use super::endpoint::SimEndpoint;
+use super::world::RunSettings;
 use crate::Rng;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliveriesProfile {
-    /// An endpoint that fails by key, by time and at random, answers late, twice or never.
+    /// An endpoint that fails by key, by time and at random, and answers late, twice or never.
     Endpoint,
-    /// Owners that crash, and appends that fail or that nobody hears of.
+    /// Owners that crash, and appends that fail or have unknown outcomes.
     Crashes,
     /// Ownership that moves without the old owner noticing.
     Zombies,
-    /// A store of progress that forgets its last saves, or is away.
+    /// A store of progress that loses its last saves, or is unavailable.
     Store,
-    /// Seeks while deliveries are in flight, which owners follow late.
+    /// Seeks while deliveries are in flight. Owners follow them late.
     Seeks,
     /// A topic that grows and is trimmed.
     Topics,
@@ -25,15 +25,15 @@ pub enum DeliveriesProfile {
     Mixed,
 }
 
-/// How often each kind of trouble comes: once in so many steps, or never where it is zero.
+/// The frequency of each fault: one in this many steps, or never if zero.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Trouble {
+pub struct DeliveryFaults {
     pub crash: u64,
     pub take_over: u64,
     pub append_fails: u64,
-    pub append_unheard: u64,
+    pub append_answer_lost: u64,
     pub read_fails: u64,
-    pub save_unheard: u64,
+    pub save_answer_lost: u64,
     pub fall_back: u64,
     pub away: u64,
     pub seek: u64,
@@ -67,17 +67,17 @@ impl DeliveriesProfile {
         self == other || self == Self::Mixed
     }
 
-    pub(super) fn trouble(self, rng: &mut Rng) -> Trouble {
+    pub(super) fn faults(self, rng: &mut Rng) -> DeliveryFaults {
         let rate = *rng.pick(&[1, 2, 4]);
         let mut some = |is_on: bool, steps: u64| if is_on && !rng.one_in(4) { steps * rate } else { 0 };
         let crashes = self.has(Self::Crashes);
-        Trouble {
+        DeliveryFaults {
             crash: some(crashes || self.has(Self::Store), 100),
             take_over: some(self.has(Self::Zombies), 80),
             append_fails: some(crashes, 4),
-            append_unheard: some(crashes || self.has(Self::Zombies), 4),
+            append_answer_lost: some(crashes || self.has(Self::Zombies), 4),
             read_fails: some(true, 20),
-            save_unheard: some(self.has(Self::Store), 5),
+            save_answer_lost: some(self.has(Self::Store), 5),
             fall_back: some(self.has(Self::Store), 100),
             away: some(self.has(Self::Store), 80),
             seek: some(self.has(Self::Seeks), 120),
@@ -88,24 +88,24 @@ impl DeliveriesProfile {
         }
     }
 
-    pub(super) fn endpoint(self, rng: &mut Rng) -> Endpoint {
+    pub(super) fn endpoint(self, rng: &mut Rng) -> SimEndpoint {
         let is_bad = self.has(Self::Endpoint);
         let mut some = |is_on: bool, times: u64| if is_on && !rng.one_in(3) { times } else { 0 };
-        Endpoint {
+        SimEndpoint {
             fails: some(true, 6),
             late: some(is_bad, 10),
             never: some(is_bad, 15),
             twice: some(true, 8),
             no_worker: some(is_bad, 15),
             slowest_ms: *rng.pick(&[0, 10, 200]),
-            ..Endpoint::default()
+            ..SimEndpoint::default()
         }
     }
 
-    /// Small bounds, so that a short run meets every one of them.
-    pub(super) fn settings(rng: &mut Rng) -> Settings {
+    /// Small limits, so that a short run reaches each of them.
+    pub(super) fn settings(rng: &mut Rng) -> RunSettings {
         let ordering = *rng.pick(&[Ordering::Key, Ordering::Key, Ordering::Partition, Ordering::None]);
-        Settings {
+        RunSettings {
             ordering,
             retry: RetryPolicy {
                 times: rng.below(5) as u32,

@@ -1,10 +1,10 @@
-//! What a run of deliveries came to: a failure that can be repeated, or what happened in numbers.
+//! The result of a run of deliveries: a reproducible failure, or counts of the events.
 
 use std::fmt;
 
 use super::profile::DeliveriesProfile;
 
-/// A run that was not as it should be.
+/// A failed run.
 #[derive(Debug, Clone)]
 pub struct DeliveriesFailure {
     pub seed: u64,
@@ -25,7 +25,7 @@ impl fmt::Display for DeliveriesFailure {
     }
 }
 
-/// What happened, added up.
+/// Counts of the events of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeliveriesReport {
     pub seeds: u64,
@@ -43,7 +43,7 @@ pub struct DeliveriesReport {
     pub growths: u64,
     pub trims: u64,
     pub store_falls: u64,
-    /// Follows from everything that was done: the same for the same seed.
+    /// A digest of all steps: the same for the same seed.
     pub fingerprint: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A simulated store of progress, fenced by epoch and by run, that can fall back to what it was.
+//! A simulated store of progress, fenced by epoch and by run, that can fall back to an earlier state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,46 +6,46 @@ use std::sync::Arc;
 use bytes::Bytes;
 use roaring::RoaringTreemap;
 use whimbrel_model::PartitionId;
-use whimbrel_model::ports::{ProgressError, ProgressPlace};
+use whimbrel_model::ports::{ProgressError, ProgressKey};
 
-/// What the owner that saved a row knew, told apart from the row itself: what is read back is held against it.
+/// The knowledge of the owner that saved a row, recorded apart from the row. Rows that are read back are compared with it.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Memory {
-    /// Offsets that were done.
+pub struct OwnerMemory {
+    /// The offsets of done messages.
     pub done: RoaringTreemap,
-    /// Attempts at what was not, and when the next may be.
+    /// The attempts of unfinished messages, and the earliest times of their next ones.
     pub tries: BTreeMap<u64, (u32, i64)>,
 }
 
 #[derive(Debug, Clone)]
-pub struct Row {
+pub struct SavedRow {
     pub run: u32,
     pub state: Bytes,
-    pub memory: Arc<Memory>,
+    pub memory: Arc<OwnerMemory>,
 }
 
-pub type Rows = BTreeMap<PartitionId, Row>;
+pub type SavedRows = BTreeMap<PartitionId, SavedRow>;
 
 #[derive(Debug, Default)]
 pub struct SimProgress {
     noted: u64,
-    rows: Rows,
-    past: Vec<Rows>,
+    rows: SavedRows,
+    past: Vec<SavedRows>,
     pub is_away: bool,
 }
 
 impl SimProgress {
-    pub fn open(&mut self, epoch: u64) -> Result<Rows, ProgressError> {
+    pub fn open(&mut self, epoch: u64) -> Result<SavedRows, ProgressError> {
         self.fence(epoch)?;
         self.noted = epoch;
         Ok(self.rows.clone())
     }
 
-    pub fn save(&mut self, epoch: u64, rows: Rows) -> Result<(), ProgressError> {
+    pub fn save(&mut self, epoch: u64, rows: SavedRows) -> Result<(), ProgressError> {
         self.fence(epoch)?;
         for (id, row) in &rows {
             if let Some(there) = self.rows.get(id).filter(|there| there.run > row.run) {
-                let place = ProgressPlace { line: 0, partition: *id };
+                let place = ProgressKey { line: 0, partition: *id };
                 return Err(ProgressError::NewerRun { place, run: there.run });
             }
         }
@@ -64,11 +64,11 @@ impl SimProgress {
         Ok(())
     }
 
-    pub fn rows(&self) -> &Rows {
+    pub fn rows(&self) -> &SavedRows {
         &self.rows
     }
 
-    /// Loses its last saves.
+    /// Loses the last saves.
     pub fn fall_back(&mut self, saves: usize) {
         for _ in 0..saves {
             let Some(rows) = self.past.pop() else { return };

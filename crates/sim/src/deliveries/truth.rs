@@ -1,4 +1,4 @@
-//! What really happened to each message, and what must never be.
+//! The true history of each message, and the rules that it must obey.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,17 +6,17 @@ use roaring::RoaringTreemap;
 use whimbrel_model::PartitionId;
 use whimbrel_model::subscription::Ordering;
 
-use super::Check;
-use super::log::{RETRIES, SimLog};
+use super::log::{RETRIES, SimTopic};
+use crate::CheckResult;
 
-/// A message by its number, in the order of publishing.
+/// A message. Its number is its position in the order of publishing.
 #[derive(Debug, Clone)]
-pub struct Message {
+pub struct SentMessage {
     pub id: PartitionId,
     pub offset: u64,
     pub key: Option<Vec<u8>>,
     pub published_at: i64,
-    /// When the endpoint took it first, and how often it did.
+    /// The time at which the endpoint first received it, and how often it did.
     pub taken_at: Option<i64>,
     pub taken: u32,
     pub is_buried: bool,
@@ -24,32 +24,32 @@ pub struct Message {
     pub is_held: bool,
 }
 
-impl Message {
-    /// Somebody is through with it for good.
+impl SentMessage {
+    /// Whether the message is finished: received, buried or dropped.
     fn is_over(&self) -> bool {
         self.taken_at.is_some() || self.is_buried || self.is_dropped
     }
 }
 
-/// Messages that have an order among them, and how many of them, from the first, somebody is through with.
+/// Messages with an order among them, and the number of leading ones that are finished.
 #[derive(Debug, Default)]
-struct Lane {
+struct OrderLane {
     numbers: Vec<usize>,
     through: usize,
 }
 
-/// Where each run of the cursor begins.
+/// The start offsets of a run of the cursor.
 pub type Starts = BTreeMap<PartitionId, u64>;
 
 #[derive(Debug)]
-pub struct Truth {
+pub struct DeliveryTruth {
     pub ordering: Ordering,
-    pub messages: Vec<Message>,
-    /// Runs from the first, which is 1.
+    pub messages: Vec<SentMessage>,
+    /// All runs. The first one has the number 1.
     pub runs: Vec<Starts>,
-    by_key: HashMap<Vec<u8>, Lane>,
-    by_partition: HashMap<PartitionId, Lane>,
-    /// What an owner of that run was allowed to call done. Retries are of no run.
+    by_key: HashMap<Vec<u8>, OrderLane>,
+    by_partition: HashMap<PartitionId, OrderLane>,
+    /// The offsets that an owner of that run may report as done. Retries belong to no run.
     settled: HashMap<(u32, PartitionId), RoaringTreemap>,
     pub taken: u64,
     pub taken_again: u64,
@@ -58,7 +58,7 @@ pub struct Truth {
     pub held: u64,
 }
 
-impl Truth {
+impl DeliveryTruth {
     pub fn new(ordering: Ordering) -> Self {
         Self {
             ordering,
@@ -81,7 +81,7 @@ impl Truth {
         if let Some(key) = &key {
             self.by_key.entry(key.clone()).or_default().numbers.push(number);
         }
-        self.messages.push(Message {
+        self.messages.push(SentMessage {
             id,
             offset,
             key,
@@ -94,7 +94,7 @@ impl Truth {
         });
     }
 
-    /// The newest run, from 1.
+    /// The number of the newest run, from 1.
     pub fn run(&self) -> u32 {
         self.runs.len() as u32
     }
@@ -103,12 +103,12 @@ impl Truth {
         self.runs.get(run as usize - 1).and_then(|starts| starts.get(&id)).copied().unwrap_or(0)
     }
 
-    fn is_in_run(&self, message: &Message, run: u32) -> bool {
+    fn is_in_run(&self, message: &SentMessage, run: u32) -> bool {
         message.offset >= self.start(run, message.id)
     }
 
-    /// The endpoint has taken a message. Order is promised among the first times.
-    pub fn taken(&mut self, number: usize, run: u32, at: i64, log: &SimLog) -> Check {
+    /// Records that the endpoint received a message. The order counts only for first receipts.
+    pub fn taken(&mut self, number: usize, run: u32, at: i64, log: &SimTopic) -> CheckResult {
         self.messages[number].taken += 1;
         if self.messages[number].taken_at.is_some() {
             self.taken_again += 1;
@@ -120,14 +120,14 @@ impl Truth {
         Ok(())
     }
 
-    fn in_order(&mut self, number: usize, run: u32, log: &SimLog) -> Check {
+    fn in_order(&mut self, number: usize, run: u32, log: &SimTopic) -> CheckResult {
         let message = &self.messages[number];
-        // What was held, buried or dropped by somebody is no longer one of its lane.
+        // A held, buried or dropped message no longer belongs to its lane.
         if self.ordering == Ordering::None || message.is_held || message.is_buried || message.is_dropped {
             return Ok(());
         }
         let (id, key) = (message.id, message.key.clone());
-        let is_through = |other: &Message| other.is_over() || other.offset < log.first(other.id);
+        let is_through = |other: &SentMessage| other.is_over() || other.offset < log.first(other.id);
         let of_key = key.and_then(|key| self.by_key.get_mut(&key));
         let of_partition = self.by_partition.get_mut(&id).filter(|_| self.ordering == Ordering::Partition);
         for lane in of_key.into_iter().chain(of_partition) {
@@ -140,21 +140,21 @@ impl Truth {
             if let Some(other) = earlier.find(|other| other.offset >= start(other.id) && !is_through(other)) {
                 let (its, of) = (other.offset, other.id);
                 return Err(format!(
-                    "message {number} of {id} was taken before {of}:{its}, which is before it in its lane"
+                    "message {number} of {id} was delivered before {of}:{its}, which precedes it in its lane"
                 ));
             }
         }
         Ok(())
     }
 
-    /// An owner of that run may call it done: it heard a success, or a hold or a dead letter is durable, or it is dropped.
+    /// Records that an owner of that run may report a message as done: a success, a durable hold or dead letter, or a drop.
     pub fn settled(&mut self, run: u32, id: PartitionId, offset: u64) {
         let run = if id == RETRIES { 0 } else { run };
         self.settled.entry((run, id)).or_default().insert(offset);
     }
 
-    /// The watermark of an owner of that run must not have passed anything that is not done. `from`: what was looked at before.
-    pub fn watermark_is_sound(&self, run: u32, id: PartitionId, from: u64, watermark: u64, log: &SimLog) -> Check {
+    /// Checks that the watermark of an owner of that run passed only done messages, from the end of the last check on.
+    pub fn check_watermark(&self, run: u32, id: PartitionId, from: u64, watermark: u64, log: &SimTopic) -> CheckResult {
         let of = if id == RETRIES { 0 } else { run };
         let settled = self.settled.get(&(of, id));
         let from = if id == RETRIES { from } else { from.max(self.start(run, id)) };
@@ -171,8 +171,8 @@ impl Truth {
         Ok(())
     }
 
-    /// At the end: everything of the last run, and everything that was held, was taken, or is a dead letter, or was dropped.
-    pub fn nothing_is_missing(&self, log: &SimLog) -> Check {
+    /// Checks at the end that each message of the last run and each held one was delivered, is a dead letter, or was dropped.
+    pub fn nothing_is_missing(&self, log: &SimTopic) -> CheckResult {
         let run = self.run();
         for (number, message) in self.messages.iter().enumerate() {
             let is_gone = message.offset < log.first(message.id);

@@ -1,38 +1,37 @@
-//! The world of a run: the log, the store, the endpoint, the owners, and each single step that can happen in it. It chooses nothing but
-//! what the endpoint does: a seed or a scene does.
+//! The world of a run: the log, the store, the endpoint, the owners, and each single step that can happen. A seed or a scene chooses the
+//! steps. The world itself only draws the endpoint's behaviour.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use whimbrel_dispatch::judge::{Failure, Verdict, judge};
-use whimbrel_dispatch::letters::{BroughtRetry, Parcel, RetryTopic, buried};
-use whimbrel_dispatch::line::{Line, LineRules, Next};
-use whimbrel_dispatch::window::{Arrival, Ticket, WindowLimits};
+use whimbrel_dispatch::call_verdict::{CallVerdict, DeliveryFailure, classify_response};
+use whimbrel_dispatch::delivery_line::{AfterAttempt, DeliveryLine, LineRules};
+use whimbrel_dispatch::outbound_message::{OutboundMessage, RetryData, RetryTopic, dead_letter_origin};
+use whimbrel_dispatch::window::{DeliveryTicket, ReadMessage, WindowLimits};
 use whimbrel_model::ports::{LogError, ProgressError};
 use whimbrel_model::subscription::{Mode, OnExhausted, Ordering, RetryPolicy};
 use whimbrel_model::{Headers, PartitionId, Record, SubscriptionNumber, SubscriptionSpec, Timestamp};
 
-use super::Check;
-use super::endpoint::Endpoint;
-use super::log::{DEAD, RETRIES, SimHolds, SimLog, TOPIC};
-use super::owner::{Calling, Catalogue, Letter, Out, Owner, Settling};
-use super::store::{Memory, SimProgress};
-use super::truth::{Starts, Truth};
-use crate::Rng;
+use super::endpoint::SimEndpoint;
+use super::log::{DEAD, RETRIES, SimHolds, SimTopic, TOPIC};
+use super::owner::{AppendBody, DeliveryOwner, OpenAppend, OpenCall, OpenDelivery, SimCatalogue};
+use super::store::{OwnerMemory, SimProgress};
+use super::truth::{DeliveryTruth, Starts};
 use crate::trace::Trace;
+use crate::{CheckResult, Rng};
 
 const NUMBER: SubscriptionNumber = SubscriptionNumber(1);
 const NAME: &str = "billing";
-/// Messages that retention took and that become dead letters at one time.
+/// Limit of the messages removed by retention that become dead letters at one time.
 const LOST_AT_ONCE: usize = 3;
-/// How long a message waits that nobody could call for.
+/// Time for which a message waits after no worker could call.
 const NO_WORKER_MS: i64 = 500;
 
 /// How the subscription delivers.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct RunSettings {
     pub ordering: Ordering,
     pub retry: RetryPolicy,
     pub on_exhausted: OnExhausted,
@@ -44,32 +43,32 @@ pub struct Settings {
     pub retry_holds: usize,
 }
 
-/// How the log answers an append.
+/// The fault of an append.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AppendFault {
     None,
-    /// Nothing was written.
+    /// Nothing is written.
     Fails,
-    /// It was written, and the owner does not hear.
-    Unheard,
+    /// The record is written, and the answer is lost.
+    AnswerLost,
 }
 
-pub struct World {
-    pub settings: Settings,
+pub struct DeliveryWorld {
+    pub settings: RunSettings,
     spec: SubscriptionSpec,
     pub time: i64,
-    pub log: SimLog,
+    pub log: SimTopic,
     pub holds: SimHolds,
     pub store: SimProgress,
-    pub endpoint: Endpoint,
-    pub catalogue: Catalogue,
-    /// The entry before, which a node may still believe in.
-    pub earlier: Catalogue,
-    pub nodes: Vec<Option<Owner>>,
+    pub endpoint: SimEndpoint,
+    pub catalogue: SimCatalogue,
+    /// The previous entry, which a node may still use.
+    pub earlier: SimCatalogue,
+    pub nodes: Vec<Option<DeliveryOwner>>,
     pub epoch: u64,
-    pub truth: Truth,
+    pub truth: DeliveryTruth,
     pub rng: Rng,
-    /// What the endpoint will have taken when: message and run.
+    /// The future receipts of the endpoint: message and run.
     taking: BTreeMap<(i64, u64), (usize, u32)>,
     takings: u64,
     pub largest: usize,
@@ -78,23 +77,23 @@ pub struct World {
     pub trace: Trace,
 }
 
-impl World {
-    pub fn new(settings: Settings, nodes: usize, partitions: u32, rng: Rng, trace: Trace) -> Self {
+impl DeliveryWorld {
+    pub fn new(settings: RunSettings, nodes: usize, partitions: u32, rng: Rng, trace: Trace) -> Self {
         let spec = SubscriptionSpec {
             ordering: settings.ordering,
             ..SubscriptionSpec::new(vec!["orders".to_owned()], Mode::Push, None)
         };
         Self {
-            truth: Truth::new(settings.ordering),
+            truth: DeliveryTruth::new(settings.ordering),
             spec,
             settings,
             time: 1_000_000,
-            log: SimLog::new(partitions),
+            log: SimTopic::new(partitions),
             holds: SimHolds::default(),
             store: SimProgress::default(),
-            endpoint: Endpoint::default(),
-            catalogue: Catalogue { run: 1, starts: Starts::new() },
-            earlier: Catalogue { run: 1, starts: Starts::new() },
+            endpoint: SimEndpoint::default(),
+            catalogue: SimCatalogue { run: 1, starts: Starts::new() },
+            earlier: SimCatalogue { run: 1, starts: Starts::new() },
             nodes: (0..nodes).map(|_| None).collect(),
             epoch: 0,
             rng,
@@ -117,7 +116,7 @@ impl World {
         self.trace.note(|| format!("{step:5} {time:8} {}", what()));
     }
 
-    // ---- the world around ----------------------------------------------------------------------------------------
+    // ---- the environment ----------------------------------------------------------------------------------------
 
     pub fn publish(&mut self, key: Option<&str>, size: usize) {
         self.publish_with(key, size, Headers::EMPTY);
@@ -136,8 +135,8 @@ impl World {
         self.note(|| format!("message {number} is published at {id}:{offset}"));
     }
 
-    /// Time passes: what is due fires, and the endpoint takes what it was busy with.
-    pub fn pass(&mut self, ms: i64) -> Check {
+    /// Lets time pass: due holds fire, and the endpoint receives the messages of earlier calls.
+    pub fn pass(&mut self, ms: i64) -> CheckResult {
         let until = self.time + ms;
         while let Some(entry) = self.taking.first_entry()
             && entry.key().0 <= until
@@ -159,7 +158,7 @@ impl World {
     pub fn seek(&mut self, starts: Starts) {
         self.note(|| format!("the cursor is set to {starts:?}"));
         self.truth.runs.push(starts.clone());
-        let catalogue = Catalogue { run: self.truth.run(), starts };
+        let catalogue = SimCatalogue { run: self.truth.run(), starts };
         self.earlier = std::mem::replace(&mut self.catalogue, catalogue);
     }
 
@@ -168,22 +167,22 @@ impl World {
         self.log.grow(to);
     }
 
-    /// The node owns the subscription; whoever had it does not notice. `false`: the store is away.
-    pub fn take(&mut self, node: usize) -> Check<bool> {
-        self.take_believing(node, self.catalogue.clone())
+    /// Makes the node own the subscription; the previous owner does not notice. Returns `false` if the store is unavailable.
+    pub fn take(&mut self, node: usize) -> CheckResult<bool> {
+        self.take_behind(node, self.catalogue.clone())
     }
 
-    /// The same, of a node that believes in that entry of the catalogue until it follows.
-    pub fn take_believing(&mut self, node: usize, followed: Catalogue) -> Check<bool> {
+    /// The same for a node that uses this entry of the catalogue until it follows.
+    pub fn take_behind(&mut self, node: usize, followed: SimCatalogue) -> CheckResult<bool> {
         let epoch = self.epoch + 1;
         let rows = match self.store.open(epoch) {
             Ok(rows) => rows,
             Err(ProgressError::Unavailable(_)) => return Ok(false),
-            Err(error) => return Err(format!("the newest epoch is refused: {error}")),
+            Err(error) => return Err(format!("the newest epoch is rejected: {error}")),
         };
         self.epoch = epoch;
         self.note(|| format!("node {node} owns the subscription with epoch {epoch}"));
-        let owner = Owner {
+        let owner = DeliveryOwner {
             epoch,
             line: self.make_line(followed.run, epoch << 32),
             followed,
@@ -206,7 +205,7 @@ impl World {
         self.nodes[node] = None;
     }
 
-    fn make_line(&self, run: u32, incarnation: u64) -> Line<Record> {
+    fn make_line(&self, run: u32, incarnation: u64) -> DeliveryLine<Record> {
         let settings = &self.settings;
         let rules = LineRules {
             retry: settings.retry.clone(),
@@ -214,7 +213,7 @@ impl World {
             blocked_sleep: Duration::from_millis(settings.blocked_sleep_ms),
             in_place: settings.ordering != Ordering::None,
         };
-        Line::new(0, run, incarnation, settings.ordering, settings.limits, rules)
+        DeliveryLine::new(0, run, incarnation, settings.ordering, settings.limits, rules)
     }
 
     fn open_partitions(&mut self, node: usize) {
@@ -225,8 +224,8 @@ impl World {
 
     // ---- steps of a node -----------------------------------------------------------------------------------------
 
-    /// The node sees what people decided and how the topic grew.
-    pub fn follow(&mut self, node: usize) -> Check {
+    /// The node reads the current entry of the catalogue and the growths of the topic.
+    pub fn follow(&mut self, node: usize) -> CheckResult {
         if let Some(mut owner) = self.nodes[node].take() {
             owner.follow(&self.catalogue, |run, incarnation| self.make_line(run, incarnation));
             self.nodes[node] = Some(owner);
@@ -235,8 +234,8 @@ impl World {
         self.turn(node)
     }
 
-    /// Begins everything that can be begun now.
-    pub fn turn(&mut self, node: usize) -> Check {
+    /// Begins every operation that can begin now.
+    pub fn turn(&mut self, node: usize) -> CheckResult {
         let Some(mut owner) = self.nodes[node].take() else { return Ok(()) };
         let in_place = self.settings.ordering != Ordering::None;
         let outcome = (|| {
@@ -251,13 +250,21 @@ impl World {
                 let Some(delivery) = owner.line.window.next_delivery(self.now(), fresh) else { return Ok(()) };
                 let read_at = (delivery.partition, delivery.offset);
                 let parcel = if delivery.partition == RETRIES {
-                    Parcel::of_letter(&delivery.body).ok_or("a record of the retry topic is no retry")?.0
+                    OutboundMessage::from_origin_record(&delivery.body)
+                        .ok_or("a record of the retry topic is not a retry")?
+                        .0
                 } else {
-                    Parcel::of(&"orders".into(), delivery.partition, delivery.offset, owner.line.run, delivery.body)
+                    OutboundMessage::of(
+                        &"orders".into(),
+                        delivery.partition,
+                        delivery.offset,
+                        owner.line.run,
+                        delivery.body,
+                    )
                 };
                 let attempt = parcel.attempts_before + delivery.attempts + 1;
                 let (incarnation, run) = (owner.line.incarnation, owner.line.run);
-                let out = Out { incarnation, run, ticket: delivery.ticket, read_at, attempt, parcel };
+                let out = OpenDelivery { incarnation, run, ticket: delivery.ticket, read_at, attempt, parcel };
                 self.call(node, &mut owner, out, delivery.attempts)?;
             }
         })();
@@ -266,28 +273,28 @@ impl World {
         outcome.and(sound)
     }
 
-    fn call(&mut self, node: usize, owner: &mut Owner, out: Out, attempts: u32) -> Check {
+    fn call(&mut self, node: usize, owner: &mut DeliveryOwner, out: OpenDelivery, attempts: u32) -> CheckResult {
         self.calls += 1;
         let (id, offset) = out.read_at;
         if owner.memory.get(&id).is_some_and(|memory| memory.done.contains(offset)) {
-            return Err(format!("{id}:{offset} goes out again, although it was done and that was saved"));
+            return Err(format!("{id}:{offset} is delivered again, although it was saved as done"));
         }
         let (tries, until) = owner.tries_of(out.read_at);
         if attempts != tries || self.time < until {
             return Err(format!(
-                "{id}:{offset} goes out with {attempts} attempts at {}, not {tries} at {until}",
+                "{id}:{offset} is delivered with {attempts} attempts at {}, not {tries} at {until}",
                 self.time
             ));
         }
         if self.settings.ordering == Ordering::Key && out.parcel.record.key.is_some() && id != RETRIES {
             let mut others = owner.calls.iter().filter(|call| owner.is_current(&call.out));
-            let is_beside = |call: &Calling| {
+            let is_beside = |call: &OpenCall| {
                 call.out.parcel.record.key == out.parcel.record.key
                     && call.out.read_at.0 != RETRIES
                     && owner.line.window.is_in_flight(call.out.ticket)
             };
             if others.any(is_beside) {
-                return Err(format!("{id}:{offset} goes out beside another of its key"));
+                return Err(format!("{id}:{offset} is in flight together with another message of its key"));
             }
         }
         let message = message_number(&out.parcel.record);
@@ -298,37 +305,37 @@ impl World {
             self.takings += 1;
             self.taking.insert((self.time + after, self.takings), (message, out.run));
         }
-        let heard_at = self.time + planned.after_ms;
-        let calling = Calling { out, heard: planned.heard, heard_at };
-        if planned.is_heard_twice {
-            owner.calls.push(Calling { heard_at: heard_at + 5, ..calling.clone() });
+        let answered_at = self.time + planned.after_ms;
+        let calling = OpenCall { out, outcome: planned.outcome, answered_at };
+        if planned.is_twice {
+            owner.calls.push(OpenCall { answered_at: answered_at + 5, ..calling.clone() });
         }
         owner.calls.push(calling);
         Ok(())
     }
 
-    /// What must be true of an owner at every moment.
-    fn is_sound(&self, owner: &mut Owner) -> Check {
+    /// Checks the rules that hold for an owner at every moment.
+    fn is_sound(&self, owner: &mut DeliveryOwner) -> CheckResult {
         let window = &owner.line.window;
         let limits = self.settings.limits;
         if window.body_bytes() >= limits.body_bytes + 2 * (self.largest + MESSAGE_BYTES) {
             return Err(format!("{} bytes of bodies in memory, largest {}", window.body_bytes(), self.largest));
         }
-        // What was in memory when the bound was met may be parked as well.
+        // Bodies that were in memory when the limit was reached may be parked as well.
         let loaded = limits.body_bytes / MESSAGE_BYTES + self.log.page + 2;
         let partitions = window.partition_ids().len();
         if window.parked_bytes() > partitions * (limits.parked_bytes + loaded * (LANE_BYTES_MAX + self.largest)) {
-            return Err(format!("{} bytes of what is parked", window.parked_bytes()));
+            return Err(format!("{} bytes of parked messages", window.parked_bytes()));
         }
         for (id, watermark) in owner.watermarks() {
             let from = owner.looked_at.insert(id, watermark).unwrap_or(0);
-            self.truth.watermark_is_sound(owner.line.run, id, from, watermark, &self.log)?;
+            self.truth.check_watermark(owner.line.run, id, from, watermark, &self.log)?;
         }
         Ok(())
     }
 
-    /// A read is answered. False where it waits at the tail.
-    pub fn finish_read(&mut self, node: usize, index: usize, fails: bool) -> Check<bool> {
+    /// A read is answered. Returns false if it waits at the tail.
+    pub fn finish_read(&mut self, node: usize, index: usize, fails: bool) -> CheckResult<bool> {
         let now = self.now();
         let Some(owner) = &mut self.nodes[node] else { return Ok(false) };
         let (incarnation, wanted) = owner.reads[index];
@@ -343,21 +350,21 @@ impl World {
         let read = self.log.read(wanted.partition, wanted.from, wanted.max_bytes);
         let lost = match read {
             _ if fails => {
-                owner.line.window.read_over(wanted);
+                owner.line.window.end_read(wanted);
                 Vec::new()
             }
             Ok(batch) => {
-                // How the topic grew is known, and its partitions are open, before anything that came after it is taken in.
+                // The growths of the topic are applied, and its partitions are open, before any later message is taken in.
                 self.log.ids().for_each(|id| owner.open(id));
                 owner.line.window.set_growths(TOPIC, &self.log.growths);
                 for stored in batch.records.iter().filter(|_| !wanted.again) {
                     let brought = match wanted.partition {
-                        RETRIES => BroughtRetry::of_letter(&stored.record),
-                        _ => BroughtRetry::of(&stored.record),
+                        RETRIES => RetryData::from_origin_record(&stored.record),
+                        _ => RetryData::of(&stored.record),
                     };
                     owner.line.judge_saved_retry(wanted.partition, stored.offset, &brought, now);
                 }
-                let arrivals = batch.records.into_iter().map(|stored| Arrival {
+                let arrivals = batch.records.into_iter().map(|stored| ReadMessage {
                     offset: stored.offset,
                     key: stored.record.key.clone(),
                     size: stored.record.size() + MESSAGE_BYTES,
@@ -371,7 +378,7 @@ impl World {
                 }
             }
             Err(LogError::Trimmed { first, .. }) => {
-                owner.line.window.read_over(wanted);
+                owner.line.window.end_read(wanted);
                 owner.line.window.gone(wanted.partition, 0..first, LOST_AT_ONCE)
             }
             Err(error) => return Err(format!("a read fails: {error}")),
@@ -381,43 +388,43 @@ impl World {
         self.turn(node).map(|()| true)
     }
 
-    fn bury_lost(&mut self, node: usize, ticket: Ticket, id: PartitionId, offset: u64) {
+    fn bury_lost(&mut self, node: usize, ticket: DeliveryTicket, id: PartitionId, offset: u64) {
         let now = self.now();
         let Some(owner) = &mut self.nodes[node] else { return };
-        let parcel = Parcel::lost(&"orders".into(), id, offset, owner.line.run, now);
-        let letter = buried(parcel.origin(NAME, 0), "retention", None, now);
-        let letter = Letter::Dead(Box::new(parcel.letter(&letter, now)));
+        let parcel = OutboundMessage::lost(&"orders".into(), id, offset, owner.line.run, now);
+        let letter = dead_letter_origin(parcel.origin(NAME, 0), "retention", None, now);
+        let letter = AppendBody::Dead(Box::new(parcel.origin_record(&letter, now)));
         let (incarnation, run) = (owner.line.incarnation, owner.line.run);
-        let out = Out { incarnation, run, ticket, read_at: (id, offset), attempt: 0, parcel };
-        owner.settling.push(Settling { out, letter });
+        let out = OpenDelivery { incarnation, run, ticket, read_at: (id, offset), attempt: 0, parcel };
+        owner.settling.push(OpenAppend { out, letter });
     }
 
-    /// An answer arrives. False where it is not its time.
-    pub fn finish_call(&mut self, node: usize, index: usize) -> Check<bool> {
-        // What the endpoint did until now comes first.
+    /// The answer of a call arrives. Returns false if it is not due.
+    pub fn finish_call(&mut self, node: usize, index: usize) -> CheckResult<bool> {
+        // Earlier receipts of the endpoint come first.
         self.pass(0)?;
         let now = self.now();
         let random = self.rng.draw();
         let Some(owner) = &mut self.nodes[node] else { return Ok(false) };
-        if owner.calls[index].heard_at > self.time {
+        if owner.calls[index].answered_at > self.time {
             return Ok(false);
         }
-        let Calling { out, heard, .. } = owner.calls.swap_remove(index);
+        let OpenCall { out, outcome, .. } = owner.calls.swap_remove(index);
         if !owner.is_current(&out) {
             self.note(|| format!("node {node} hears of an earlier line"));
             return Ok(true);
         }
-        match judge(&self.spec, None, heard) {
-            Verdict::Success { .. } => {
-                if owner.line.succeeded(out.ticket) == Next::Done {
+        match classify_response(&self.spec, None, outcome) {
+            CallVerdict::Success { .. } => {
+                if owner.line.succeeded(out.ticket) == AfterAttempt::Done {
                     owner.remember_done(out.read_at);
                     self.truth.settled(out.run, out.read_at.0, out.read_at.1);
                 }
             }
-            Verdict::Failure(failure) => self.failed(node, out, &failure, random),
-            Verdict::NotTried { .. } | Verdict::Gone => {
+            CallVerdict::Failure(failure) => self.failed(node, out, &failure, random),
+            CallVerdict::NotTried { .. } | CallVerdict::Gone => {
                 let until = Timestamp::from_millis(now.as_millis() + NO_WORKER_MS);
-                if owner.line.not_tried(out.ticket, until) != Next::Stale {
+                if owner.line.not_tried(out.ticket, until) != AfterAttempt::Stale {
                     owner.remember_try(out.read_at, false, until);
                 }
             }
@@ -426,47 +433,47 @@ impl World {
         self.turn(node).map(|()| true)
     }
 
-    fn failed(&mut self, node: usize, out: Out, failure: &Failure, random: u64) {
+    fn failed(&mut self, node: usize, out: OpenDelivery, failure: &DeliveryFailure, random: u64) {
         let now = self.now();
         let Some(owner) = &mut self.nodes[node] else { return };
         let message = message_number(&out.parcel.record);
         let own = out.parcel.own_retry();
         match owner.line.failed(out.ticket, out.attempt, failure, own, now, random) {
-            Next::Parked(until) => owner.remember_try(out.read_at, true, until),
-            Next::Hold(due) => {
+            AfterAttempt::Parked(until) => owner.remember_try(out.read_at, true, until),
+            AfterAttempt::Hold(due) => {
                 let topic: Arc<str> = "_retry.billing".into();
                 let to = RetryTopic { number: RETRIES.topic, name: &topic };
                 let hold = out.parcel.hold(NUMBER, &out.parcel.origin(NAME, out.attempt), to, due);
-                owner.settling.push(Settling { out, letter: Letter::Hold(Box::new(hold)) });
+                owner.settling.push(OpenAppend { out, letter: AppendBody::Hold(Box::new(hold)) });
             }
-            Next::Bury => {
-                let origin = buried(out.parcel.origin(NAME, out.attempt), "simulated", Some(failure), now);
-                let letter = Letter::Dead(Box::new(out.parcel.letter(&origin, now)));
-                owner.settling.push(Settling { out, letter });
+            AfterAttempt::Bury => {
+                let origin = dead_letter_origin(out.parcel.origin(NAME, out.attempt), "simulated", Some(failure), now);
+                let letter = AppendBody::Dead(Box::new(out.parcel.origin_record(&origin, now)));
+                owner.settling.push(OpenAppend { out, letter });
             }
-            Next::Done => {
+            AfterAttempt::Done => {
                 owner.remember_done(out.read_at);
                 self.truth.settled(out.run, out.read_at.0, out.read_at.1);
                 self.truth.messages[message].is_dropped = true;
                 self.truth.dropped += 1;
             }
-            Next::Stale => {}
+            AfterAttempt::Stale => {}
         }
     }
 
-    /// A hold or a dead letter is written, or not, or nobody hears.
-    pub fn finish_append(&mut self, node: usize, index: usize, fault: AppendFault) -> Check {
+    /// A hold or a dead letter is written, or fails, or its answer is lost.
+    pub fn finish_append(&mut self, node: usize, index: usize, fault: AppendFault) -> CheckResult {
         let Some(owner) = &mut self.nodes[node] else { return Ok(()) };
         let settling = owner.settling.swap_remove(index);
         let out = settling.out.clone();
         let is_lost = out.attempt == 0;
         if fault != AppendFault::Fails {
             match settling.letter.clone() {
-                Letter::Hold(hold) => {
+                AppendBody::Hold(hold) => {
                     self.truth.held += u64::from(self.holds.accept(*hold));
                     self.truth.messages[message_number(&out.parcel.record)].is_held = true;
                 }
-                Letter::Dead(record) => {
+                AppendBody::Dead(record) => {
                     self.log.append(DEAD, *record);
                     self.truth.buried += 1;
                     if !is_lost {
@@ -489,8 +496,8 @@ impl World {
         self.turn(node)
     }
 
-    /// Progress is saved; with `is_lost`, the answer does not arrive. An owner that is fenced gives up.
-    pub fn save(&mut self, node: usize, is_lost: bool) -> Check {
+    /// Saves the progress. With `is_lost`, the answer is lost. A fenced owner stops.
+    pub fn save(&mut self, node: usize, is_lost: bool) -> CheckResult {
         let Some(owner) = &mut self.nodes[node] else { return Ok(()) };
         owner.save_due = self.time + self.settings.save_every_ms;
         let rows = owner.unsaved();
@@ -514,29 +521,29 @@ impl World {
         Ok(())
     }
 
-    /// What the owner of that node remembers of a partition.
-    pub fn memory(&self, node: usize, id: PartitionId) -> Memory {
+    /// The recorded memory of a node's owner about a partition.
+    pub fn memory(&self, node: usize, id: PartitionId) -> OwnerMemory {
         self.nodes[node].as_ref().and_then(|owner| owner.memory.get(&id)).cloned().unwrap_or_default()
     }
 
-    /// When something will be heard or may go on by itself.
+    /// The next time at which an answer arrives, a parked message is due or a hold fires.
     pub fn next_time(&self) -> Option<i64> {
-        let of = |owner: &Owner| {
-            let heard = owner.calls.iter().map(|call| call.heard_at).min();
+        let of = |owner: &DeliveryOwner| {
+            let answered = owner.calls.iter().map(|call| call.answered_at).min();
             let parked = owner.line.window.next_time().map(Timestamp::as_millis);
-            heard.into_iter().chain(parked).min()
+            answered.into_iter().chain(parked).min()
         };
         let owners = self.nodes.iter().flatten().filter_map(of);
         owners.chain(self.holds.next_time().map(Timestamp::as_millis)).min()
     }
 }
 
-/// What a message costs in memory beside its bytes, as the shell counts it.
+/// The memory cost of a message beside its bytes, as the shell counts it.
 const MESSAGE_BYTES: usize = 200;
-/// What one more parked lane may cost beside its key.
+/// Limit of the memory cost of one more parked lane beside its key.
 const LANE_BYTES_MAX: usize = 1_200;
 
-/// Which message a record is: its value says so.
+/// The number of the message in a record, from its value.
 fn message_number(record: &Record) -> usize {
     let text = record.value.split(|byte| *byte == b' ').next().unwrap_or_default();
     std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).unwrap_or(0)

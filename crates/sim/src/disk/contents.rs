@@ -1,27 +1,27 @@
-//! What is in one file: as programs see it, and as it would be after the power went.
+//! The contents of one file: as programs see them, and as they would be after a power loss.
 
 use std::collections::BTreeSet;
 
 use crate::rng::Rng;
 
-/// What a disk writes at once, or not at all.
+/// The unit that a disk writes completely or not at all.
 pub const SECTOR_BYTES: usize = 512;
-/// What a system caches, and writes back in an order of its own.
+/// The unit that the system caches, and writes back in any order.
 pub const PAGE_BYTES: usize = 4096;
 
 #[derive(Debug, Default)]
-pub struct Contents {
+pub struct FileContents {
     durable: Vec<u8>,
     current: Vec<u8>,
-    /// Pages that were written since the last sync.
+    /// The pages written since the last sync.
     dirty: BTreeSet<usize>,
-    /// The shortest length since the last sync, where that is shorter than what is durable.
+    /// The shortest length since the last sync, if it is shorter than the durable length.
     cut_to: Option<usize>,
-    /// A failed sync lost pages: the cache has them, the disk has not, and nothing says so.
+    /// A failed sync lost pages: the cache has them, the disk does not, and no call reports it.
     diverged: bool,
 }
 
-impl Contents {
+impl FileContents {
     pub fn len(&self) -> usize {
         self.current.len()
     }
@@ -61,7 +61,7 @@ impl Contents {
         self.dirty.retain(|page| page * PAGE_BYTES < len);
     }
 
-    /// Makes everything durable.
+    /// Makes all contents durable.
     pub fn sync(&mut self) {
         if let Some(cut) = self.cut_to.take() {
             self.durable.truncate(cut);
@@ -72,7 +72,7 @@ impl Contents {
         }
     }
 
-    /// A sync that failed: some pages reached the disk, the others never will, and the cache calls all of them clean.
+    /// A failed sync: some pages reached the disk, the others never will, and the cache marks all of them as clean.
     pub fn lose(&mut self, rng: &mut Rng) {
         if let Some(cut) = self.cut_to.take() {
             self.durable.truncate(cut);
@@ -96,7 +96,7 @@ impl Contents {
         }
     }
 
-    /// The power went: each page that was not synced is as it was, as it was written, or a mix of both by sectors.
+    /// A power loss: each unsynced page is old, new, or a mix of both by sectors.
     pub fn settle(&mut self, rng: &mut Rng) {
         if self.dirty.is_empty() && self.cut_to.is_none() && self.durable.len() == self.current.len() && !self.diverged
         {
@@ -136,14 +136,14 @@ impl Contents {
         self.current.clone_from(&self.durable);
     }
 
-    /// Changes bytes at rest, where the disk and the cache both have them.
+    /// Changes bytes at rest, both on the disk and in the cache.
     pub fn tamper(&mut self, change: impl Fn(&mut [u8])) {
         change(&mut self.durable);
         change(&mut self.current);
     }
 }
 
-/// As `Vec::resize`, which goes byte by byte where nothing is optimised.
+/// Like `Vec::resize`, which copies byte by byte in builds without optimisation.
 fn set_len(bytes: &mut Vec<u8>, len: usize) {
     if len <= bytes.len() {
         bytes.truncate(len);
@@ -159,10 +159,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_synced_stays_and_what_was_not_is_old_new_or_torn_by_sectors() {
+    fn synced_bytes_stay_and_unsynced_ones_are_old_new_or_torn_by_sectors() {
         let (mut old, mut new, mut torn) = (0, 0, 0);
         for seed in 0..200 {
-            let mut contents = Contents::default();
+            let mut contents = FileContents::default();
             contents.write(&[1; 2 * PAGE_BYTES], 0);
             contents.sync();
             contents.write(&[2; PAGE_BYTES], 0);
@@ -183,7 +183,7 @@ mod tests {
     fn a_length_that_was_not_synced_may_be_the_old_one() {
         let lens: BTreeSet<usize> = (0..50)
             .map(|seed| {
-                let mut contents = Contents::default();
+                let mut contents = FileContents::default();
                 contents.write(&[1; 100], 0);
                 contents.sync();
                 contents.set_len(0);
@@ -196,9 +196,9 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_a_failed_sync_lost_are_in_the_cache_until_the_power_goes() {
+    fn pages_that_a_failed_sync_lost_are_in_the_cache_until_a_power_loss() {
         let lost = (0..50).filter(|seed| {
-            let mut contents = Contents::default();
+            let mut contents = FileContents::default();
             contents.write(&[1; PAGE_BYTES], 0);
             contents.sync();
             contents.write(&[2; PAGE_BYTES], 0);

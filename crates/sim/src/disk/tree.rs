@@ -1,25 +1,25 @@
-//! Folders and names: as programs see them, and as they would be after the power went.
+//! The folders and names: as programs see them, and as they would be after a power loss.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use super::contents::{Contents, PAGE_BYTES};
+use super::contents::{FileContents, PAGE_BYTES};
 use crate::rng::Rng;
 
 const TOP: u64 = 0;
 
 pub struct Tree {
-    nodes: BTreeMap<u64, Node>,
+    nodes: BTreeMap<u64, TreeNode>,
     next_node: u64,
-    /// Changes of names that are not durable, in their order. Those of one entry happen together or not at all.
+    /// Changes of names that are not durable, in order. The changes of one entry happen together or not at all.
     pending: Vec<NameChange>,
-    /// Bytes of all files that have a name.
+    /// The bytes of all files with a name.
     pub used_bytes: u64,
 }
 
-enum Node {
-    File(Contents),
+enum TreeNode {
+    File(FileContents),
     Folder(Folder),
 }
 
@@ -35,7 +35,7 @@ struct NameChange {
 }
 
 fn not_found(path: &Path) -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, format!("{} is not there", path.display()))
+    io::Error::new(io::ErrorKind::NotFound, format!("{} does not exist", path.display()))
 }
 
 fn names(path: &Path) -> impl Iterator<Item = String> + '_ {
@@ -47,20 +47,20 @@ fn names(path: &Path) -> impl Iterator<Item = String> + '_ {
 
 impl Tree {
     pub fn new() -> Self {
-        let nodes = BTreeMap::from([(TOP, Node::Folder(Folder::default()))]);
+        let nodes = BTreeMap::from([(TOP, TreeNode::Folder(Folder::default()))]);
         Self { nodes, next_node: TOP + 1, pending: Vec::new(), used_bytes: 0 }
     }
 
     pub fn find(&self, path: &Path) -> io::Result<u64> {
         names(path).try_fold(TOP, |node, name| match self.nodes.get(&node) {
-            Some(Node::Folder(folder)) => folder.current.get(&name).copied().ok_or_else(|| not_found(path)),
+            Some(TreeNode::Folder(folder)) => folder.current.get(&name).copied().ok_or_else(|| not_found(path)),
             _ => Err(not_found(path)),
         })
     }
 
     fn folder(&self, node: u64) -> Option<&Folder> {
         match self.nodes.get(&node) {
-            Some(Node::Folder(folder)) => Some(folder),
+            Some(TreeNode::Folder(folder)) => Some(folder),
             _ => None,
         }
     }
@@ -72,9 +72,9 @@ impl Tree {
         Ok((folder, name))
     }
 
-    pub fn file(&mut self, node: u64) -> io::Result<&mut Contents> {
+    pub fn file(&mut self, node: u64) -> io::Result<&mut FileContents> {
         match self.nodes.get_mut(&node) {
-            Some(Node::File(contents)) => Ok(contents),
+            Some(TreeNode::File(contents)) => Ok(contents),
             _ => Err(io::Error::new(io::ErrorKind::IsADirectory, "not a file")),
         }
     }
@@ -90,10 +90,10 @@ impl Tree {
             return Ok(node);
         }
         let (folder, name) = self.folder_and_name(path)?;
-        Ok(self.add(folder, name, Node::File(Contents::default())))
+        Ok(self.add(folder, name, TreeNode::File(FileContents::default())))
     }
 
-    fn add(&mut self, folder: u64, name: String, node: Node) -> u64 {
+    fn add(&mut self, folder: u64, name: String, node: TreeNode) -> u64 {
         let number = self.next_node;
         self.next_node += 1;
         self.nodes.insert(number, node);
@@ -102,7 +102,7 @@ impl Tree {
     }
 
     fn change(&mut self, folder: u64, changes: Vec<(String, Option<u64>)>) {
-        let Some(Node::Folder(state)) = self.nodes.get_mut(&folder) else { return };
+        let Some(TreeNode::Folder(state)) = self.nodes.get_mut(&folder) else { return };
         apply(&mut state.current, &changes);
         self.pending.push(NameChange { folder, changes });
     }
@@ -113,13 +113,13 @@ impl Tree {
             let folder = self.folder(node).ok_or_else(|| not_found(path))?;
             node = match folder.current.get(&name) {
                 Some(child) => *child,
-                None => self.add(node, name, Node::Folder(Folder::default())),
+                None => self.add(node, name, TreeNode::Folder(Folder::default())),
             };
         }
         Ok(())
     }
 
-    /// Within one folder; the log needs no other.
+    /// Renames within one folder; the log needs nothing else.
     pub fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         let node = self.find(from)?;
         let (folder, old_name) = self.folder_and_name(from)?;
@@ -127,7 +127,7 @@ impl Tree {
         assert_eq!(folder, target, "the simulated disk renames within a folder only");
         if let Ok(replaced) = self.find(to) {
             if self.folder(replaced).is_some_and(|folder| !folder.current.is_empty()) {
-                return Err(io::Error::new(io::ErrorKind::DirectoryNotEmpty, "the new name is a folder's"));
+                return Err(io::Error::new(io::ErrorKind::DirectoryNotEmpty, "the new name is a folder"));
             }
             self.used_bytes -= self.page_bytes(replaced);
         }
@@ -163,7 +163,7 @@ impl Tree {
 
     fn page_bytes(&self, node: u64) -> u64 {
         match self.nodes.get(&node) {
-            Some(Node::File(contents)) => (contents.pages() * PAGE_BYTES) as u64,
+            Some(TreeNode::File(contents)) => (contents.pages() * PAGE_BYTES) as u64,
             _ => 0,
         }
     }
@@ -178,19 +178,19 @@ impl Tree {
 
     fn make_durable(&mut self, changes: Vec<NameChange>) {
         for change in changes {
-            if let Some(Node::Folder(folder)) = self.nodes.get_mut(&change.folder) {
+            if let Some(TreeNode::Folder(folder)) = self.nodes.get_mut(&change.folder) {
                 apply(&mut folder.durable, &change.changes);
             }
         }
     }
 
-    /// All files and folders at or below a node, folders before what is in them.
+    /// All files and folders at or below a node. A folder comes before its contents.
     pub fn below(&self, node: u64) -> (Vec<u64>, Vec<u64>) {
         let (mut files, mut folders, mut open) = (Vec::new(), Vec::new(), vec![node]);
         while let Some(node) = open.pop() {
             match self.nodes.get(&node) {
-                Some(Node::File(_)) => files.push(node),
-                Some(Node::Folder(folder)) => {
+                Some(TreeNode::File(_)) => files.push(node),
+                Some(TreeNode::Folder(folder)) => {
                     folders.push(node);
                     open.extend(folder.current.values());
                 }
@@ -200,14 +200,14 @@ impl Tree {
         (files, folders)
     }
 
-    /// All files that have a name, in order of their paths.
+    /// All files with a name, in order of their paths.
     pub fn files(&self) -> Vec<(PathBuf, u64)> {
         let mut found = Vec::new();
         let mut open = vec![(PathBuf::from("/"), TOP)];
         while let Some((path, node)) = open.pop() {
             match self.nodes.get(&node) {
-                Some(Node::File(_)) => found.push((path, node)),
-                Some(Node::Folder(folder)) => {
+                Some(TreeNode::File(_)) => found.push((path, node)),
+                Some(TreeNode::Folder(folder)) => {
                     open.extend(folder.current.iter().map(|(name, node)| (path.join(name), *node)));
                 }
                 None => {}
@@ -217,8 +217,8 @@ impl Tree {
         found
     }
 
-    /// The power went. Names that were not synced came through in their order up to some point, as a file system with a
-    /// journal has it, or each by chance, which is all that the standards promise.
+    /// A power loss. The unsynced changes of names survive in order up to some point, as on a journaling file system. Or each survives at
+    /// random, which is all that the standards guarantee.
     pub fn settle(&mut self, rng: &mut Rng) {
         let pending = std::mem::take(&mut self.pending);
         let kept = if rng.one_in(2) {
@@ -229,7 +229,7 @@ impl Tree {
         };
         self.make_durable(kept);
         for node in self.nodes.values_mut() {
-            if let Node::Folder(folder) = node {
+            if let TreeNode::Folder(folder) = node {
                 folder.current.clone_from(&folder.durable);
             }
         }
@@ -237,7 +237,7 @@ impl Tree {
         let kept: BTreeSet<u64> = files.iter().chain(&folders).copied().collect();
         self.nodes.retain(|node, _| kept.contains(node));
         for node in self.nodes.values_mut() {
-            if let Node::File(contents) = node {
+            if let TreeNode::File(contents) = node {
                 contents.settle(rng);
             }
         }

@@ -1,26 +1,26 @@
-//! The coordination: members under leases, names that they own, and the topic's entry. It keeps all earlier states, so that nodes can see
+//! The coordination: members with leases, the names that they own, and the entry of the topic. It keeps all states, so that nodes can see
 //! changes late.
 
 use std::collections::BTreeMap;
 
 use whimbrel_catalogue::topics::Growth;
-use whimbrel_catalogue::topics::agreement::Growing;
-use whimbrel_model::ports::{Member, Node, Owner, Picture};
+use whimbrel_catalogue::topics::agreement::PendingGrowth;
+use whimbrel_model::ports::{ClusterSnapshot, Member, Node, Owner};
 
-/// How long a lease lasts after it was kept alive.
+/// The time for which a lease is valid after a keep-alive.
 pub const LEASE_MS: u64 = 5_000;
 
-/// The topic's entry.
+/// The entry of the topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SimEntry {
     pub version: u64,
     pub partitions: u32,
-    pub growing: Option<Growing>,
+    pub growing: Option<PendingGrowth>,
     pub growths: Vec<Growth>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Lease {
+struct MemberLease {
     session: u64,
     expires_at: u64,
 }
@@ -28,36 +28,36 @@ struct Lease {
 #[derive(Debug)]
 pub struct SimCoordination {
     revision: u64,
-    members: BTreeMap<u16, Lease>,
+    members: BTreeMap<u16, MemberLease>,
     /// The owner of each name, and its session.
     owners: BTreeMap<String, (u16, u64)>,
     entries: Vec<SimEntry>,
-    pictures: Vec<Picture>,
+    pictures: Vec<ClusterSnapshot>,
 }
 
 impl SimCoordination {
     pub fn new(partitions: u32) -> Self {
         let entry = SimEntry { version: 1, partitions, growing: None, growths: Vec::new() };
-        let (members, owners, pictures) = (BTreeMap::new(), BTreeMap::new(), vec![Picture::default()]);
+        let (members, owners, pictures) = (BTreeMap::new(), BTreeMap::new(), vec![ClusterSnapshot::default()]);
         Self { revision: 1, members, owners, entries: vec![entry], pictures }
     }
 
-    /// The entry as it is now.
+    /// The current entry.
     pub fn entry(&self) -> &SimEntry {
         self.entries.last().expect("there is always an entry")
     }
 
-    /// Every state of the entry.
+    /// All states of the entry.
     pub fn entries(&self) -> &[SimEntry] {
         &self.entries
     }
 
-    /// All pictures so far.
-    pub fn pictures(&self) -> &[Picture] {
+    /// All pictures.
+    pub fn pictures(&self) -> &[ClusterSnapshot] {
         &self.pictures
     }
 
-    /// Writes the entry if it is at that version.
+    /// Writes the entry if it has the expected version.
     pub fn put(&mut self, expected: u64, mut entry: SimEntry) -> bool {
         if self.entry().version != expected {
             return false;
@@ -68,10 +68,10 @@ impl SimCoordination {
         true
     }
 
-    /// A node joins; an earlier session of it ends.
+    /// Adds a member. An earlier session of the node ends.
     pub fn join(&mut self, node: u16, session: u64, now: u64) {
         self.leave(node);
-        self.members.insert(node, Lease { session, expires_at: now + LEASE_MS });
+        self.members.insert(node, MemberLease { session, expires_at: now + LEASE_MS });
         self.draw();
     }
 
@@ -80,13 +80,13 @@ impl SimCoordination {
         self.owners.retain(|_, (owner, _)| *owner != node);
     }
 
-    /// Keeps a lease alive; `false` if it has expired.
+    /// Keeps a lease alive. Returns `false` if it has expired.
     pub fn keep_alive(&mut self, node: u16, session: u64, now: u64) -> bool {
         let lease = self.members.get_mut(&node).filter(|lease| lease.session == session);
         lease.map(|lease| lease.expires_at = now + LEASE_MS).is_some()
     }
 
-    /// Ends leases that have expired.
+    /// Ends expired leases.
     pub fn expire(&mut self, now: u64) -> u64 {
         let over: Vec<u16> =
             self.members.iter().filter(|(_, lease)| lease.expires_at <= now).map(|(node, _)| *node).collect();
@@ -113,6 +113,6 @@ impl SimCoordination {
             (name.clone(), owner)
         });
         let (nodes, owners) = (nodes.collect(), owners.collect());
-        self.pictures.push(Picture { revision: self.revision, nodes, owners });
+        self.pictures.push(ClusterSnapshot { revision: self.revision, nodes, owners });
     }
 }

@@ -1,10 +1,10 @@
 //! Growths of a topic that several nodes share, under simulated faults. The agreement on growths is the real code. Nodes see the catalogue
-//! late, lose their sessions, pause or crash, and writes have unknown outcomes. Publishers send the messages of a key one after the
-//! other through any node. Readers that respect the barriers must find the acknowledged messages in that order.
+//! late, lose their sessions, pause or crash, and writes have unknown outcomes. Publishers send the messages of a key one after the other
+//! through any node. Readers that respect the barriers must find the acknowledged messages in that order.
 //!
-//! - [`SimCoordination`](coordination::SimCoordination) is the coordination with its leases and the topic's entry, with all its earlier states.
+//! - [`SimCoordination`](coordination::SimCoordination) is the coordination with leases, the entry of the topic, and all earlier states.
 //! - [`SimNode`](node::SimNode) is one process: session, gate, its view of the entry and of the members.
-//! - [`World`](world::World) has every step that can happen, and the log.
+//! - [`GrowthWorld`](world::GrowthWorld) has the log and every step that can happen.
 //! - [`run_growth`] drives a world by a seed, then lets everything settle. The same seed makes the same run.
 
 pub mod coordination;
@@ -18,6 +18,3 @@ pub mod world;
 pub use driver::{run_growth, run_growth_traced};
 pub use profile::GrowthProfile;
 pub use report::{GrowthFailure, GrowthReport};
-
-/// The result of a check: an error is a violation of a rule.
-pub type Check<T = ()> = Result<T, String>;

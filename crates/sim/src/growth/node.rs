@@ -9,15 +9,15 @@ const MARGIN_MS: u64 = LEASE_MS / 8;
 
 /// A session, with the time until which its node may use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SimSession {
+pub struct NodeSession {
     pub id: u64,
     pub until: u64,
 }
 
 /// Messages that a reader on this node has read and not processed yet.
 #[derive(Debug, Clone, Copy)]
-pub struct Page {
-    /// Growths that were in force when it was read.
+pub struct ReaderPage {
+    /// The growths that were in force at the read.
     pub growths: usize,
     pub session: u64,
 }
@@ -25,26 +25,26 @@ pub struct Page {
 #[derive(Debug)]
 pub struct SimNode {
     pub number: u16,
-    /// Grows with every start of the process.
+    /// Increases with every start of the process.
     pub life: u64,
-    pub session: Option<SimSession>,
-    /// The session under which the entry was read, after it had begun.
+    pub session: Option<NodeSession>,
+    /// The session under which the node last read the entry. It began before the read.
     pub confirmed_under: Option<u64>,
     pub entry: SimEntry,
-    /// The index of the picture that it sees.
+    /// The index of the picture that the node sees.
     pub picture: usize,
     pub participant: Option<Participant>,
     /// The growth that this process began.
     pub began: Option<u64>,
-    pub page: Option<Page>,
-    /// Cannot reach the coordination until then.
+    pub page: Option<ReaderPage>,
+    /// Cannot reach the coordination until this time.
     pub cut_until: u64,
-    /// Paused until then.
+    /// Paused until this time.
     pub frozen_until: u64,
-    /// Sees no change of the entry until then, though it reaches the coordination.
+    /// Sees no change of the entry until this time, although it reaches the coordination.
     pub stale_until: u64,
     pub next_keep_alive: u64,
-    /// Waits for the answer to its last write until then.
+    /// Waits for the answer to its last write until this time.
     pub busy_until: u64,
 }
 
@@ -68,7 +68,7 @@ impl SimNode {
         }
     }
 
-    /// The process ends and starts again: it has read the entry and has no session.
+    /// Restarts the process: it has read the entry and has no session.
     pub fn restart(&mut self, entry: SimEntry, now: u64) {
         let (number, life, picture) = (self.number, self.life + 1, self.picture);
         *self = Self { life, picture, ..Self::new(number, entry.clone()) };
@@ -84,7 +84,7 @@ impl SimNode {
     }
 
     /// The session, if it is valid by this node's own clock.
-    pub fn standing(&self, now: u64) -> Option<SimSession> {
+    pub fn standing(&self, now: u64) -> Option<NodeSession> {
         self.session.filter(|session| now < session.until)
     }
 
@@ -99,7 +99,7 @@ impl SimNode {
     }
 
     pub fn joined(&mut self, id: u64, now: u64) {
-        self.session = Some(SimSession { id, until: now + LEASE_MS - MARGIN_MS });
+        self.session = Some(NodeSession { id, until: now + LEASE_MS - MARGIN_MS });
     }
 
     pub fn kept_alive(&mut self, sent: u64) {

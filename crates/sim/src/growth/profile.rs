@@ -34,7 +34,7 @@ pub enum GrowthProfile {
 
 /// How often each kind of fault occurs: once in this many ticks; zero means never.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Trouble {
+pub struct GrowthFaults {
     pub stale: u64,
     pub cut: u64,
     pub freeze: u64,
@@ -83,19 +83,19 @@ impl GrowthProfile {
         Self::ALL.into_iter().chain(Self::BREAKAGES).find(|profile| profile.name() == name)
     }
 
-    pub(super) fn trouble(self, rng: &mut Rng) -> Trouble {
-        let quiet = Trouble::default();
+    pub(super) fn faults(self, rng: &mut Rng) -> GrowthFaults {
+        let none = GrowthFaults::default();
         let unknown =
-            Trouble { unanswered: rng.between(2, 5), lost: rng.between(3, 8), slow: rng.between(2, 5), ..quiet };
+            GrowthFaults { unanswered: rng.between(2, 5), lost: rng.between(3, 8), slow: rng.between(2, 5), ..none };
         match self {
-            Self::Stale | Self::Unconfirmed | Self::BlindReader => Trouble { stale: rng.between(50, 300), ..quiet },
+            Self::Stale | Self::Unconfirmed | Self::BlindReader => GrowthFaults { stale: rng.between(50, 300), ..none },
             Self::Partitions | Self::NoLease | Self::StaleJoin | Self::HastyReader => {
-                Trouble { cut: rng.between(100, 400), ..quiet }
+                GrowthFaults { cut: rng.between(100, 400), ..none }
             }
-            Self::Frozen | Self::EarlyAck => Trouble { freeze: rng.between(60, 300), ..quiet },
+            Self::Frozen | Self::EarlyAck => GrowthFaults { freeze: rng.between(60, 300), ..none },
             Self::Unknown | Self::Reopen => unknown,
-            Self::Crashes => Trouble { crash: rng.between(100, 500), ..quiet },
-            Self::Mixed => Trouble {
+            Self::Crashes => GrowthFaults { crash: rng.between(100, 500), ..none },
+            Self::Mixed => GrowthFaults {
                 stale: rng.between(100, 800),
                 cut: rng.between(200, 1_000),
                 freeze: rng.between(200, 1_000),

@@ -4,40 +4,40 @@ use std::collections::BTreeMap;
 
 use whimbrel_model::partitioner::partition_of;
 
-use super::Check;
 use super::coordination::SimEntry;
+use crate::CheckResult;
 
 /// The position of an acknowledged message.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct AckPosition {
     number: u64,
     partition: u32,
     offset: u64,
 }
 
 #[derive(Debug)]
-pub struct Truth {
+pub struct GrowthTruth {
     /// The partitions before any growth.
     partitions: u32,
-    acknowledged: BTreeMap<usize, Vec<Place>>,
+    acknowledged: BTreeMap<usize, Vec<AckPosition>>,
 }
 
-impl Truth {
+impl GrowthTruth {
     pub fn new(partitions: u32) -> Self {
         Self { partitions, acknowledged: BTreeMap::new() }
     }
 
     pub fn acknowledge(&mut self, key: usize, number: u64, partition: u32, offset: u64) {
-        self.acknowledged.entry(key).or_default().push(Place { number, partition, offset });
+        self.acknowledged.entry(key).or_default().push(AckPosition { number, partition, offset });
     }
 
     /// Compares all acknowledged messages with the barriers of the entry.
-    pub fn check(&self, entry: &SimEntry) -> Check {
+    pub fn check(&self, entry: &SimEntry) -> CheckResult {
         for (key, places) in &self.acknowledged {
-            let mut last: Option<(usize, Place)> = None;
+            let mut last: Option<(usize, AckPosition)> = None;
             for place in places {
-                let Place { number, partition, offset } = *place;
-                // Growths that it lies behind.
+                let AckPosition { number, partition, offset } = *place;
+                // The growths whose barriers the message lies behind.
                 let growths = entry.growths.iter();
                 let is_behind = |ends: Option<&u64>| ends.is_none_or(|end| offset >= *end);
                 let passed = growths.filter(|growth| is_behind(growth.ends.get(partition as usize))).count();

@@ -3,18 +3,17 @@
 use std::collections::BTreeMap;
 
 use whimbrel_catalogue::topics::Growth;
-use whimbrel_catalogue::topics::agreement::{Growing, Roll, Sight, Step};
+use whimbrel_catalogue::topics::agreement::{Confirmations, GrowthStep, GrowthView, PendingGrowth};
 use whimbrel_model::TopicNumber;
 use whimbrel_model::partitioner::partition_of;
 
-use super::Check;
 use super::coordination::{LEASE_MS, SimCoordination, SimEntry};
-use super::node::{Page, SimNode};
-use super::profile::{GrowthProfile, Trouble};
+use super::node::{ReaderPage, SimNode};
+use super::profile::{GrowthFaults, GrowthProfile};
 use super::report::GrowthReport;
-use super::truth::{Truth, key_text};
-use crate::Rng;
+use super::truth::{GrowthTruth, key_text};
 use crate::trace::Trace;
+use crate::{CheckResult, Rng};
 
 pub const TICK_MS: u64 = 20;
 const NODES: u16 = 3;
@@ -23,9 +22,9 @@ const PARTITIONS_FIRST: u32 = 2;
 const PARTITIONS_MAX: u32 = 64;
 const TOPIC: TopicNumber = TopicNumber(1);
 const KEEP_ALIVE_EVERY_MS: u64 = LEASE_MS / 5;
-/// How long a publisher waits for its answer.
+/// The time for which a publisher waits for its answer.
 const PATIENCE_MS: u64 = 8_000;
-/// How long a node waits for the answer to a write.
+/// The time for which a node waits for the answer to a write.
 const ANSWER_WITHIN_MS: u64 = 1_000;
 const SLOW_MS_MAX: u64 = 6_000;
 
@@ -38,10 +37,10 @@ struct Append {
     session: u64,
     key: usize,
     number: u64,
-    /// The mapping that was used, by its number of partitions.
+    /// The mapping of the append, by its number of partitions.
     mapping: u32,
     partition: u32,
-    /// The time of the next stage: the node sends it, then the log has it, then the node receives the answer.
+    /// The time of the next stage: the node sends the append, then the log writes it, then the node receives the answer.
     next_at: u64,
     state: AppendState,
 }
@@ -57,32 +56,32 @@ enum AppendState {
 #[derive(Debug, Default)]
 struct Publisher {
     number: u64,
-    /// Waits for an answer until then.
+    /// Waits for an answer until this time.
     waits_until: Option<u64>,
-    /// Acknowledged since the count was last cleared, by node.
+    /// Messages acknowledged since the count was last cleared, by node.
     acknowledged_by: BTreeMap<usize, u64>,
 }
 
 /// A write on its way to the coordination.
 #[derive(Debug)]
-struct Write {
+struct PendingWrite {
     at: u64,
     node: usize,
     life: u64,
     is_made: bool,
     is_answered: bool,
-    what: What,
+    what: WriteKind,
 }
 
 #[derive(Debug)]
-enum What {
+enum WriteKind {
     Own { name: String, session: u64 },
     Put { expected: u64, entry: SimEntry },
 }
 
-pub struct World {
+pub struct GrowthWorld {
     pub now: u64,
-    pub trouble: Trouble,
+    pub faults: GrowthFaults,
     pub nodes: Vec<SimNode>,
     pub coordination: SimCoordination,
     pub trace: Trace,
@@ -92,18 +91,18 @@ pub struct World {
     log: Vec<u64>,
     appends: Vec<Append>,
     publishers: Vec<Publisher>,
-    writes: Vec<Write>,
-    truth: Truth,
+    writes: Vec<PendingWrite>,
+    truth: GrowthTruth,
     next_session: u64,
 }
 
-impl World {
-    pub fn new(trouble: Trouble, profile: GrowthProfile, rng: Rng, trace: Trace) -> Self {
+impl GrowthWorld {
+    pub fn new(faults: GrowthFaults, profile: GrowthProfile, rng: Rng, trace: Trace) -> Self {
         let coordination = SimCoordination::new(PARTITIONS_FIRST);
         let nodes = (0..NODES).map(|number| SimNode::new(number, coordination.entry().clone())).collect();
         Self {
             now: 1,
-            trouble,
+            faults,
             nodes,
             coordination,
             trace,
@@ -114,12 +113,12 @@ impl World {
             appends: Vec::new(),
             publishers: (0..KEYS).map(|_| Publisher::default()).collect(),
             writes: Vec::new(),
-            truth: Truth::new(PARTITIONS_FIRST),
+            truth: GrowthTruth::new(PARTITIONS_FIRST),
             next_session: 1,
         }
     }
 
-    pub fn tick(&mut self) -> Check {
+    pub fn tick(&mut self) -> CheckResult {
         self.now += TICK_MS;
         self.report.ticks += 1;
         self.coordination.expire(self.now);
@@ -137,7 +136,7 @@ impl World {
         Ok(())
     }
 
-    pub fn check(&self) -> Check {
+    pub fn check(&self) -> CheckResult {
         self.truth.check(self.coordination.entry())
     }
 
@@ -182,7 +181,7 @@ impl World {
         }
     }
 
-    /// Sees changes of the entry and of the members, now or later; reads the entry under a new session.
+    /// Receives changes of the entry and of the members, now or later. Reads the entry under a new session.
     fn follow(&mut self, at: usize) {
         let (now, node) = (self.now, &mut self.nodes[at]);
         if !node.reaches(now) {
@@ -206,7 +205,7 @@ impl World {
         }
     }
 
-    /// Does the node's part in a growth.
+    /// Does the part of the node in a growth.
     fn drive(&mut self, at: usize) {
         let (now, node) = (self.now, &self.nodes[at]);
         let (Some(participant), Some(session)) = (node.participant, node.standing(now)) else { return };
@@ -214,71 +213,73 @@ impl World {
             return;
         }
         let growing = participant.growing;
-        let mut roll = Roll::of(&self.coordination.pictures()[node.picture], TOPIC, &growing);
+        let mut roll = Confirmations::of(&self.coordination.pictures()[node.picture], TOPIC, &growing);
         if self.profile == GrowthProfile::Unconfirmed {
             roll.members.retain(|member| *member == node.number);
         }
         let is_mine = |append: &&Append| append.node == at && append.life == node.life;
         let is_drained = !self.appends.iter().filter(is_mine).any(|append| append.mapping == node.entry.partitions);
-        let step = participant.step(Sight { now_ms: now, me: node.number, is_drained, roll: &roll });
+        let step = participant.step(GrowthView { now_ms: now, me: node.number, is_drained, roll: &roll });
         let (version, entry) = (node.entry.version, node.entry.clone());
         let what = match step {
-            Step::Wait => return,
-            Step::Confirm => What::Own { name: growing.confirmation(TOPIC, node.number), session: session.id },
-            Step::Finish => {
+            GrowthStep::Wait => return,
+            GrowthStep::Confirm => {
+                WriteKind::Own { name: growing.confirmation(TOPIC, node.number), session: session.id }
+            }
+            GrowthStep::Finish => {
                 self.log.resize(self.log.len().max(growing.to as usize), 0);
                 let ends = self.log[..entry.partitions as usize].to_vec();
                 let growth = Growth { at_ms: now as i64, from: entry.partitions, to: growing.to, ends };
                 let growths = entry.growths.iter().cloned().chain([growth]).collect();
                 let entry = SimEntry { partitions: growing.to, growing: None, growths, ..entry };
-                What::Put { expected: version, entry }
+                WriteKind::Put { expected: version, entry }
             }
-            Step::RollBack => What::Put { expected: version, entry: SimEntry { growing: None, ..entry } },
+            GrowthStep::RollBack => WriteKind::Put { expected: version, entry: SimEntry { growing: None, ..entry } },
         };
         self.trace.note(|| format!("{now}: node {at} takes the step {step:?}"));
         self.write(at, what);
     }
 
-    /// An operator asks this node to grow the topic.
+    /// An operator requests a growth of the topic from this node.
     pub fn begin_growth(&mut self, at: usize) {
         let (now, node) = (self.now, &self.nodes[at]);
         let entry = node.entry.clone();
         if !node.runs(now) || now < node.busy_until || entry.growing.is_some() || entry.partitions >= PARTITIONS_MAX {
             return;
         }
-        let growing = Growing { to: entry.partitions + self.rng.between(1, 3) as u32, base: entry.version };
+        let growing = PendingGrowth { to: entry.partitions + self.rng.between(1, 3) as u32, base: entry.version };
         self.nodes[at].began = Some(growing.base);
         self.trace.note(|| format!("{now}: node {at} begins a growth to {} partitions", growing.to));
-        self.write(at, What::Put { expected: entry.version, entry: SimEntry { growing: Some(growing), ..entry } });
+        self.write(at, WriteKind::Put { expected: entry.version, entry: SimEntry { growing: Some(growing), ..entry } });
     }
 
-    fn write(&mut self, at: usize, what: What) {
-        let (now, trouble, node) = (self.now, self.trouble, &mut self.nodes[at]);
+    fn write(&mut self, at: usize, what: WriteKind) {
+        let (now, faults, node) = (self.now, self.faults, &mut self.nodes[at]);
         node.busy_until = now + ANSWER_WITHIN_MS;
-        let is_made = node.reaches(now) && !self.rng.one_in(trouble.lost);
-        let is_slow = self.rng.one_in(trouble.slow);
+        let is_made = node.reaches(now) && !self.rng.one_in(faults.lost);
+        let is_slow = self.rng.one_in(faults.slow);
         let after = if is_slow { self.rng.below(SLOW_MS_MAX) } else { self.rng.below(100) };
-        let is_answered = is_made && after < ANSWER_WITHIN_MS && !self.rng.one_in(trouble.unanswered);
+        let is_answered = is_made && after < ANSWER_WITHIN_MS && !self.rng.one_in(faults.unanswered);
         let life = node.life;
-        if self.profile == GrowthProfile::Reopen && !is_answered && matches!(what, What::Put { .. }) {
+        if self.profile == GrowthProfile::Reopen && !is_answered && matches!(what, WriteKind::Put { .. }) {
             // The node uses the old mapping again, although the new one may be in force.
             node.participant = None;
             node.entry.growing = None;
         }
-        self.writes.push(Write { at: now + after, node: at, life, is_made, is_answered, what });
+        self.writes.push(PendingWrite { at: now + after, node: at, life, is_made, is_answered, what });
     }
 
-    fn make_writes(&mut self) -> Check {
+    fn make_writes(&mut self) -> CheckResult {
         let now = self.now;
-        let due: Vec<Write> = self.writes.extract_if(.., |write| write.at <= now).collect();
-        for Write { node: at, life, is_made, is_answered, what, .. } in due {
+        let due: Vec<PendingWrite> = self.writes.extract_if(.., |write| write.at <= now).collect();
+        for PendingWrite { node: at, life, is_made, is_answered, what, .. } in due {
             if !is_made {
                 continue;
             }
             let number = self.nodes[at].number;
             match what {
-                What::Own { name, session } => self.coordination.own(&name, number, session),
-                What::Put { expected, entry } => {
+                WriteKind::Own { name, session } => self.coordination.own(&name, number, session),
+                WriteKind::Put { expected, entry } => {
                     let was_growing = self.coordination.entry().growing;
                     if self.coordination.put(expected, entry) {
                         self.count_put(at, was_growing);
@@ -296,7 +297,7 @@ impl World {
         Ok(())
     }
 
-    fn count_put(&mut self, at: usize, was_growing: Option<Growing>) {
+    fn count_put(&mut self, at: usize, was_growing: Option<PendingGrowth>) {
         let (now, entry) = (self.now, self.coordination.entry().clone());
         match (was_growing, entry.growing) {
             (None, _) => self.report.begun += 1,
@@ -310,7 +311,7 @@ impl World {
     }
 
     /// A reader on the node reads messages, and processes them when the rules allow it.
-    fn read(&mut self, at: usize) -> Check {
+    fn read(&mut self, at: usize) -> CheckResult {
         let (now, growths) = (self.now, self.coordination.entry().growths.len());
         let is_blind = self.profile == GrowthProfile::BlindReader;
         let node = &mut self.nodes[at];
@@ -323,12 +324,12 @@ impl World {
             return Ok(());
         };
         match node.page {
-            None if self.rng.one_in(10) => node.page = Some(Page { growths, session }),
+            None if self.rng.one_in(10) => node.page = Some(ReaderPage { growths, session }),
             Some(page) if node.participant.is_none() || is_blind => {
                 node.page = None;
                 self.report.pages += 1;
                 if page.session == session && node.entry.growths.len() < page.growths {
-                    return Err(format!("node {at} took in what lies behind {} growths and knows fewer", page.growths));
+                    return Err(format!("node {at} took in messages of growth {} with an older entry", page.growths));
                 }
             }
             _ => {}
@@ -418,8 +419,8 @@ impl World {
         }
     }
 
-    /// Whether no growth is stuck and each node accepts each key. Call this after a long time without faults.
-    pub fn is_settled(&mut self) -> Check {
+    /// Checks that no growth is stuck and that each node accepts each key. Call this after a long time without faults.
+    pub fn is_settled(&mut self) -> CheckResult {
         let entry = self.coordination.entry().clone();
         if entry.growing.is_some() {
             return Err(format!("the growth is stuck: {entry:?}"));
@@ -431,7 +432,7 @@ impl World {
         }
         let is_silent = |publisher: &Publisher| publisher.acknowledged_by.len() < self.nodes.len();
         match self.publishers.iter().position(is_silent) {
-            Some(key) => Err(format!("key {key} was not taken by every node")),
+            Some(key) => Err(format!("key {key} was not accepted by every node")),
             None => Ok(()),
         }
     }

@@ -1,121 +1,136 @@
-//! Questions, and whether what was answered is true.
+//! Requests to an owner, and the check whether its answers are true.
 
-use whimbrel_model::ports::{Ask, HoldQuery, HoldView, HoldsError, Known, Told};
-use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, TopicNumber};
+use whimbrel_model::ports::{HoldQuery, HoldReply, HoldRequest, HoldView, HoldsError, StoredHold};
+use whimbrel_model::{Hold, HoldEnd, HoldEndKind, HoldId, TopicNumber};
 
-use super::Check;
 use super::store::{count_of, dead_of, is_asked_for};
-use super::truth::{Step, Story, Truth};
+use super::truth::{HoldHistory, HoldsTruth, StepNumber};
+use crate::CheckResult;
 
 #[derive(Debug)]
-pub struct Question {
-    pub what: Ask,
-    pub asked_at: Step,
-    /// It will be answered, unless its node crashes.
+pub struct HoldCall {
+    pub what: HoldRequest,
+    pub asked_at: StepNumber,
+    /// Will be answered unless the node crashes.
     pub is_open: bool,
-    pub told: Option<Result<Told, HoldsError>>,
+    pub reply: Option<Result<HoldReply, HoldsError>>,
 }
 
-impl Question {
-    pub fn new(what: Ask, asked_at: Step) -> Self {
-        Self { what, asked_at, is_open: true, told: None }
+impl HoldCall {
+    pub fn new(what: HoldRequest, asked_at: StepNumber) -> Self {
+        Self { what, asked_at, is_open: true, reply: None }
     }
 }
 
-impl Truth {
-    /// From now on this may happen.
-    pub fn asked(&mut self, ask: &Ask) {
+impl HoldsTruth {
+    /// Records a command. From now on its effect may happen.
+    pub fn asked(&mut self, ask: &HoldRequest) {
         match ask {
-            Ask::Fire { id } => self.stories.entry(id.clone()).or_default().fires_asked += 1,
-            Ask::Withdraw { id } => self.stories.entry(id.clone()).or_default().withdrawals_asked += 1,
-            Ask::WithdrawTopic { topic } => {
+            HoldRequest::Fire { id } => self.stories.entry(id.clone()).or_default().fires_asked += 1,
+            HoldRequest::Withdraw { id } => self.stories.entry(id.clone()).or_default().withdrawals_asked += 1,
+            HoldRequest::WithdrawTopic { topic } => {
                 self.withdrawn_topics.insert(*topic);
             }
             _ => {}
         }
     }
 
-    /// Nothing was done about the question, and nothing will be.
-    fn not_done(&mut self, ask: &Ask) {
+    /// Records that the command was not executed, and will not be.
+    fn not_done(&mut self, ask: &HoldRequest) {
         match ask {
-            Ask::Fire { id } => self.stories.entry(id.clone()).or_default().fires_asked -= 1,
-            Ask::Withdraw { id } => self.stories.entry(id.clone()).or_default().withdrawals_asked -= 1,
+            HoldRequest::Fire { id } => self.stories.entry(id.clone()).or_default().fires_asked -= 1,
+            HoldRequest::Withdraw { id } => self.stories.entry(id.clone()).or_default().withdrawals_asked -= 1,
             _ => {}
         }
     }
 
-    /// Whether an answer is true, now and from now on.
-    pub fn answered(&mut self, ask: &Ask, asked_at: Step, told: &Result<Told, HoldsError>) -> Check {
-        let told = match told {
-            Ok(told) => told,
+    /// Checks that an answer is true, now and later.
+    pub fn answered(
+        &mut self,
+        ask: &HoldRequest,
+        asked_at: StepNumber,
+        reply: &Result<HoldReply, HoldsError>,
+    ) -> CheckResult {
+        let reply = match reply {
+            Ok(reply) => reply,
             Err(HoldsError::OutcomeUnknown(_)) => return Ok(()),
             Err(_) => {
                 self.not_done(ask);
                 return Ok(());
             }
         };
-        if !self.is_true(ask, asked_at, told) {
+        if !self.is_true(ask, asked_at, reply) {
             let story = id_of(ask).and_then(|id| self.stories.get(id));
-            return Err(format!("{ask:?} was answered with {told:?}, which is not true: {story:?}"));
+            return Err(format!("{ask:?} was answered with {reply:?}, which is wrong: {story:?}"));
         }
         Ok(())
     }
 
-    fn is_true(&self, ask: &Ask, asked_at: Step, told: &Told) -> bool {
-        let unheard = Story::default();
+    fn is_true(&self, ask: &HoldRequest, asked_at: StepNumber, reply: &HoldReply) -> bool {
+        let unheard = HoldHistory::default();
         let story = id_of(ask).and_then(|id| self.stories.get(id)).unwrap_or(&unheard);
-        let ended = |end: &HoldEnd| story.now() == Some(&Known::Ended(end.clone()));
+        let ended = |end: &HoldEnd| story.now() == Some(&StoredHold::Ended(end.clone()));
         let was_unknown = || match story.at(asked_at) {
             None => true,
-            Some(Known::Ended(_)) => self.has_forgotten,
-            Some(Known::Pending(_)) => false,
+            Some(StoredHold::Ended(_)) => self.has_forgotten,
+            Some(StoredHold::Pending(_)) => false,
         };
-        match (ask, told) {
-            (Ask::Withdraw { .. } | Ask::Fire { .. } | Ask::Look { .. } | Ask::Extend { .. }, Told::Unknown) => {
-                was_unknown()
+        match (ask, reply) {
+            (
+                HoldRequest::Withdraw { .. }
+                | HoldRequest::Fire { .. }
+                | HoldRequest::Look { .. }
+                | HoldRequest::Extend { .. },
+                HoldReply::Unknown,
+            ) => was_unknown(),
+            (
+                HoldRequest::Withdraw { .. }
+                | HoldRequest::Fire { .. }
+                | HoldRequest::Look { .. }
+                | HoldRequest::Extend { .. },
+                HoldReply::Ended(end),
+            ) => ended(end),
+            (HoldRequest::Withdraw { .. }, HoldReply::Withdrawn) => {
+                matches!(story.now(), Some(StoredHold::Ended(HoldEnd { how: HoldEndKind::Withdrawn, .. })))
             }
-            (Ask::Withdraw { .. } | Ask::Fire { .. } | Ask::Look { .. } | Ask::Extend { .. }, Told::Ended(end)) => {
-                ended(end)
+            (HoldRequest::Fire { .. }, HoldReply::Fired { at, .. }) => {
+                matches!(story.now(), Some(StoredHold::Ended(HoldEnd { how: HoldEndKind::Fired { .. }, at: fired, .. })) if fired == at)
             }
-            (Ask::Withdraw { .. }, Told::Withdrawn) => {
-                matches!(story.now(), Some(Known::Ended(HoldEnd { how: Ending::Withdrawn, .. })))
-            }
-            (Ask::Fire { .. }, Told::Fired { at, .. }) => {
-                matches!(story.now(), Some(Known::Ended(HoldEnd { how: Ending::Fired { .. }, at: fired, .. })) if fired == at)
-            }
-            (Ask::Look { .. }, Told::Pending(view)) => {
+            (HoldRequest::Look { .. }, HoldReply::Pending(view)) => {
                 pending_since(story, asked_at).any(|hold| HoldView::of(hold) == *view)
             }
-            (Ask::Extend { .. }, Told::Rescheduled { due, version }) => {
+            (HoldRequest::Extend { .. }, HoldReply::Rescheduled { due, version }) => {
                 pending_since(story, 0).any(|hold| hold.due == *due && hold.version == *version)
             }
-            (Ask::Extend { if_version: Some(asked), .. }, Told::OtherVersion { version, due }) => {
+            (HoldRequest::Extend { if_version: Some(asked), .. }, HoldReply::OtherVersion { version, due }) => {
                 version != asked
                     && pending_since(story, asked_at).any(|hold| hold.version == *version && hold.due == *due)
             }
-            (Ask::Extend { .. }, Told::TooFar) => true,
-            (Ask::Accept(new), Told::Held { .. }) => body_of(story) == Some((new.topic, new.fingerprint())),
-            (Ask::Accept(new), Told::Taken) => {
+            (HoldRequest::Extend { .. }, HoldReply::TooFar) => true,
+            (HoldRequest::Accept(new), HoldReply::Held { .. }) => {
+                body_of(story) == Some((new.topic, new.fingerprint()))
+            }
+            (HoldRequest::Accept(new), HoldReply::Taken) => {
                 body_of(story).is_some_and(|body| body != (new.topic, new.fingerprint()))
             }
-            (Ask::List(query), Told::Listed(views)) => self.is_list(query, asked_at, views),
-            (Ask::Dead(_), Told::ListedDead(dead)) if self.has_forgotten => {
-                dead.iter().all(|(id, end)| self.stories[id].now() == Some(&Known::Ended(end.clone())))
+            (HoldRequest::List(query), HoldReply::Listed(views)) => self.is_list(query, asked_at, views),
+            (HoldRequest::Dead(_), HoldReply::ListedDead(dead)) if self.has_forgotten => {
+                dead.iter().all(|(id, end)| self.stories[id].now() == Some(&StoredHold::Ended(end.clone())))
             }
-            (Ask::Dead(query), Told::ListedDead(dead)) => {
+            (HoldRequest::Dead(query), HoldReply::ListedDead(dead)) => {
                 self.at_some_moment(asked_at, |picture| dead_of(query, picture.all()) == *dead)
             }
-            (Ask::Count(query), Told::Counted(counts)) => self.at_some_moment(asked_at, |picture| {
+            (HoldRequest::Count(query), HoldReply::Counted(counts)) => self.at_some_moment(asked_at, |picture| {
                 let holds = picture.all().filter_map(|(_, known)| match known {
-                    Known::Pending(hold) => Some(hold),
-                    Known::Ended(_) => None,
+                    StoredHold::Pending(hold) => Some(hold),
+                    StoredHold::Ended(_) => None,
                 });
                 count_of(query, holds) == *counts
             }),
-            (Ask::WithdrawTopic { topic }, Told::WithdrawnMany(_)) => {
-                // Whatever was pending when it was asked is pending no more.
-                let still = |story: &Story| match (story.at(asked_at), story.pending()) {
-                    (Some(Known::Pending(_)), Some(hold)) => hold.topic == *topic,
+            (HoldRequest::WithdrawTopic { topic }, HoldReply::WithdrawnMany(_)) => {
+                // No hold that was pending at the time of the request may be pending now.
+                let still = |story: &HoldHistory| match (story.at(asked_at), story.pending()) {
+                    (Some(StoredHold::Pending(_)), Some(hold)) => hold.topic == *topic,
                     _ => false,
                 };
                 !self.stories.values().any(still)
@@ -124,9 +139,9 @@ impl Truth {
         }
     }
 
-    /// A list is made of several reads: each hold in it was so at some moment since the question, and whatever was pending without a
-    /// change all the time is in it.
-    fn is_list(&self, query: &HoldQuery, asked_at: Step, views: &[HoldView]) -> bool {
+    /// Checks a list, which is made by several reads. Each listed hold had that state at some moment since the request. A hold that was
+    /// pending without a change all the time must be listed.
+    fn is_list(&self, query: &HoldQuery, asked_at: StepNumber, views: &[HoldView]) -> bool {
         let place = |view: &HoldView| (view.due, view.id.clone());
         let is_sorted = views.is_sorted_by(|a, b| place(a) < place(b)) && views.len() <= query.limit;
         let was_so = |view: &HoldView| {
@@ -135,56 +150,59 @@ impl Truth {
         };
         let is_once = |view: &HoldView| views.iter().filter(|other| other.id == view.id).count() == 1;
         let last = views.last().filter(|_| views.len() == query.limit).map(place);
-        let is_missing = |story: &Story| {
+        let is_missing = |story: &HoldHistory| {
             let mut states = story.since(asked_at);
-            let (Some(Some(Known::Pending(hold))), None) = (states.next(), states.next()) else { return false };
+            let (Some(Some(StoredHold::Pending(hold))), None) = (states.next(), states.next()) else { return false };
             let is_within = last.as_ref().is_none_or(|last| (hold.due, hold.id.clone()) <= *last);
             is_within && is_asked_for(query, hold) && !views.iter().any(|view| view.id == hold.id)
         };
         is_sorted && views.iter().all(|view| was_so(view) && is_once(view)) && !self.stories.values().any(is_missing)
     }
 
-    /// Whether something was so at the moment of the question or at any moment since.
-    fn at_some_moment(&self, asked_at: Step, was_so: impl Fn(Picture<'_>) -> bool) -> bool {
-        let mut moments: Vec<Step> = self.landings.iter().copied().filter(|step| *step > asked_at).collect();
+    /// Whether a condition held at the time of the request, or at any moment since.
+    fn at_some_moment(&self, asked_at: StepNumber, was_so: impl Fn(HoldsSnapshot<'_>) -> bool) -> bool {
+        let mut moments: Vec<StepNumber> = self.landings.iter().copied().filter(|step| *step > asked_at).collect();
         moments.dedup();
         moments.push(asked_at);
-        moments.into_iter().any(|step| was_so(Picture { truth: self, step }))
+        moments.into_iter().any(|step| was_so(HoldsSnapshot { truth: self, step }))
     }
 }
 
-/// Everything as it was at one moment.
+/// All holds at one moment.
 #[derive(Clone, Copy)]
-struct Picture<'a> {
-    truth: &'a Truth,
-    step: Step,
+struct HoldsSnapshot<'a> {
+    truth: &'a HoldsTruth,
+    step: StepNumber,
 }
 
-impl<'a> Picture<'a> {
-    fn all(self) -> impl Iterator<Item = (&'a HoldId, &'a Known)> {
+impl<'a> HoldsSnapshot<'a> {
+    fn all(self) -> impl Iterator<Item = (&'a HoldId, &'a StoredHold)> {
         self.truth.stories.iter().filter_map(move |(id, story)| Some((id, story.at(self.step)?)))
     }
 }
 
-fn id_of(ask: &Ask) -> Option<&HoldId> {
+fn id_of(ask: &HoldRequest) -> Option<&HoldId> {
     match ask {
-        Ask::Accept(hold) => Some(&hold.id),
-        Ask::Extend { id, .. } | Ask::Withdraw { id } | Ask::Fire { id } | Ask::Look { id } => Some(id),
-        Ask::List(_) | Ask::Dead(_) | Ask::Count(_) | Ask::WithdrawTopic { .. } => None,
+        HoldRequest::Accept(hold) => Some(&hold.id),
+        HoldRequest::Extend { id, .. }
+        | HoldRequest::Withdraw { id }
+        | HoldRequest::Fire { id }
+        | HoldRequest::Look { id } => Some(id),
+        HoldRequest::List(_) | HoldRequest::Dead(_) | HoldRequest::Count(_) | HoldRequest::WithdrawTopic { .. } => None,
     }
 }
 
-fn pending_since(story: &Story, step: Step) -> impl Iterator<Item = &Hold> {
+fn pending_since(story: &HoldHistory, step: StepNumber) -> impl Iterator<Item = &Hold> {
     story.since(step).filter_map(|known| match known {
-        Some(Known::Pending(hold)) => Some(&**hold),
+        Some(StoredHold::Pending(hold)) => Some(&**hold),
         _ => None,
     })
 }
 
-/// What tells whether an id was brought with the same message again.
-fn body_of(story: &Story) -> Option<(TopicNumber, Option<u64>)> {
+/// The topic and fingerprint that tell whether a publisher repeated the same message under an id.
+fn body_of(story: &HoldHistory) -> Option<(TopicNumber, Option<u64>)> {
     story.now().map(|known| match known {
-        Known::Pending(hold) => (hold.topic, hold.fingerprint()),
-        Known::Ended(end) => (end.topic, end.fingerprint),
+        StoredHold::Pending(hold) => (hold.topic, hold.fingerprint()),
+        StoredHold::Ended(end) => (end.topic, end.fingerprint),
     })
 }

@@ -1,32 +1,31 @@
-//! A run of holds: what a seed makes of a world, step by step, and how it settles.
+//! Runs a seed of holds: the driver chooses the steps of a world, and finally lets the world settle.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use whimbrel_model::ports::{Ask, CountQuery, HoldQuery, NewDue};
+use whimbrel_model::ports::{CountQuery, HoldQuery, HoldRequest, NewDueTime};
 use whimbrel_model::record::HEADER_FINGERPRINT;
-use whimbrel_model::{Headers, HeldMessage, Hold, HoldId, IdMint, Timestamp, TopicNumber};
+use whimbrel_model::{Headers, Hold, HoldId, IdMint, MessageBody, Timestamp, TopicNumber};
 
-use super::Check;
-use super::node::{Call, Saving};
-use super::profile::{HoldsProfile, Trouble};
+use super::node::{NodeCall, NodeSave};
+use super::profile::{HoldsFaults, HoldsProfile};
 use super::report::{HoldsFailure, HoldsReport};
 use super::truth::UNWRITABLE;
-use super::world::{CommitFault, World};
-use crate::Rng;
+use super::world::{CommitFault, HoldsWorld};
 use crate::trace::{Trace, panic_text};
+use crate::{CheckResult, Rng};
 
 const NODES: usize = 3;
 const TOPICS: u64 = 3;
 const STEPS_MIN: u64 = 400;
 const STEPS_MAX: u64 = 1_500;
-/// How much a world does without time passing before that is called spinning.
+/// Limit of steps without any time passing. A world with more is in a loop.
 const STEPS_AT_ONE_TIME_MAX: u64 = 4_000;
-/// How often time may pass until everything has settled.
+/// Limit of time steps until everything must have settled.
 const SETTLE_ROUNDS_MAX: u64 = 20_000;
-/// Nodes' clocks are at most so far from the true time, so that two are apart by the allowed skew at most.
+/// The maximum distance of a node's clock from the true time. Two nodes differ at most by the allowed skew.
 const SKEW_MAX_MS: u64 = 250;
 
 /// Runs one seed.
@@ -40,7 +39,7 @@ pub fn run_holds_traced(seed: u64, profile: HoldsProfile) -> Result<HoldsReport,
 }
 
 fn run_with(seed: u64, profile: HoldsProfile, print: bool) -> Result<HoldsReport, Box<HoldsFailure>> {
-    let mut driver = Driver::new(seed, profile, print);
+    let mut driver = HoldsDriver::new(seed, profile, print);
     let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| driver.run()));
     let outcome = outcome.unwrap_or_else(|panic| Err(format!("a panic: {}", panic_text(&*panic))));
     match outcome {
@@ -49,27 +48,27 @@ fn run_with(seed: u64, profile: HoldsProfile, print: bool) -> Result<HoldsReport
     }
 }
 
-struct Driver {
+struct HoldsDriver {
     rng: Rng,
-    world: World,
-    trouble: Trouble,
+    world: HoldsWorld,
+    faults: HoldsFaults,
     mint: IdMint,
-    /// Holds that were made: to ask about them, and to accept them again.
+    /// All created holds, for requests about them and for repeated ones.
     made: Vec<Hold>,
     next_name: u64,
     report: HoldsReport,
     first_kept: u64,
-    /// What had changed when it was last looked at: nothing is looked at twice.
+    /// The state at the last check. An unchanged state is not checked again.
     watched: (usize, u64, u64),
 }
 
-impl Driver {
+impl HoldsDriver {
     fn new(seed: u64, profile: HoldsProfile, print: bool) -> Self {
         let mut rng = Rng::new(seed);
         let settings = HoldsProfile::settings(&mut rng);
-        let trouble = profile.trouble(&mut rng);
+        let faults = profile.faults(&mut rng);
         let stepout = Duration::from_millis(*rng.pick(&[300, 1_000, 3_000]));
-        let mut world = World::new(settings, stepout, NODES, Trace::new(print));
+        let mut world = HoldsWorld::new(settings, stepout, NODES, Trace::new(print));
         world.log.has_markers = rng.one_in(2);
         world.page_records = *rng.pick(&[1, 2, 5, 100]);
         world.page_holds = *rng.pick(&[1, 2]);
@@ -80,7 +79,7 @@ impl Driver {
         Self {
             rng,
             world,
-            trouble,
+            faults,
             mint: IdMint::new(1, 0),
             made: Vec::new(),
             next_name: 0,
@@ -102,16 +101,16 @@ impl Driver {
             moved: truth.moved,
             carried: truth.carried,
             questions: world.questions.len() as u64,
-            answered: world.questions.iter().filter(|question| matches!(question.told, Some(Ok(_)))).count() as u64,
+            answered: world.questions.iter().filter(|question| matches!(question.reply, Some(Ok(_)))).count() as u64,
             fingerprint: world.trace.fingerprint(),
             ..self.report
         }
     }
 
-    fn run(&mut self) -> Check {
+    fn run(&mut self) -> CheckResult {
         self.world.take(0);
         for _ in 0..self.rng.between(STEPS_MIN, STEPS_MAX) {
-            self.make_trouble()?;
+            self.inject_faults()?;
             match self.rng.below(100) {
                 0..3 => self.accept()?,
                 3..9 => self.ask()?,
@@ -129,8 +128,8 @@ impl Driver {
         self.settle()
     }
 
-    /// What must be true after every step.
-    fn watch(&mut self) -> Check {
+    /// Checks the rules that hold after every step.
+    fn watch(&mut self) -> CheckResult {
         let first = self.world.log.bounds().first;
         self.report.trims += u64::from(first > self.first_kept);
         self.first_kept = first;
@@ -142,10 +141,10 @@ impl Driver {
         self.world.truth.is_rebuilt_from(&self.world.store, &self.world.log)
     }
 
-    // ---- what happens to nodes ------------------------------------------------------------------------------------
+    // ---- events of nodes ------------------------------------------------------------------------------------
 
-    /// One random thing of a node goes on. False where there is nothing.
-    fn advance(&mut self, node: usize) -> Check<bool> {
+    /// Advances one random operation of a node. Returns false if there is none.
+    fn advance(&mut self, node: usize) -> CheckResult<bool> {
         if self.world.is_starting(node) {
             self.world.start_on(node)?;
             return Ok(true);
@@ -160,19 +159,19 @@ impl Driver {
             return self.advance_saving(node).map(|()| true);
         }
         match self.world.calls(node)[chosen] {
-            Call::Answered(_) => self.world.deliver(node, chosen).map(|()| true),
-            Call::Waiting(_) => {
+            NodeCall::Answered(_) => self.world.deliver(node, chosen).map(|()| true),
+            NodeCall::Waiting(_) => {
                 let fault = self.commit_fault();
-                let empty = self.rng.one_in(self.trouble.empty_read);
+                let empty = self.rng.one_in(self.faults.empty_read);
                 self.world.answer_call(node, chosen, fault, empty)
             }
         }
     }
 
-    fn advance_saving(&mut self, node: usize) -> Check {
+    fn advance_saving(&mut self, node: usize) -> CheckResult {
         match self.world.is_saving(node) {
-            Some(Saving::Waiting(_)) => {
-                let is_lost = self.rng.one_in(self.trouble.lost_answer);
+            Some(NodeSave::Waiting(_)) => {
+                let is_lost = self.rng.one_in(self.faults.lost_answer);
                 self.world.answer_saving(node, is_lost)
             }
             _ => self.world.deliver_saving(node),
@@ -180,20 +179,20 @@ impl Driver {
     }
 
     fn commit_fault(&mut self) -> CommitFault {
-        if self.rng.one_in(self.trouble.unknown) {
+        if self.rng.one_in(self.faults.unknown) {
             self.report.unknown_commits += 1;
             return *self.rng.pick(&[CommitFault::UnknownLanded, CommitFault::UnknownAtLarge]);
         }
-        if self.rng.one_in(self.trouble.not_now) { CommitFault::NotNow } else { CommitFault::None }
+        if self.rng.one_in(self.faults.not_now) { CommitFault::NotNow } else { CommitFault::None }
     }
 
-    fn pass_time(&mut self) -> Check {
+    fn pass_time(&mut self) -> CheckResult {
         let by = *self.rng.pick(&[0, 1, 3, 10, 50, 250]);
         self.world.pass(by);
         self.tick_all()
     }
 
-    fn tick_all(&mut self) -> Check {
+    fn tick_all(&mut self) -> CheckResult {
         for node in 0..NODES {
             if self.world.nodes[node].owner.is_some() {
                 self.world.tick(node)?;
@@ -202,28 +201,28 @@ impl Driver {
         Ok(())
     }
 
-    fn make_trouble(&mut self) -> Check {
-        let trouble = self.trouble;
+    fn inject_faults(&mut self) -> CheckResult {
+        let faults = self.faults;
         let node = self.rng.below(NODES as u64) as usize;
         let has_owner = self.world.nodes[self.world.owner.0].owner.is_some();
-        if self.rng.one_in(trouble.crash) && self.world.nodes[node].owner.is_some() {
+        if self.rng.one_in(faults.crash) && self.world.nodes[node].owner.is_some() {
             self.report.crashes += 1;
             self.world.crash(node);
         }
-        if self.rng.one_in(trouble.stop) {
+        if self.rng.one_in(faults.stop) {
             self.world.stop(node)?;
         }
-        if self.rng.one_in(trouble.take_over) || !has_owner && self.rng.one_in(20) {
+        if self.rng.one_in(faults.take_over) || !has_owner && self.rng.one_in(20) {
             self.report.takeovers += 1;
             self.world.take(node);
         }
-        if self.rng.one_in(trouble.stall) {
+        if self.rng.one_in(faults.stall) {
             self.world.log.stall();
         } else if self.world.log.is_stalled() && self.rng.one_in(15) {
             self.world.log.show_all();
         }
         let past = self.world.store.past() as u64;
-        if past > 0 && self.rng.one_in(trouble.fall_back) {
+        if past > 0 && self.rng.one_in(faults.fall_back) {
             let to = self.rng.below(past) as usize;
             self.world.store.fall_back(to);
             self.report.store_falls += 1;
@@ -231,17 +230,17 @@ impl Driver {
             let at = self.world.store.applied();
             self.world.note(|| format!("the store falls back to {at}"));
         }
-        if self.rng.one_in(trouble.away) || self.world.store.is_away && self.rng.one_in(15) {
+        if self.rng.one_in(faults.away) || self.world.store.is_away && self.rng.one_in(15) {
             self.world.store.is_away = !self.world.store.is_away;
             let is_away = self.world.store.is_away;
             self.world.note(|| format!("the store is {}", if is_away { "away" } else { "back" }));
         }
-        if self.rng.one_in(trouble.damage) {
+        if self.rng.one_in(faults.damage) {
             self.world.store.is_damaged = true;
             self.world.truth.has_forgotten = true;
-            self.world.note(|| "the store cannot be understood".to_owned());
+            self.world.note(|| "the store is damaged".to_owned());
         }
-        if self.rng.one_in(trouble.clock_jump) {
+        if self.rng.one_in(faults.clock_jump) {
             self.set_clock(node);
         }
         let strays = self.world.strays() as u64;
@@ -249,12 +248,12 @@ impl Driver {
             let (index, happens) = (self.rng.below(strays) as usize, !self.rng.one_in(3));
             self.world.stray_lands(index, happens)?;
         }
-        self.trouble_topics();
+        self.change_topics();
         Ok(())
     }
 
-    /// Sets a node's wall clock: somewhere, or back to where it is usually. How long it stays there is chance, and so whether that is
-    /// longer than the stepout.
+    /// Sets the wall clock of a node to a random time, or back to its usual skew. The time until the next change is random too, so a wrong
+    /// clock may or may not last longer than the stepout.
     fn set_clock(&mut self, node: usize) {
         const HOUR: i64 = 3_600_000;
         const FAR: [i64; 10] = [-200 * HOUR, -60_000, -5_000, -700, -100, 100, 700, 5_000, 60_000, 200 * HOUR];
@@ -266,8 +265,8 @@ impl Driver {
         self.world.note(|| format!("the clock of node {node} is set to {skew_ms} ms from the true time"));
     }
 
-    fn trouble_topics(&mut self) {
-        if self.rng.one_in(self.trouble.topic) {
+    fn change_topics(&mut self) {
+        if self.rng.one_in(self.faults.topic) {
             let topic = self.topic();
             if !self.world.closed.remove(&topic) {
                 self.world.closed.insert(topic);
@@ -284,9 +283,9 @@ impl Driver {
         TopicNumber(self.rng.between(1, TOPICS) as u32)
     }
 
-    // ---- what clients do ------------------------------------------------------------------------------------------
+    // ---- actions of clients ------------------------------------------------------------------------------------------
 
-    fn accept(&mut self) -> Check {
+    fn accept(&mut self) -> CheckResult {
         let repeated: Vec<Hold> = self.made.iter().filter(|hold| hold.id.as_str().starts_with('r')).cloned().collect();
         if !repeated.is_empty() && self.rng.one_in(4) {
             let hold = self.rng.pick(&repeated).clone();
@@ -309,8 +308,7 @@ impl Driver {
         Timestamp::from_millis(self.world.time + ahead)
     }
 
-    /// Minted ids come once; those made of what is retried (`r`) come again, and those that were brought (`b`) are accepted by the
-    /// owner.
+    /// Ids that the service mints are used once. Ids of retries (`r`) are repeated. Ids of publishers (`b`) are accepted by the owner.
     fn new_hold(&mut self, kind: char) -> Hold {
         self.next_name += 1;
         let (topic, due) = (self.topic(), self.due());
@@ -323,7 +321,7 @@ impl Driver {
             headers.push(HEADER_FINGERPRINT, format!("{:016x}", self.rng.below(2)).as_bytes());
         }
         let body = if self.rng.one_in(20) { UNWRITABLE } else { "a body" };
-        let message = HeldMessage { key: None, value: Bytes::from_static(body.as_bytes()), headers: headers.take() };
+        let message = MessageBody { key: None, value: Bytes::from_static(body.as_bytes()), headers: headers.take() };
         Hold {
             id: HoldId::new(&id),
             topic,
@@ -337,7 +335,7 @@ impl Driver {
         }
     }
 
-    fn ask(&mut self) -> Check {
+    fn ask(&mut self) -> CheckResult {
         let askable: Vec<usize> = (0..NODES).filter(|node| self.world.nodes[*node].owner.is_some()).collect();
         if askable.is_empty() {
             return Ok(());
@@ -348,8 +346,8 @@ impl Driver {
         Ok(())
     }
 
-    fn new_ask(&mut self) -> Ask {
-        // A command whose answer was lost is repeated as it was.
+    fn new_ask(&mut self) -> HoldRequest {
+        // Repeats a command whose answer was lost, unchanged.
         if !self.world.questions.is_empty() && self.rng.one_in(8) {
             let index = self.rng.below(self.world.questions.len() as u64) as usize;
             return self.world.questions[index].what.clone();
@@ -371,30 +369,30 @@ impl Driver {
                 } else {
                     self.made.push(hold.clone());
                 }
-                return Ask::Accept(Arc::new(hold));
+                return HoldRequest::Accept(Arc::new(hold));
             }
-            4 => return Ask::List(query),
-            5 => return Ask::Count(CountQuery { topic: query.topic, from: None, to: query.to, bucket }),
-            6 => return Ask::Dead(query),
-            7 if self.rng.one_in(6) => return Ask::WithdrawTopic { topic: self.topic() },
+            4 => return HoldRequest::List(query),
+            5 => return HoldRequest::Count(CountQuery { topic: query.topic, from: None, to: query.to, bucket }),
+            6 => return HoldRequest::Dead(query),
+            7 if self.rng.one_in(6) => return HoldRequest::WithdrawTopic { topic: self.topic() },
             _ => {}
         }
         let id = match self.rng.below(12) {
-            0 => HoldId::new("nobody"),
-            _ if self.made.is_empty() => HoldId::new("nobody"),
-            // Most of the time about a recent one, which is still pending.
+            0 => HoldId::new("no-such-hold"),
+            _ if self.made.is_empty() => HoldId::new("no-such-hold"),
+            // Most requests concern a recent hold, which is still pending.
             1..8 => self.made[self.made.len() - 1 - self.rng.below(self.made.len().min(6) as u64) as usize].id.clone(),
             _ => self.rng.pick(&self.made).id.clone(),
         };
         match self.rng.below(10) {
-            0..3 => Ask::Withdraw { id },
-            3..5 => Ask::Fire { id },
-            5 => Ask::Look { id },
+            0..3 => HoldRequest::Withdraw { id },
+            3..5 => HoldRequest::Fire { id },
+            5 => HoldRequest::Look { id },
             _ => self.new_extend(id),
         }
     }
 
-    fn new_extend(&mut self, id: HoldId) -> Ask {
+    fn new_extend(&mut self, id: HoldId) -> HoldRequest {
         let current = self.world.truth.stories.get(&id).and_then(|story| story.pending()).map(|hold| hold.version);
         let if_version = match self.rng.below(4) {
             0 => current,
@@ -403,53 +401,53 @@ impl Driver {
         };
         let key = self.rng.one_in(3).then(|| format!("k{}", self.rng.below(3)).into_boxed_str());
         let to = if self.rng.one_in(2) {
-            NewDue::By(self.rng.below(4_000) as i64 - 1_500)
+            NewDueTime::By(self.rng.below(4_000) as i64 - 1_500)
         } else {
-            NewDue::Until(self.due())
+            NewDueTime::Until(self.due())
         };
-        Ask::Extend { id, to, if_version, key }
+        HoldRequest::Extend { id, to, if_version, key }
     }
 
     // ---- the end --------------------------------------------------------------------------------------------------
 
-    /// From here on nothing fails: the owner, and then a successor, bring everything to its end.
-    fn settle(&mut self) -> Check {
-        self.trouble = Trouble::default();
+    /// Ends all faults. The owner, and then a successor, must finish everything.
+    fn settle(&mut self) -> CheckResult {
+        self.faults = HoldsFaults::default();
         self.world.store.is_away = false;
         self.world.log.show_all();
         self.world.closed.clear();
         let time = self.world.time;
         self.world.nodes.iter_mut().for_each(|node| node.set_skew(node.usual_skew_ms, time));
-        self.world.note(|| "from here on nothing fails".to_owned());
+        self.world.note(|| "faults end here".to_owned());
         while self.world.strays() > 0 {
             self.world.stray_lands(0, false)?;
         }
         if self.world.nodes[self.world.owner.0].owner.is_none() {
             self.world.take(self.world.owner.0);
         }
-        self.come_to_rest()?;
+        self.run_until_idle()?;
         let open = self.world.questions.iter().position(|question| question.is_open);
         if let Some(open) = open {
             return Err(format!("question {open} is never answered: {:?}", self.world.questions[open].what));
         }
         let successor = (self.world.owner.0 + 1) % NODES;
         self.world.take(successor);
-        self.come_to_rest()
+        self.run_until_idle()
     }
 
-    /// Until nothing is pending and nobody waits.
-    fn come_to_rest(&mut self) -> Check {
+    /// Advances the world until no hold is pending and no request is open.
+    fn run_until_idle(&mut self) -> CheckResult {
         for _ in 0..SETTLE_ROUNDS_MAX {
             let mut steps = 0;
             while self.advance_any()? {
                 steps += 1;
                 self.watch()?;
                 if steps > STEPS_AT_ONE_TIME_MAX {
-                    return Err("it does not come to rest: it goes on and on without time passing".to_owned());
+                    return Err("it does not settle: it loops without time passing".to_owned());
                 }
             }
             let owner = self.world.nodes[self.world.owner.0].owner.as_ref();
-            let is_ready = owner.is_some_and(|owner| owner.shard.is_ready() && owner.shard.figures().commands == 0);
+            let is_ready = owner.is_some_and(|owner| owner.shard.is_ready() && owner.shard.metrics().commands == 0);
             let is_open = self.world.questions.iter().any(|question| question.is_open);
             if is_ready && !is_open && self.world.truth.pending().next().is_none() {
                 return Ok(());
@@ -461,7 +459,7 @@ impl Driver {
         Err(format!("it does not settle: {pending:?} are still pending"))
     }
 
-    /// Milliseconds until some owner has something to do, and at least one.
+    /// Milliseconds until the next owner wakes, at least one.
     fn until_next_wake(&self) -> i64 {
         let owners = self.world.nodes.iter().filter_map(|node| node.owner.as_ref());
         let wakes = owners
@@ -469,8 +467,8 @@ impl Driver {
         wakes.min().unwrap_or(1).clamp(1, 5_000)
     }
 
-    /// Everything that does not wait for time goes on.
-    fn advance_any(&mut self) -> Check<bool> {
+    /// Advances the first operation that does not wait for time. Returns false if there is none.
+    fn advance_any(&mut self) -> CheckResult<bool> {
         for node in 0..NODES {
             if self.world.is_starting(node) {
                 self.world.start_on(node)?;
@@ -481,11 +479,11 @@ impl Driver {
                 return Ok(true);
             }
             for index in 0..self.world.calls(node).len() {
-                let went_on = match self.world.calls(node)[index] {
-                    Call::Answered(_) => self.world.deliver(node, index).map(|()| true)?,
-                    Call::Waiting(_) => self.world.answer_call(node, index, CommitFault::None, false)?,
+                let advanced = match self.world.calls(node)[index] {
+                    NodeCall::Answered(_) => self.world.deliver(node, index).map(|()| true)?,
+                    NodeCall::Waiting(_) => self.world.answer_call(node, index, CommitFault::None, false)?,
                 };
-                if went_on {
+                if advanced {
                     return Ok(true);
                 }
             }

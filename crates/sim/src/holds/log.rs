@@ -1,25 +1,24 @@
-//! A simulated log: one partition of `_holds` with its fence, and the topics as counts of what fired into them.
+//! A simulated log: one partition of `_holds` with its fence, and the topics as counts of the holds fired into them.
 //!
-//! It keeps everything that was ever written, also what was trimmed, so that what really happened can be told; readers see only
-//! what is kept and visible.
+//! It keeps all records ever written, also the trimmed ones, as the true history. Readers see only records that are kept and visible.
 
 use whimbrel_model::ports::{Bounds, LogError, ReadBatch};
 use whimbrel_model::{Record, StoredRecord, Timestamp};
 
 #[derive(Debug, Default)]
-pub struct SimLog {
+pub struct SimHoldsLog {
     records: Vec<StoredRecord>,
     first: u64,
     next: u64,
-    /// Readers see what is below this; everything where there is none.
+    /// Readers see the records below this offset, or all of them if it is `None`.
     visible: Option<u64>,
-    /// The newest fence. Commits of any other are refused.
+    /// The newest fence. Commits under any other fence are rejected.
     fence: u64,
     /// Each commit is followed by an offset without a record, as on Kafka.
     pub has_markers: bool,
 }
 
-impl SimLog {
+impl SimHoldsLog {
     pub fn append(&mut self, record: Record) -> u64 {
         let offset = self.next;
         self.records.push(StoredRecord { offset, record });
@@ -27,7 +26,7 @@ impl SimLog {
         offset
     }
 
-    /// Opens a fence and voids every earlier one.
+    /// Opens a fence and voids all earlier ones.
     pub fn open_fence(&mut self) -> u64 {
         self.fence += 1;
         self.fence
@@ -37,7 +36,7 @@ impl SimLog {
         self.fence == fence
     }
 
-    /// All of them at once, under a fence that stands.
+    /// Appends all records at once. The caller has checked the fence.
     pub fn commit(&mut self, records: Vec<Record>) -> Vec<u64> {
         let offsets = records.into_iter().map(|record| self.append(record)).collect();
         self.next += u64::from(self.has_markers);
@@ -48,7 +47,7 @@ impl SimLog {
         self.visible.unwrap_or(self.next)
     }
 
-    /// From here on, what is written is durable and not yet visible.
+    /// Makes later records durable but invisible until [`SimHoldsLog::show_all`].
     pub fn stall(&mut self) {
         self.visible = self.visible.or(Some(self.next));
     }
@@ -78,7 +77,7 @@ impl SimLog {
         Ok(ReadBatch { records, next })
     }
 
-    /// Everything that is kept from there on, visible or not.
+    /// All kept records from an offset on, visible or not.
     pub fn from(&self, from: u64) -> impl Iterator<Item = &StoredRecord> {
         let from = from.max(self.first);
         let index = self.records.partition_point(|stored| stored.offset < from);

@@ -1,8 +1,8 @@
-//! Holds under simulated trouble: the real deciding part of a shard's owner, several of it at once, on a log and a store that
-//! fail in every way that their contracts allow.
+//! Holds under simulated faults: the real deciding part of a shard's owner, several of them at once, on a log and a store that fail in
+//! every way that their contracts allow.
 //!
-//! - [`World`](world::World) has every single step that can happen: a call is answered, an answer arrives, a node crashes.
-//! - [`Truth`](truth::Truth) knows what was really decided, and complains about what must not be.
+//! - [`HoldsWorld`](world::HoldsWorld) has every single step that can happen: a call is answered, an answer arrives, a node crashes.
+//! - [`HoldsTruth`](truth::HoldsTruth) records the true decisions and reports violations.
 //! - [`run_holds`] drives a world by a seed, then lets everything settle. The same seed makes the same run.
 
 pub mod answers;
@@ -18,6 +18,3 @@ pub mod world;
 pub use driver::{run_holds, run_holds_traced};
 pub use profile::HoldsProfile;
 pub use report::{HoldsFailure, HoldsReport};
-
-/// What was found: an error is something that must never be.
-pub type Check<T = ()> = Result<T, String>;

@@ -1,105 +1,105 @@
-//! A node that owns the shard, or believes so: the real deciding part, with the calls that it waits for.
+//! A node that owns the shard, or is a zombie: the real deciding part, with the calls for which it waits.
 //!
-//! What the shell around a shard does is done here step by step, so that anything can happen between two of them: a call is
-//! first answered by the log or the store, and the answer reaches the shard later, or never.
+//! The node does the work of the shell around a shard step by step, so that any event can happen between two steps. First the log or the
+//! store answers a call; later the answer reaches the shard, or never does.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use whimbrel_cluster::owner_clock::Reading;
-use whimbrel_holds::shard::{AskId, Effect, Input, Shard};
-use whimbrel_model::clock::{ClockSource, Sample, StepLimits};
-use whimbrel_model::ports::{Applied, TimersError, Write};
+use whimbrel_cluster::owner_clock::ClockReading;
+use whimbrel_holds::shard::{HoldEffect, HoldInput, HoldRequestId, HoldShard};
+use whimbrel_model::clock::{ClockSample, ClockSource, StepLimits};
+use whimbrel_model::ports::{ApplyOutcome, TimersError, TimersWrite};
 use whimbrel_model::{Clock as _, GuardedClock};
 
-/// A call on its way.
+/// A call in progress.
 #[derive(Debug)]
-pub enum Call {
-    Waiting(Effect),
-    Answered(Input),
+pub enum NodeCall {
+    Waiting(HoldEffect),
+    Answered(HoldInput),
 }
 
-/// A checkpoint on its way.
+/// A checkpoint in progress.
 #[derive(Debug)]
-pub enum Saving {
-    Waiting(Write),
-    Answered(Result<Applied, TimersError>),
+pub enum NodeSave {
+    Waiting(TimersWrite),
+    Answered(Result<ApplyOutcome, TimersError>),
 }
 
-/// Finding out where store and log are.
+/// The stages of a start, which finds the positions of store and log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
+pub enum Startup {
     /// Opens the fence.
     Fence,
     /// Checks the ownership.
     Check,
-    /// Opens the store; the fence was opened in this start, or earlier.
-    Store { anew: bool },
-    /// Asks for the log's bounds.
+    /// Opens the store. `with_fence`: the fence was opened in this start, not earlier.
+    Store { with_fence: bool },
+    /// Asks the log for its bounds.
     Bounds { applied: u64 },
 }
 
 #[derive(Debug)]
-pub struct Owner {
-    pub shard: Shard,
+pub struct HoldsOwner {
+    pub shard: HoldShard,
     pub epoch: u64,
     pub fence: u64,
-    pub start: Option<Start>,
-    pub calls: Vec<Call>,
-    pub saving: Option<Saving>,
-    /// Who asked: the number of the question.
-    pub asks: BTreeMap<AskId, usize>,
-    pub next_ask: AskId,
+    pub start: Option<Startup>,
+    pub calls: Vec<NodeCall>,
+    pub saving: Option<NodeSave>,
+    /// The number of the request behind each id.
+    pub asks: BTreeMap<HoldRequestId, usize>,
+    pub next_ask: HoldRequestId,
 }
 
-/// A machine with a process: its wall clock can be set, its steady clock is the true time.
-pub struct Node {
-    /// There is none after a crash, and where the shard was given up.
-    pub owner: Option<Owner>,
-    hands: Arc<Hands>,
+/// A machine with a process. Its wall clock can be set; its steady clock is the true time.
+pub struct HoldsNode {
+    /// `None` after a crash, or after the node gave up the shard.
+    pub owner: Option<HoldsOwner>,
+    hands: Arc<NodeClocks>,
     limits: StepLimits,
-    clock: GuardedClock<Arc<Hands>>,
-    /// How far its wall clock is from the true time while nothing is wrong with it.
+    clock: GuardedClock<Arc<NodeClocks>>,
+    /// The normal distance of its wall clock from the true time.
     pub usual_skew_ms: i64,
-    /// When its wall clock was last set, and whether it has ever been left for longer than the stepout where it is wrong.
+    /// The time of the last change of its wall clock. `has_lasted`: the clock was once wrong for longer than the stepout.
     set_at: i64,
     pub has_lasted: bool,
 }
 
 /// The clocks of a machine, in milliseconds.
 #[derive(Default)]
-struct Hands {
+struct NodeClocks {
     time_ms: AtomicI64,
     skew_ms: AtomicI64,
 }
 
-impl ClockSource for Hands {
+impl ClockSource for NodeClocks {
     fn steady_us(&self) -> i64 {
         self.time_ms.load(Ordering::Relaxed) * 1000
     }
 
-    fn sample(&self) -> Sample {
+    fn sample(&self) -> ClockSample {
         let steady_us = self.steady_us();
-        Sample { wall_us: steady_us + self.skew_ms.load(Ordering::Relaxed) * 1000, steady_us }
+        ClockSample { wall_us: steady_us + self.skew_ms.load(Ordering::Relaxed) * 1000, steady_us }
     }
 }
 
-impl fmt::Debug for Node {
+impl fmt::Debug for HoldsNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Node").field("owner", &self.owner).field("skew_ms", &self.skew_ms()).finish_non_exhaustive()
     }
 }
 
-impl Node {
+impl HoldsNode {
     pub fn new(limits: StepLimits, time: i64) -> Self {
-        let hands = Arc::new(Hands { time_ms: AtomicI64::new(time), skew_ms: AtomicI64::new(0) });
+        let hands = Arc::new(NodeClocks { time_ms: AtomicI64::new(time), skew_ms: AtomicI64::new(0) });
         let clock = GuardedClock::start(Arc::clone(&hands), limits, None);
         Self { owner: None, hands, limits, clock, usual_skew_ms: 0, set_at: time, has_lasted: false }
     }
 
-    /// How far its wall clock is from the true time.
+    /// The distance of its wall clock from the true time.
     pub fn skew_ms(&self) -> i64 {
         self.hands.skew_ms.load(Ordering::Relaxed)
     }
@@ -116,61 +116,61 @@ impl Node {
         self.has_lasted |= is_wrong && (time - self.set_at) as u128 >= self.limits.stepout.as_millis();
     }
 
-    /// The process starts again, with what an earlier one has noted of the clock.
+    /// Restarts the process with the clock state that an earlier process recorded.
     pub fn restart_clock(&mut self) {
         let settled_us = self.clock.settled_us();
         self.clock = GuardedClock::start(Arc::clone(&self.hands), self.limits, settled_us);
     }
 
-    pub fn reading(&mut self, time: i64) -> Reading {
+    pub fn reading(&mut self, time: i64) -> ClockReading {
         self.pass(time);
         self.clock.check();
         let (wall, expiry) = (self.clock.now(), self.clock.expiry_now());
-        Reading { wall, expiry, steady_ms: u64::try_from(time).unwrap_or(0) }
+        ClockReading { wall, expiry, steady_ms: u64::try_from(time).unwrap_or(0) }
     }
 }
 
-/// A short name of what a call is for.
-pub fn name_of(effect: &Effect) -> &'static str {
+/// A short name of a call, for the trace.
+pub fn name_of(effect: &HoldEffect) -> &'static str {
     match effect {
-        Effect::Read { .. } => "read",
-        Effect::End { .. } => "end",
-        Effect::Get { .. } => "get",
-        Effect::Due { .. } => "due",
-        Effect::List { .. } => "list",
-        Effect::Dead { .. } => "dead",
-        Effect::Count { .. } => "count",
-        Effect::Apply(_) => "apply",
-        Effect::Commit { .. } => "commit",
-        Effect::Cut { .. } => "cut",
-        Effect::Walk { .. } => "walk",
-        Effect::Trim { .. } => "trim",
-        Effect::Answer { .. } => "answer",
-        Effect::StartOver => "start over",
-        Effect::OpenAnew => "open anew",
-        Effect::Report { .. } => "report",
-        Effect::NotTrimmed { .. } => "not trimmed",
-        Effect::Resign { .. } => "resign",
+        HoldEffect::Read { .. } => "read",
+        HoldEffect::End { .. } => "end",
+        HoldEffect::Get { .. } => "get",
+        HoldEffect::Due { .. } => "due",
+        HoldEffect::List { .. } => "list",
+        HoldEffect::Dead { .. } => "dead",
+        HoldEffect::Count { .. } => "count",
+        HoldEffect::Apply(_) => "apply",
+        HoldEffect::Commit { .. } => "commit",
+        HoldEffect::Cut { .. } => "cut",
+        HoldEffect::Walk { .. } => "walk",
+        HoldEffect::Trim { .. } => "trim",
+        HoldEffect::Answer { .. } => "answer",
+        HoldEffect::StartOver => "start over",
+        HoldEffect::OpenFence => "open fence",
+        HoldEffect::Report { .. } => "report",
+        HoldEffect::NotTrimmed { .. } => "not trimmed",
+        HoldEffect::Resign { .. } => "resign",
     }
 }
 
-/// The same for an answer.
-pub fn name_of_answer(input: &Input) -> &'static str {
+/// A short name of an answer, for the trace.
+pub fn name_of_answer(input: &HoldInput) -> &'static str {
     match input {
-        Input::Started { .. } => "started",
-        Input::Asked { .. } => "asked",
-        Input::Read(_) => "read",
-        Input::End { .. } => "end",
-        Input::Got { .. } => "get",
-        Input::Due { .. } => "due",
-        Input::Listed { .. } => "list",
-        Input::ListedDead { .. } => "dead",
-        Input::Counted { .. } => "count",
-        Input::Applied(_) => "apply",
-        Input::Committed(_) => "commit",
-        Input::Cut(_) => "cut",
-        Input::Walked(_) => "walk",
-        Input::Trimmed(_) => "trim",
-        Input::Tick => "tick",
+        HoldInput::Started { .. } => "started",
+        HoldInput::Asked { .. } => "asked",
+        HoldInput::Read(_) => "read",
+        HoldInput::End { .. } => "end",
+        HoldInput::Got { .. } => "get",
+        HoldInput::Due { .. } => "due",
+        HoldInput::Listed { .. } => "list",
+        HoldInput::ListedDead { .. } => "dead",
+        HoldInput::Counted { .. } => "count",
+        HoldInput::Applied(_) => "apply",
+        HoldInput::Committed(_) => "commit",
+        HoldInput::Cut(_) => "cut",
+        HoldInput::Walked(_) => "walk",
+        HoldInput::Trimmed(_) => "trim",
+        HoldInput::Tick => "tick",
     }
 }

@@ -1,4 +1,4 @@
-//! What kinds of trouble a run of holds has, and the settings it runs with. Both follow from the seed.
+//! The faults of a run of holds, and its settings. The seed determines both.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use crate::Rng;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HoldsProfile {
-    /// Nodes that crash, and commits whose outcome nobody knows.
+    /// Nodes that crash, and commits with unknown outcomes.
     Crashes,
     /// Ownership that moves without the old owner noticing, and records that are durable but not visible yet.
     Zombies,
-    /// A store that falls back, fails, or cannot be understood.
+    /// A store that falls back, fails, or is damaged.
     Store,
     /// Wall clocks that jump.
     Clock,
@@ -20,9 +20,9 @@ pub enum HoldsProfile {
     Mixed,
 }
 
-/// How often each kind of trouble comes: once in so many steps, or never where it is zero.
+/// The frequency of each fault: one in this many steps, or never if zero.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Trouble {
+pub struct HoldsFaults {
     pub crash: u64,
     pub stop: u64,
     pub unknown: u64,
@@ -55,13 +55,13 @@ impl HoldsProfile {
         Self::ALL.into_iter().find(|profile| profile.name() == name)
     }
 
-    pub(super) fn trouble(self, rng: &mut Rng) -> Trouble {
+    pub(super) fn faults(self, rng: &mut Rng) -> HoldsFaults {
         let is_mixed = self == Self::Mixed;
         let rate = *rng.pick(&[1, 2, 4]);
         let mut some = |is_on: bool, steps: u64| if is_on && !rng.one_in(3) { steps * rate } else { 0 };
         let (crashes, zombies) = (self == Self::Crashes || is_mixed, self == Self::Zombies || is_mixed);
         let (store, clock) = (self == Self::Store || is_mixed, self == Self::Clock || is_mixed);
-        Trouble {
+        HoldsFaults {
             crash: some(crashes, 60),
             stop: some(crashes || zombies, 150),
             unknown: some(crashes || zombies, 6),
@@ -78,7 +78,7 @@ impl HoldsProfile {
         }
     }
 
-    /// Small bounds, so that a short run meets every one of them.
+    /// Small limits, so that a short run reaches each of them.
     pub(super) fn settings(rng: &mut Rng) -> HoldsSettings {
         let ms = |rng: &mut Rng, of: &[u64]| Duration::from_millis(*rng.pick(of));
         HoldsSettings {

@@ -1,10 +1,10 @@
-//! What a run of holds came to: a failure that can be repeated, or what happened in numbers.
+//! The result of a run of holds: a reproducible failure, or counts of the events.
 
 use std::fmt;
 
 use super::profile::HoldsProfile;
 
-/// A run that was not as it should be.
+/// A failed run.
 #[derive(Debug, Clone)]
 pub struct HoldsFailure {
     pub seed: u64,
@@ -25,7 +25,7 @@ impl fmt::Display for HoldsFailure {
     }
 }
 
-/// What happened, added up.
+/// Counts of the events of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HoldsReport {
     pub seeds: u64,
@@ -43,9 +43,9 @@ pub struct HoldsReport {
     pub unknown_commits: u64,
     pub store_falls: u64,
     pub trims: u64,
-    /// How often a wall clock was set.
+    /// The number of changes of wall clocks.
     pub clock_steps: u64,
-    /// Follows from everything that was done: the same for the same seed.
+    /// A digest of all steps: the same for the same seed.
     pub fingerprint: u64,
 }
 

@@ -4,39 +4,40 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use whimbrel_model::ports::{
-    Applied, At, Change, CountQuery, DueCursor, HoldQuery, Known, Row, TimersError, Write, bucket_start,
+    ApplyOutcome, AtOffset, CountQuery, DueCursor, DueKey, HoldQuery, StoredHold, TimerChange, TimersError,
+    TimersWrite, bucket_start,
 };
-use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp};
+use whimbrel_model::{Hold, HoldEnd, HoldEndKind, HoldId, Timestamp};
 
-use super::Check;
+use crate::CheckResult;
 
-/// Earlier states that the store can fall back to.
+/// Limit of earlier states to which the store can fall back.
 const PAST_MAX: usize = 12;
 
 #[derive(Debug, Clone)]
-struct State {
+struct TimersState {
     epoch: u64,
     applied: u64,
-    known: BTreeMap<HoldId, Known>,
+    known: BTreeMap<HoldId, StoredHold>,
     rows: BTreeMap<(Timestamp, HoldId), Arc<Hold>>,
     floor: Timestamp,
 }
 
 #[derive(Debug)]
 pub struct SimStore {
-    now: State,
-    past: Vec<State>,
+    now: TimersState,
+    past: Vec<TimersState>,
     changes: u64,
-    /// It answers nothing.
+    /// The store does not respond.
     pub is_away: bool,
-    /// Its rows cannot be understood until it is emptied.
+    /// The rows are damaged until the store is emptied.
     pub is_damaged: bool,
 }
 
 impl Default for SimStore {
     fn default() -> Self {
         let floor = Timestamp::from_millis(i64::MIN);
-        let now = State { epoch: 0, applied: 0, known: BTreeMap::new(), rows: BTreeMap::new(), floor };
+        let now = TimersState { epoch: 0, applied: 0, known: BTreeMap::new(), rows: BTreeMap::new(), floor };
         Self { now, past: Vec::new(), changes: 0, is_away: false, is_damaged: false }
     }
 }
@@ -46,12 +47,12 @@ impl SimStore {
         self.now.applied
     }
 
-    /// How often it has changed.
+    /// The number of changes.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    pub fn known(&self) -> &BTreeMap<HoldId, Known> {
+    pub fn known(&self) -> &BTreeMap<HoldId, StoredHold> {
         &self.now.known
     }
 
@@ -76,12 +77,12 @@ impl SimStore {
         self.past.len()
     }
 
-    /// Where it was in that earlier state.
+    /// The offset of an earlier state.
     pub fn past_applied(&self, index: usize) -> u64 {
         self.past[index].applied
     }
 
-    /// It failed over and forgot: it is as it was then.
+    /// Simulates a failover that loses writes: the store returns to an earlier state.
     pub fn fall_back(&mut self, to: usize) {
         self.changes += 1;
         self.now = self.past[to].clone();
@@ -100,37 +101,37 @@ impl SimStore {
         Ok(Some(self.now.applied))
     }
 
-    /// The outer error is a write that breaks the port's contract.
-    pub fn apply(&mut self, write: Write) -> Check<Result<Applied, TimersError>> {
+    /// Applies a write. The outer error is a write that violates the contract of the port.
+    pub fn apply(&mut self, write: TimersWrite) -> CheckResult<Result<ApplyOutcome, TimersError>> {
         if let Err(away) = self.reach() {
             return Ok(Err(away));
         }
         if write.epoch < self.now.epoch {
-            return Ok(Ok(Applied::OlderEpoch));
+            return Ok(Ok(ApplyOutcome::OlderEpoch));
         }
         if write.expected != self.now.applied {
-            return Ok(Ok(Applied::Behind { at: self.now.applied }));
+            return Ok(Ok(ApplyOutcome::Behind { at: self.now.applied }));
         }
         if self.is_damaged && !write.reset {
-            return Ok(self.readable().map(|()| Applied::Done));
+            return Ok(self.readable().map(|()| ApplyOutcome::Done));
         }
         self.remember();
         let state = &mut self.now;
         if write.reset {
             (state.known, state.rows) = (BTreeMap::new(), BTreeMap::new());
             self.is_damaged = false;
-            // An earlier state at the very offset that a reset goes to cannot be told from the emptied one: a known limit of the
-            // protocol, not simulated.
+            // After a reset, an earlier state at the same offset could not be distinguished from the emptied store. This is a known limit
+            // of the protocol, and is not simulated.
             self.past.retain(|earlier| earlier.applied != write.applied);
         }
         let mut floor = write.floor;
         for change in write.changes {
             let (id, was) = match &change {
-                Change::Put { hold, was } => (hold.id.clone(), *was),
-                Change::End { id, was, .. } => (id.clone(), *was),
+                TimerChange::Put { hold, was } => (hold.id.clone(), *was),
+                TimerChange::End { id, was, .. } => (id.clone(), *was),
             };
             let has = match state.known.get(&id) {
-                Some(Known::Pending(hold)) => Some(Row { due: hold.due, topic: hold.topic }),
+                Some(StoredHold::Pending(hold)) => Some(DueKey { due: hold.due, topic: hold.topic }),
                 _ => None,
             };
             if has != was {
@@ -140,13 +141,13 @@ impl SimStore {
                 state.rows.remove(&(row.due, id.clone()));
             }
             match change {
-                Change::Put { hold, .. } => {
+                TimerChange::Put { hold, .. } => {
                     floor = floor.min(hold.due);
                     state.rows.insert((hold.due, id.clone()), Arc::clone(&hold));
-                    state.known.insert(id, Known::Pending(hold));
+                    state.known.insert(id, StoredHold::Pending(hold));
                 }
-                Change::End { end, .. } => {
-                    state.known.insert(id, Known::Ended(end));
+                TimerChange::End { end, .. } => {
+                    state.known.insert(id, StoredHold::Ended(end));
                 }
             }
         }
@@ -156,12 +157,12 @@ impl SimStore {
             return Err(format!("a write has the floor {floor}, and {id} is due at {due}"));
         }
         (state.epoch, state.applied, state.floor) = (write.epoch, write.applied, floor);
-        Ok(Ok(Applied::Done))
+        Ok(Ok(ApplyOutcome::Done))
     }
 
-    fn at<T>(&self, found: T) -> Result<At<T>, TimersError> {
+    fn at<T>(&self, found: T) -> Result<AtOffset<T>, TimersError> {
         self.readable()?;
-        Ok(At { applied: self.now.applied, found })
+        Ok(AtOffset { applied: self.now.applied, found })
     }
 
     pub fn due(
@@ -169,7 +170,7 @@ impl SimStore {
         after: Option<&DueCursor>,
         until: Timestamp,
         limit: usize,
-    ) -> Result<At<Vec<Arc<Hold>>>, TimersError> {
+    ) -> Result<AtOffset<Vec<Arc<Hold>>>, TimersError> {
         let rows = self.now.rows.iter().filter(|((due, id), _)| match after {
             Some(after) => (*due, id) > (after.due, &after.id),
             None => *due >= self.now.floor,
@@ -178,20 +179,20 @@ impl SimStore {
         self.at(page.collect())
     }
 
-    pub fn get(&self, ids: &[HoldId]) -> Result<At<Vec<Option<Known>>>, TimersError> {
+    pub fn get(&self, ids: &[HoldId]) -> Result<AtOffset<Vec<Option<StoredHold>>>, TimersError> {
         self.at(ids.iter().map(|id| self.now.known.get(id).cloned()).collect())
     }
 
-    pub fn list(&self, query: &HoldQuery) -> Result<At<Vec<Arc<Hold>>>, TimersError> {
+    pub fn list(&self, query: &HoldQuery) -> Result<AtOffset<Vec<Arc<Hold>>>, TimersError> {
         let rows = self.now.rows.values().filter(|hold| is_asked_for(query, hold));
         self.at(rows.take(query.limit).cloned().collect())
     }
 
-    pub fn dead(&self, query: &HoldQuery) -> Result<At<Vec<(HoldId, HoldEnd)>>, TimersError> {
+    pub fn dead(&self, query: &HoldQuery) -> Result<AtOffset<Vec<(HoldId, HoldEnd)>>, TimersError> {
         self.at(dead_of(query, self.now.known.iter()))
     }
 
-    pub fn count(&self, query: &CountQuery) -> Result<At<Vec<(Timestamp, u64)>>, TimersError> {
+    pub fn count(&self, query: &CountQuery) -> Result<AtOffset<Vec<(Timestamp, u64)>>, TimersError> {
         self.at(count_of(query, self.now.rows.values()))
     }
 }
@@ -206,10 +207,13 @@ fn is_in_range(query: &HoldQuery, due: Timestamp, id: &HoldId) -> bool {
         && query.after.as_ref().is_none_or(|after| (due, id) > (after.due, &after.id))
 }
 
-pub fn dead_of<'a>(query: &HoldQuery, known: impl Iterator<Item = (&'a HoldId, &'a Known)>) -> Vec<(HoldId, HoldEnd)> {
+pub fn dead_of<'a>(
+    query: &HoldQuery,
+    known: impl Iterator<Item = (&'a HoldId, &'a StoredHold)>,
+) -> Vec<(HoldId, HoldEnd)> {
     let mut dead: Vec<(HoldId, HoldEnd)> = known
         .filter_map(|(id, known)| match known {
-            Known::Ended(end @ HoldEnd { how: Ending::Dead { .. }, .. })
+            StoredHold::Ended(end @ HoldEnd { how: HoldEndKind::Dead { .. }, .. })
                 if query.topic.is_none_or(|topic| topic == end.topic) && is_in_range(query, end.due, id) =>
             {
                 Some((id.clone(), end.clone()))
@@ -222,7 +226,7 @@ pub fn dead_of<'a>(query: &HoldQuery, known: impl Iterator<Item = (&'a HoldId, &
     dead
 }
 
-/// Counted by whole minutes, as the stores do.
+/// Counts by whole minutes, like the stores.
 pub fn count_of<'a>(query: &CountQuery, holds: impl Iterator<Item = &'a Arc<Hold>>) -> Vec<(Timestamp, u64)> {
     let minute = |time: i64| time.div_euclid(60_000);
     let mut buckets = BTreeMap::new();

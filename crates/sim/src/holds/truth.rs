@@ -1,68 +1,68 @@
-//! What really happened to each hold, by all that was ever written; and whether it was allowed to.
+//! The true history of each hold, from all records ever written, and the check that it was allowed.
 //!
-//! It is told of every record as it lands, in order, and of what was asked. It knows no owner, no store and no fence.
+//! The truth receives every record as it lands, in order, and every request. It depends on no owner, no store and no fence.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use whimbrel_model::ports::Known;
-use whimbrel_model::{Ending, Hold, HoldId, HoldRecord, StoredRecord, Timestamp, TopicNumber};
+use whimbrel_model::ports::StoredHold;
+use whimbrel_model::{Hold, HoldEndKind, HoldId, HoldRecord, StoredRecord, Timestamp, TopicNumber};
 
-use super::Check;
-use super::log::SimLog;
+use super::log::SimHoldsLog;
 use super::store::SimStore;
+use crate::CheckResult;
 
-/// A moment of the run: how many steps were taken.
-pub type Step = u64;
+/// A moment of the run: the number of steps.
+pub type StepNumber = u64;
 
-/// The body of a message that the log refuses for good.
+/// The body of a message that the log rejects permanently.
 pub const UNWRITABLE: &str = "unwritable";
 
 #[derive(Debug, Default)]
-pub struct Story {
-    /// What it was, from which step on. Nothing before the first.
-    states: Vec<(Step, Known)>,
-    /// Commands to fire or to withdraw it that were, or may have been, followed.
+pub struct HoldHistory {
+    /// The states, each with the step at which it began. Before the first one the hold does not exist.
+    states: Vec<(StepNumber, StoredHold)>,
+    /// Commands to fire or to withdraw the hold that were, or may have been, executed.
     pub fires_asked: u32,
     pub withdrawals_asked: u32,
 }
 
-impl Story {
-    pub fn now(&self) -> Option<&Known> {
+impl HoldHistory {
+    pub fn now(&self) -> Option<&StoredHold> {
         self.states.last().map(|(_, known)| known)
     }
 
     pub fn pending(&self) -> Option<&Arc<Hold>> {
         match self.now() {
-            Some(Known::Pending(hold)) => Some(hold),
+            Some(StoredHold::Pending(hold)) => Some(hold),
             _ => None,
         }
     }
 
-    pub fn at(&self, step: Step) -> Option<&Known> {
+    pub fn at(&self, step: StepNumber) -> Option<&StoredHold> {
         self.states.iter().rev().find(|(from, _)| *from <= step).map(|(_, known)| known)
     }
 
-    /// Everything that it was from that step on.
-    pub fn since(&self, step: Step) -> impl Iterator<Item = Option<&Known>> {
+    /// The state at a step, and all later states.
+    pub fn since(&self, step: StepNumber) -> impl Iterator<Item = Option<&StoredHold>> {
         let later = self.states.iter().filter(move |(from, _)| *from > step).map(|(_, known)| Some(known));
         std::iter::once(self.at(step)).chain(later)
     }
 }
 
 #[derive(Debug, Default)]
-pub struct Truth {
-    pub stories: BTreeMap<HoldId, Story>,
-    pub step: Step,
-    /// The steps at which something was written.
-    pub landings: Vec<Step>,
-    /// No owner's clock can be later than this: the latest that any wall clock was, and the time that has passed since.
+pub struct HoldsTruth {
+    pub stories: BTreeMap<HoldId, HoldHistory>,
+    pub step: StepNumber,
+    /// The steps at which records landed.
+    pub landings: Vec<StepNumber>,
+    /// An upper bound of all owners' clocks: the latest time of any wall clock, plus the time since then.
     pub latest_clock: Timestamp,
-    /// The store has forgotten something: ends of ids that never come again are then known only as long as the log has them.
+    /// The store has lost writes. The end of an id that is not used again is then known only while the log has it.
     pub has_forgotten: bool,
     /// Topics that were deleted.
     pub gone: BTreeSet<TopicNumber>,
-    /// Topics whose holds somebody asked to withdraw.
+    /// The topics with a request to withdraw their holds.
     pub withdrawn_topics: BTreeSet<TopicNumber>,
     pub fired: u64,
     pub withdrawn: u64,
@@ -71,30 +71,30 @@ pub struct Truth {
     pub carried: u64,
 }
 
-impl Truth {
-    /// A record is in the log. Those of owners must be true decisions; anyone may write `held`, also twice.
-    pub fn landed(&mut self, stored: &StoredRecord, by_owner: bool) -> Check {
+impl HoldsTruth {
+    /// Checks a record that landed. Records of owners must be true decisions. Any client may write `held`, also twice.
+    pub fn landed(&mut self, stored: &StoredRecord, by_owner: bool) -> CheckResult {
         let record = HoldRecord::of(&stored.record, stored.offset).map_err(|error| error.to_string())?;
-        // Each record is a moment of its own: readers may stand between two records of one commit.
+        // Each record is a moment of its own: readers may see only the first records of a commit.
         self.step += 1;
         self.landings.push(self.step);
         let id = record.id().clone();
         let story = self.stories.entry(id.clone()).or_default();
         let now = story.now().cloned();
         let pending = match &now {
-            Some(Known::Pending(hold)) => Some(Arc::clone(hold)),
+            Some(StoredHold::Pending(hold)) => Some(Arc::clone(hold)),
             _ => None,
         };
         let state = match record {
             HoldRecord::Held(hold) => match &now {
-                None => Known::Pending(Arc::new(hold)),
+                None => StoredHold::Pending(Arc::new(hold)),
                 Some(_) if by_owner => return Err(format!("{id} is held by its owner although it is {now:?}")),
                 Some(_) => return Ok(()),
             },
             HoldRecord::Moved { due, key, .. } => {
                 let Some(hold) = pending else { return Err(format!("{id} is moved, but it is {now:?}")) };
                 self.moved += 1;
-                Known::Pending(Arc::new(hold.moved(due, key.as_deref(), stored.offset)))
+                StoredHold::Pending(Arc::new(hold.moved(due, key.as_deref(), stored.offset)))
             }
             HoldRecord::Carried(hold) => {
                 self.carried += 1;
@@ -105,7 +105,7 @@ impl Truth {
             }
             HoldRecord::CarriedEnd { end, .. } => {
                 self.carried += 1;
-                if now != Some(Known::Ended(end.clone())) {
+                if now != Some(StoredHold::Ended(end.clone())) {
                     return Err(format!("{id} is carried as {end:?}, but it is {now:?}"));
                 }
                 return Ok(());
@@ -114,7 +114,7 @@ impl Truth {
                 let Some(hold) = pending else { return Err(format!("{id} ends as {end:?}, but it is {now:?}")) };
                 let is_writable = !self.gone.contains(&hold.topic) && hold.message.value != UNWRITABLE;
                 match &end.how {
-                    Ending::Fired { .. } => {
+                    HoldEndKind::Fired { .. } => {
                         self.fired += 1;
                         let is_asked = story.fires_asked > 0;
                         if end.due != hold.due {
@@ -124,24 +124,24 @@ impl Truth {
                             return Err(format!("{id} fires at {}, but it is due at {}", end.at, hold.due));
                         }
                         if end.at > self.latest_clock {
-                            return Err(format!("{id} fires at {}, when no clock was there yet", end.at));
+                            return Err(format!("{id} fires at {}, which no clock has reached", end.at));
                         }
                         if !is_writable {
                             return Err(format!("{id} fires, but its message cannot be written"));
                         }
                     }
-                    Ending::Withdrawn
+                    HoldEndKind::Withdrawn
                         if story.withdrawals_asked == 0 && !self.withdrawn_topics.contains(&hold.topic) =>
                     {
-                        return Err(format!("{id} is withdrawn, and nobody asked for that"));
+                        return Err(format!("{id} is withdrawn without a request"));
                     }
-                    Ending::Withdrawn => self.withdrawn += 1,
-                    Ending::Dead { .. } if is_writable => {
+                    HoldEndKind::Withdrawn => self.withdrawn += 1,
+                    HoldEndKind::Dead { .. } if is_writable => {
                         return Err(format!("{id} is dead, but its message can be written"));
                     }
-                    Ending::Dead { .. } => self.dead += 1,
+                    HoldEndKind::Dead { .. } => self.dead += 1,
                 }
-                Known::Ended(end)
+                StoredHold::Ended(end)
             }
         };
         story.states.push((self.step, state));
@@ -149,11 +149,11 @@ impl Truth {
     }
 
     pub fn pending(&self) -> impl Iterator<Item = &Arc<Hold>> {
-        self.stories.values().filter_map(Story::pending)
+        self.stories.values().filter_map(HoldHistory::pending)
     }
 
-    /// Store and kept log together must give exactly the pending holds.
-    pub fn is_rebuilt_from(&self, store: &SimStore, log: &SimLog) -> Check {
+    /// Checks that store and kept log together give exactly the pending holds.
+    pub fn is_rebuilt_from(&self, store: &SimStore, log: &SimHoldsLog) -> CheckResult {
         let bounds = log.bounds();
         let is_usable = store.applied() >= bounds.first && !store.is_damaged;
         let mut known = if is_usable { store.known().clone() } else { BTreeMap::new() };
@@ -162,7 +162,7 @@ impl Truth {
         }
         for (id, story) in &self.stories {
             let rebuilt = match known.remove(id) {
-                Some(Known::Pending(hold)) => Some(hold),
+                Some(StoredHold::Pending(hold)) => Some(hold),
                 _ => None,
             };
             if rebuilt.as_ref() != story.pending() {
@@ -174,24 +174,24 @@ impl Truth {
     }
 }
 
-/// The fold of the log in its plainest form.
-fn fold(known: &mut BTreeMap<HoldId, Known>, stored: &StoredRecord) -> Check {
+/// Folds the log in the simplest way.
+fn fold(known: &mut BTreeMap<HoldId, StoredHold>, stored: &StoredRecord) -> CheckResult {
     let record = HoldRecord::of(&stored.record, stored.offset).map_err(|error| error.to_string())?;
     let id = record.id().clone();
     match record {
         HoldRecord::Held(hold) => {
-            known.entry(id).or_insert_with(|| Known::Pending(Arc::new(hold)));
+            known.entry(id).or_insert_with(|| StoredHold::Pending(Arc::new(hold)));
         }
         HoldRecord::Moved { due, key, .. } => {
-            if let Some(Known::Pending(hold)) = known.get_mut(&id) {
+            if let Some(StoredHold::Pending(hold)) = known.get_mut(&id) {
                 *hold = Arc::new(hold.moved(due, key.as_deref(), stored.offset));
             }
         }
         HoldRecord::Carried(hold) => {
-            known.insert(id, Known::Pending(Arc::new(hold)));
+            known.insert(id, StoredHold::Pending(Arc::new(hold)));
         }
         HoldRecord::Ended { end, .. } | HoldRecord::CarriedEnd { end, .. } => {
-            known.insert(id, Known::Ended(end));
+            known.insert(id, StoredHold::Ended(end));
         }
     }
     Ok(())

@@ -1,26 +1,26 @@
-//! Devices: they come and go, read what they are sent, acknowledge in their own time, and judge what they see.
+//! Devices: they connect and disconnect, read their frames, acknowledge after a delay, and check what they receive.
 
 use std::collections::BTreeSet;
 
 use whimbrel_model::people::{Platform, Uid};
-use whimbrel_model::ports::{Arrival, Delivery, DeliveryPlace, Resume};
+use whimbrel_model::ports::{Arrival, Delivery, DeliveryPosition, Resume};
 use whimbrel_people::carrier::partition::user_epoch;
 
-use super::Check;
 use super::truth::SeatKey;
-use super::world::{Event, INBOX_EPOCH, USERS, World, user_name};
+use super::world::{INBOX_EPOCH, PeopleWorld, ScheduledEvent, USERS, user_name};
+use crate::CheckResult;
 
-/// How long a frame is on its way to a device at most.
+/// The maximum time of a frame from gateway to device.
 const WIRE_MS_MAX: u64 = 20;
-/// How long a device that takes its time takes to acknowledge at most.
+/// The maximum delay of an acknowledgement of a late device.
 const LATE_MS_MAX: u64 = 3_000;
-/// How long it takes a gateway to see that a connection is gone.
+/// The maximum time until a gateway notices a lost connection.
 const UNSEEN_MS_MAX: u64 = 1_000;
-/// The devices of each user: platform and how many.
+/// The devices of each user: platform and number.
 const KINDS: [(&str, usize); 4] = [("web", 2), ("ios", 3), ("tv", 2), ("bare", 1)];
 
 #[derive(Debug)]
-pub(super) enum Frame {
+pub(super) enum DeviceFrame {
     Connected { cursor: u64, resumed: bool },
     Message(Delivery),
     Truncated { from: u64, to: u64, prev: u64 },
@@ -28,47 +28,47 @@ pub(super) enum Frame {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Acks {
+pub enum AckMode {
     Promptly,
     Late,
     Never,
 }
 
-pub struct Device {
+pub struct SimDevice {
     pub uid: Uid,
     pub platform: Platform,
     pub name: String,
     pub seat: SeatKey,
-    /// Which of its kind it is.
+    /// The number of the device among those of its kind.
     pub place: usize,
-    /// What it has, which it resumes from.
+    /// The last message that the device has; it resumes from there.
     cursor: Option<u64>,
     pub session: Option<u64>,
-    acks: Acks,
-    /// The highest number that it was told in this session.
-    told: u64,
+    acks: AckMode,
+    /// The highest number that the device received in this session.
+    received: u64,
     is_admitted: bool,
     seen: BTreeSet<u64>,
     ephemeral: BTreeSet<u64>,
     last_frame_at: u64,
 }
 
-impl Device {
+impl SimDevice {
     pub fn keeps(&self) -> bool {
         self.platform.as_str() != "bare"
     }
 }
 
-impl World {
+impl PeopleWorld {
     pub(super) fn make_devices(&mut self) {
         for user in 0..USERS {
             for (kind, count) in KINDS {
                 for place in 0..count {
-                    let (uid, platform) = (user_name(user), Platform::new(kind).expect("a good name"));
+                    let (uid, platform) = (user_name(user), Platform::new(kind).expect("a valid name"));
                     let name = format!("{kind}-{place}");
                     let seat_device = if kind == "ios" { name.clone() } else { String::new() };
                     let seat = (uid.clone(), platform.clone(), seat_device);
-                    let device = Device {
+                    let device = SimDevice {
                         uid,
                         platform,
                         name,
@@ -76,8 +76,8 @@ impl World {
                         place,
                         cursor: None,
                         session: None,
-                        acks: Acks::Promptly,
-                        told: 0,
+                        acks: AckMode::Promptly,
+                        received: 0,
                         is_admitted: false,
                         seen: BTreeSet::new(),
                         ephemeral: BTreeSet::new(),
@@ -92,8 +92,8 @@ impl World {
         }
     }
 
-    /// A device that is away connects; some resume, some do not.
-    pub fn connect(&mut self, device: usize, resumes: bool, acks: Acks) {
+    /// Connects a device that is offline. Some resume, some do not.
+    pub fn connect(&mut self, device: usize, resumes: bool, acks: AckMode) {
         let alive: Vec<usize> = (0..self.gateways.len()).filter(|at| self.gateways[*at].id.is_some()).collect();
         if self.devices[device].session.is_some() || alive.is_empty() {
             return;
@@ -103,7 +103,7 @@ impl World {
         self.report.sessions += 1;
         let (session, at) = (self.sessions, self.clock());
         let it = &mut self.devices[device];
-        (it.session, it.acks, it.is_admitted, it.told) = (Some(session), acks, false, 0);
+        (it.session, it.acks, it.is_admitted, it.received) = (Some(session), acks, false, 0);
         it.seen.clear();
         it.ephemeral.clear();
         let cursor = it.cursor.filter(|_| resumes);
@@ -116,55 +116,55 @@ impl World {
         self.accept(gateway, device, arrival);
     }
 
-    /// The device's connection is gone; its gateway sees that later.
+    /// Ends the connection of the device. Its gateway notices later.
     pub fn disconnect(&mut self, device: usize) {
         let Some(session) = self.devices[device].session.take() else { return };
         self.note(|| format!("session {session} disconnects"));
-        self.soon(UNSEEN_MS_MAX, Event::Ended { session });
+        self.soon(UNSEEN_MS_MAX, ScheduledEvent::Ended { session });
     }
 
-    /// The gateway is gone, and the connection with it.
-    pub(super) fn connection_is_gone(&mut self, session: u64) {
+    /// Ends the connection because the gateway is gone.
+    pub(super) fn drop_connection(&mut self, session: u64) {
         if let Some(device) = self.devices.iter_mut().find(|device| device.session == Some(session)) {
             device.session = None;
         }
     }
 
-    pub(super) fn send_frame(&mut self, device: usize, session: u64, frame: Frame) {
+    pub(super) fn send_frame(&mut self, device: usize, session: u64, frame: DeviceFrame) {
         let at = self.now + self.rng.between(1, WIRE_MS_MAX);
         let last = &mut self.devices[device].last_frame_at;
         *last = at.max(*last);
         let at = *last;
-        self.at(at, Event::ToDevice { device, session, frame });
+        self.at(at, ScheduledEvent::ToDevice { device, session, frame });
     }
 
-    pub(super) fn device_gets(&mut self, device: usize, session: u64, frame: Frame) -> Check {
+    pub(super) fn device_gets(&mut self, device: usize, session: u64, frame: DeviceFrame) -> CheckResult {
         let it = &mut self.devices[device];
         if it.session != Some(session) {
             return Ok(());
         }
         let who = format!("session {session} of {} {}", it.uid, it.name);
         match frame {
-            Frame::Connected { cursor, resumed } => {
-                (it.is_admitted, it.told) = (true, cursor);
+            DeviceFrame::Connected { cursor, resumed } => {
+                (it.is_admitted, it.received) = (true, cursor);
                 self.report.resumed += u64::from(resumed);
                 self.note(|| format!("{who} is connected at {cursor}, resumed: {resumed}"));
                 Ok(())
             }
-            Frame::Closed => {
+            DeviceFrame::Closed => {
                 it.session = None;
                 Ok(())
             }
-            Frame::Message(delivery) => self.device_reads(device, session, &delivery, &who),
-            Frame::Truncated { from, to, prev } => {
-                if prev > it.told {
+            DeviceFrame::Message(delivery) => self.device_reads(device, session, &delivery, &who),
+            DeviceFrame::Truncated { from, to, prev } => {
+                if prev > it.received {
                     return Err(format!(
-                        "{who} is told that {from} to {to} are lost after {prev}, and has {}",
-                        it.told
+                        "{who} receives the lost range {from} to {to} after {prev}, and has {}",
+                        it.received
                     ));
                 }
-                it.told = it.told.max(to);
-                it.cursor = Some(it.told);
+                it.received = it.received.max(to);
+                it.cursor = Some(it.received);
                 let seat = it.seat.clone();
                 self.report.truncated += 1;
                 self.note(|| format!("{who} has lost {from} to {to}"));
@@ -175,31 +175,31 @@ impl World {
         }
     }
 
-    fn device_reads(&mut self, device: usize, session: u64, delivery: &Delivery, who: &str) -> Check {
+    fn device_reads(&mut self, device: usize, session: u64, delivery: &Delivery, who: &str) -> CheckResult {
         let it = &mut self.devices[device];
         if !it.is_admitted {
             return Err(format!("{who} gets a message before it is connected"));
         }
         let (seq, prev) = match delivery.place {
-            DeliveryPlace::Stored { seq, prev } => (seq, prev),
-            DeliveryPlace::Ephemeral { place } => {
+            DeliveryPosition::Stored { seq, prev } => (seq, prev),
+            DeliveryPosition::Ephemeral { place } => {
                 self.report.ephemeral += 1;
                 let is_new = it.ephemeral.insert(place);
-                return if is_new { Ok(()) } else { Err(format!("{who} sees {place} twice, which is not stored")) };
+                return if is_new { Ok(()) } else { Err(format!("{who} receives the ephemeral push {place} twice")) };
             }
         };
         if !it.keeps() {
-            return Err(format!("{who} keeps nothing, and is sent {seq} as stored"));
+            return Err(format!("{who} stores nothing, and receives {seq} as stored"));
         }
-        if prev > it.told {
-            return Err(format!("{who} is sent {seq} after {prev}, and was told {}", it.told));
+        if prev > it.received {
+            return Err(format!("{who} receives {seq} after {prev}, and has received {}", it.received));
         }
-        if !delivery.again && (seq <= it.told || !it.seen.insert(seq)) {
-            return Err(format!("{who} sees {seq} again, and was told {}", it.told));
+        if !delivery.again && (seq <= it.received || !it.seen.insert(seq)) {
+            return Err(format!("{who} receives {seq} again, and has received {}", it.received));
         }
         it.seen.insert(seq);
-        it.told = it.told.max(seq);
-        it.cursor = Some(it.told);
+        it.received = it.received.max(seq);
+        it.cursor = Some(it.received);
         let (seat, again) = (it.seat.clone(), delivery.again);
         self.note(|| format!("{who} sees {seq} after {prev}, again: {again}"));
         let is_first = self.truth.sees(&seat, seq, &delivery.message.id, &delivery.message.payload)?;
@@ -213,18 +213,18 @@ impl World {
     }
 
     fn will_ack(&mut self, device: usize, session: u64) {
-        let upto = self.devices[device].told;
+        let upto = self.devices[device].received;
         match self.devices[device].acks {
-            Acks::Promptly => self.soon(20, Event::Ack { device, session, upto }),
-            Acks::Late if self.rng.one_in(3) => {}
-            Acks::Late => self.soon(LATE_MS_MAX, Event::Ack { device, session, upto }),
-            Acks::Never => {}
+            AckMode::Promptly => self.soon(20, ScheduledEvent::Ack { device, session, upto }),
+            AckMode::Late if self.rng.one_in(3) => {}
+            AckMode::Late => self.soon(LATE_MS_MAX, ScheduledEvent::Ack { device, session, upto }),
+            AckMode::Never => {}
         }
     }
 
     pub(super) fn device_acks(&mut self, device: usize, session: u64, upto: u64) {
         if self.devices[device].session == Some(session) {
-            self.hear_ack(session, upto);
+            self.receive_ack(session, upto);
         }
     }
 }

@@ -1,25 +1,24 @@
-//! A run of people: what a seed makes of a world, step by step, and how it settles.
+//! Runs a seed of people: the driver chooses the steps of a world, and finally lets the world settle.
 
 use std::panic::AssertUnwindSafe;
 
 use whimbrel_model::people::Platform;
 use whimbrel_model::push::{Notify, PushKick, PushMessage};
 
-use super::Check;
-use super::devices::Acks;
-use super::profile::{PeopleProfile, Trouble};
+use super::devices::AckMode;
+use super::profile::{PeopleFaults, PeopleProfile};
 use super::report::{PeopleFailure, PeopleReport};
-use super::world::{GATEWAYS, USERS, World, user_name};
-use crate::Rng;
+use super::world::{GATEWAYS, PeopleWorld, USERS, user_name};
 use crate::trace::{Trace, panic_text};
+use crate::{CheckResult, Rng};
 
 const STEPS_MIN: u64 = 100;
 const STEPS_MAX: u64 = 400;
-/// How long a step lasts at most.
+/// The maximum time of a step.
 const STEP_MS_MAX: u64 = 150;
-/// After so much quiet everybody who is there has everything: retries of who was silent, and what was on its way.
+/// Time without faults after which every connected device has everything: it covers retries and messages in transit.
 const QUIET_MS: u64 = 30_000;
-/// How long each device is there at the end.
+/// The time for which each device is connected at the end.
 const WAVE_MS: u64 = 10_000;
 const WAVES: usize = 3;
 
@@ -35,15 +34,15 @@ pub fn run_people_traced(seed: u64, profile: PeopleProfile) -> Result<PeopleRepo
 
 fn run_with(seed: u64, profile: PeopleProfile, print: bool) -> Result<PeopleReport, Box<PeopleFailure>> {
     let mut rng = Rng::new(seed);
-    let trouble = profile.trouble(&mut rng);
-    let mut world = World::new(trouble, profile, rng.fork(), Trace::new(print));
-    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| drive(&mut world, &mut rng, trouble)));
+    let faults = profile.faults(&mut rng);
+    let mut world = PeopleWorld::new(faults, profile, rng.fork(), Trace::new(print));
+    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| drive(&mut world, &mut rng, faults)));
     let outcome = outcome.unwrap_or_else(|panic| Err(format!("a panic: {}", panic_text(&*panic))));
     outcome.map_err(|message| Box::new(PeopleFailure { seed, profile, message, trace: world.trace.last() }))?;
     Ok(PeopleReport { fingerprint: world.trace.fingerprint(), ..world.report })
 }
 
-fn drive(world: &mut World, rng: &mut Rng, trouble: Trouble) -> Check {
+fn drive(world: &mut PeopleWorld, rng: &mut Rng, faults: PeopleFaults) -> CheckResult {
     let mut brought: Vec<PushMessage> = Vec::new();
     for _ in 0..rng.between(STEPS_MIN, STEPS_MAX) {
         world.report.steps += 1;
@@ -54,10 +53,10 @@ fn drive(world: &mut World, rng: &mut Rng, trouble: Trouble) -> Check {
         for device in 0..world.devices.len() {
             match world.devices[device].session {
                 None if rng.one_in(25) => {
-                    let acks = *rng.pick(&[Acks::Promptly, Acks::Promptly, Acks::Late, Acks::Never]);
+                    let acks = *rng.pick(&[AckMode::Promptly, AckMode::Promptly, AckMode::Late, AckMode::Never]);
                     world.connect(device, !rng.one_in(3), acks);
                 }
-                // Who was kicked does not leave: somebody else sees to that.
+                // Kicked devices do not leave by themselves: the kick must end their sessions.
                 Some(session) if rng.one_in(30) && !world.was_kicked(session) => world.disconnect(device),
                 _ => {}
             }
@@ -68,40 +67,40 @@ fn drive(world: &mut World, rng: &mut Rng, trouble: Trouble) -> Check {
         if rng.one_in(10) {
             world.sync();
         }
-        go_wrong(world, rng, trouble)?;
+        inject_faults(world, rng, faults)?;
         world.pass(rng.between(1, STEP_MS_MAX))?;
     }
     settle(world)
 }
 
-fn go_wrong(world: &mut World, rng: &mut Rng, trouble: Trouble) -> Check {
-    if rng.one_in(trouble.crash) {
+fn inject_faults(world: &mut PeopleWorld, rng: &mut Rng, faults: PeopleFaults) -> CheckResult {
+    if rng.one_in(faults.crash) {
         world.crash_owner();
     }
-    if rng.one_in(trouble.end) {
+    if rng.one_in(faults.end) {
         world.end_owner();
     }
-    if rng.one_in(trouble.replace) {
+    if rng.one_in(faults.replace) {
         world.replace_owner();
     }
     let gateway = rng.below(GATEWAYS as u64) as usize;
-    if rng.one_in(trouble.link) {
+    if rng.one_in(faults.link) {
         world.break_link(gateway);
     }
-    if rng.one_in(trouble.death) {
+    if rng.one_in(faults.death) {
         world.kill_gateway(gateway);
     }
-    if rng.one_in(trouble.lease) {
+    if rng.one_in(faults.lease) {
         world.lose_lease(gateway);
     }
-    if rng.one_in(trouble.jump) {
+    if rng.one_in(faults.jump) {
         let by = rng.between(0, 5_000) as i64;
         world.jump(if rng.one_in(2) { by } else { -by });
     }
-    if rng.one_in(trouble.fall_back) {
+    if rng.one_in(faults.fall_back) {
         world.store_falls_back(false)?;
     }
-    if rng.one_in(trouble.lose) {
+    if rng.one_in(faults.lose) {
         world.store_falls_back(true)?;
     }
     Ok(())
@@ -110,7 +109,7 @@ fn go_wrong(world: &mut World, rng: &mut Rng, trouble: Trouble) -> Check {
 fn message(rng: &mut Rng, number: u64, brought: &mut Vec<PushMessage>) -> PushMessage {
     if !brought.is_empty() && rng.one_in(8) {
         let mut again = rng.pick(&brought[brought.len().saturating_sub(3)..]).clone();
-        // By both of its names, or by one of them.
+        // Repeats a message under both of its names, or under one of them.
         match (rng.below(3), again.also.take()) {
             (0, also) => again.also = also,
             (1, Some(also)) => again.id = also,
@@ -125,7 +124,7 @@ fn message(rng: &mut Rng, number: u64, brought: &mut Vec<PushMessage>) -> PushMe
     }
     let platform = |rng: &mut Rng| {
         let names: [&str; 4] = ["web", "ios", "tv", "bare"];
-        Platform::new(names[rng.below(4) as usize]).expect("a good name")
+        Platform::new(names[rng.below(4) as usize]).expect("a valid name")
     };
     let mut message = PushMessage { id: format!("m{number}"), uids, store: !rng.one_in(6), ..PushMessage::default() };
     match rng.below(8) {
@@ -144,27 +143,27 @@ fn message(rng: &mut Rng, number: u64, brought: &mut Vec<PushMessage>) -> PushMe
     message
 }
 
-/// Somebody kicks a user's sessions, or those of a platform.
-fn kick(world: &mut World, rng: &mut Rng) {
+/// Kicks all sessions of a user, or those of one platform.
+fn kick(world: &mut PeopleWorld, rng: &mut Rng) {
     let uid = user_name(rng.below(USERS as u64) as usize);
-    let platform = rng.one_in(2).then(|| Platform::new("web").expect("a good name"));
+    let platform = rng.one_in(2).then(|| Platform::new("web").expect("a valid name"));
     let kick = PushKick { uid: uid.as_str().to_owned(), platform, session: None, reason: "because".to_owned() };
     world.kick(kick, &uid);
 }
 
-/// The trouble ends. After a while the rules of platforms hold, nobody is there who was kicked, and who was there and who comes then has
-/// everything; at last nobody waits for anything.
-fn settle(world: &mut World) -> Check {
-    world.calm_down();
+/// Ends the faults. After a while the rules of platforms hold, no kicked session remains, and all connected devices have everything, also
+/// those that connect now. Finally no message is stored.
+fn settle(world: &mut PeopleWorld) -> CheckResult {
+    world.end_faults();
     world.pass(QUIET_MS)?;
-    for ((uid, platform), count) in world.there() {
+    for ((uid, platform), count) in world.connected() {
         let most = if platform == "ios" { 2 } else { 1 };
         if count > most {
             return Err(format!("{uid} has {count} sessions on {platform}"));
         }
     }
-    world.owner_knows_who_is_there()?;
-    world.nobody_is_there_who_was_kicked()?;
+    world.owner_has_the_connected_sessions()?;
+    world.no_kicked_session_remains()?;
     for wave in 0..WAVES {
         for device in 0..world.devices.len() {
             world.disconnect(device);
@@ -172,7 +171,7 @@ fn settle(world: &mut World) -> Check {
         world.pass(2_000)?;
         for device in 0..world.devices.len() {
             if world.devices[device].place == wave {
-                world.connect(device, true, Acks::Promptly);
+                world.connect(device, true, AckMode::Promptly);
             }
         }
         world.pass(WAVE_MS)?;
@@ -181,10 +180,10 @@ fn settle(world: &mut World) -> Check {
                 return Err(format!("{} {} could not stay", device.uid, device.name));
             }
             if let Some(missing) = world.truth.missing(&device.seat, u64::MAX) {
-                return Err(format!("{} {} is there and has not seen {missing}", device.uid, device.name));
+                return Err(format!("{} {} is connected and has not received {missing}", device.uid, device.name));
             }
         }
-        world.owner_knows_who_is_there()?;
+        world.owner_has_the_connected_sessions()?;
     }
-    world.is_all_done()
+    world.is_nothing_left()
 }

@@ -1,50 +1,52 @@
-//! A gateway: the real states of its sessions, and what its lane does with what comes and goes.
+//! A gateway: the real states of its sessions, and the work of its lane with their events.
 
 use std::collections::BTreeMap;
 
 use whimbrel_model::people::{CloseCode, GatewayId};
-use whimbrel_model::ports::{Arrival, Delivery, DeliveryPlace, ToCarrier, ToGateway};
-use whimbrel_people::gateway::{Delivered, Format, GatewaySettings, Phase, State, Tick, Who};
+use whimbrel_model::ports::{Arrival, Delivery, DeliveryPosition, ToCarrier, ToGateway};
+use whimbrel_people::gateway::{
+    DeliveryOutcome, DeviceIdentity, Format, GatewaySettings, SessionPhase, SessionState, Tick,
+};
 
-use super::Check;
-use super::devices::Frame;
+use super::devices::DeviceFrame;
 use super::profile::PeopleProfile;
-use super::world::{Event, World};
+use super::world::{PeopleWorld, ScheduledEvent};
+use crate::CheckResult;
 
-/// How often a lane looks after what it could not do.
+/// The interval in which a lane retries its pending work.
 const TICK_MS: u64 = 125;
-/// How long somebody waits to be let in.
+/// The maximum time that a session waits for admission.
 const OWNER_WAIT_MS: u64 = 5_000;
-/// Bytes that may wait for a device; devices here read at once.
+/// Bytes that may wait for a device; simulated devices read at once.
 const ROOM: usize = 1 << 30;
-/// Who has acknowledged everything for so long must not be closed for not having done so.
+/// A session that has acknowledged everything for this long must not be closed for a missing acknowledgement.
 const ACKED_LONG_MS: u64 = 4_000;
 
 #[derive(Default)]
 pub struct SimGateway {
-    /// `None`: it is dead.
+    /// `None` while the gateway is dead.
     pub id: Option<GatewayId>,
     pub(super) sessions: BTreeMap<u64, SimSession>,
-    /// The owner as it sees it, over which stream, and the tenure's number.
+    /// The owner and the stream to it, as the gateway sees them. `tenure` is the number of that route.
     pub(super) route: Option<(u64, u64)>,
     tenure: u64,
-    /// The highest epoch of an owner that it has seen or heard from.
+    /// The highest owner epoch that the gateway has seen.
     believes: u64,
     untold: Vec<u64>,
 }
 
 pub(super) struct SimSession {
     device: usize,
-    state: State,
+    state: SessionState,
     since: u64,
-    /// What it was sent and has not acknowledged.
+    /// Sent messages that the device has not acknowledged.
     unacked: Vec<u64>,
     acked_all_at: u64,
 }
 
 impl SimGateway {
-    /// The states of its sessions, by number.
-    pub(super) fn states(&self) -> impl Iterator<Item = (u64, &State)> {
+    /// The states of the sessions, by number.
+    pub(super) fn states(&self) -> impl Iterator<Item = (u64, &SessionState)> {
         self.sessions.iter().map(|(number, session)| (*number, &session.state))
     }
 }
@@ -64,22 +66,22 @@ fn session_of(news: &ToGateway) -> u64 {
     }
 }
 
-impl World {
-    /// A device has connected and said who it is.
+impl PeopleWorld {
+    /// Accepts a device that has connected and identified itself.
     pub(super) fn accept(&mut self, gateway: usize, device: usize, arrival: Arrival) {
         let settings = GatewaySettings::default();
-        let mut state = State::new(Format::SocketJson, false, tick(self.now), &settings);
-        let who = Who {
+        let mut state = SessionState::new(Format::SocketJson, false, tick(self.now), &settings);
+        let identity = DeviceIdentity {
             uid: arrival.uid,
             platform: arrival.platform,
             device: arrival.device,
             at: arrival.at,
             partition: 0,
-            told: None,
+            announced_in: None,
             resume: arrival.resume.map(Box::new),
             epoch: None,
         };
-        state.arrive(who, Tick::NEVER, tick(self.now), &settings);
+        state.arrive(identity, Tick::NEVER, tick(self.now), &settings);
         let since = self.now;
         let session = SimSession { device, state, since, unacked: Vec::new(), acked_all_at: since };
         self.gateways[gateway].sessions.insert(arrival.session, session);
@@ -90,7 +92,7 @@ impl World {
         let at = &mut self.gateways[gateway];
         let tenure = at.route.map(|_| at.tenure);
         let Some(session) = at.sessions.get_mut(&number) else { return };
-        if tenure.is_some() && session.state.who.as_ref().is_some_and(|who| who.told == tenure) {
+        if tenure.is_some() && session.state.identity.as_ref().is_some_and(|identity| identity.announced_in == tenure) {
             return;
         }
         let Some((_, message)) = session.state.introduction(number, tenure) else { return };
@@ -101,17 +103,23 @@ impl World {
         if !self.send_up(gateway, vec![message]) {
             let at = &mut self.gateways[gateway];
             let session = at.sessions.get_mut(&number);
-            session.and_then(|session| session.state.who.as_mut()).iter_mut().for_each(|who| who.told = None);
+            session
+                .and_then(|session| session.state.identity.as_mut())
+                .iter_mut()
+                .for_each(|identity| identity.announced_in = None);
             at.untold.push(number);
         }
     }
 
-    /// The gateway has another id: whoever its sessions were introduced to knew another.
+    /// Introduces all sessions again under a new id of the gateway.
     pub(super) fn introduce_all(&mut self, gateway: usize) {
         let numbers: Vec<u64> = self.gateways[gateway].sessions.keys().copied().collect();
         for number in numbers {
             let session = self.gateways[gateway].sessions.get_mut(&number);
-            session.and_then(|session| session.state.who.as_mut()).iter_mut().for_each(|who| who.told = None);
+            session
+                .and_then(|session| session.state.identity.as_mut())
+                .iter_mut()
+                .for_each(|identity| identity.announced_in = None);
             self.introduce(gateway, number);
         }
     }
@@ -132,17 +140,18 @@ impl World {
     }
 
     pub(super) fn gateway_tick(&mut self, gateway: usize) {
-        self.later(TICK_MS, Event::GatewayTick { gateway });
+        self.later(TICK_MS, ScheduledEvent::GatewayTick { gateway });
         for number in std::mem::take(&mut self.gateways[gateway].untold) {
             self.introduce(gateway, number);
         }
-        let late =
-            |session: &SimSession| session.state.phase == Phase::Arriving && self.now - session.since > OWNER_WAIT_MS;
+        let late = |session: &SimSession| {
+            session.state.phase == SessionPhase::Arriving && self.now - session.since > OWNER_WAIT_MS
+        };
         let late: Vec<u64> = self.gateways[gateway].sessions.iter().filter(|(_, s)| late(s)).map(|(n, _)| *n).collect();
         late.into_iter().for_each(|number| self.close(gateway, number, CloseCode::NoOwner));
     }
 
-    pub(super) fn take_news(&mut self, gateway: usize, epoch: u64, news: Vec<ToGateway>) -> Check {
+    pub(super) fn take_batch(&mut self, gateway: usize, epoch: u64, news: Vec<ToGateway>) -> CheckResult {
         if self.gateways[gateway].believes > epoch {
             self.report.older_epochs += 1;
             return Ok(());
@@ -151,7 +160,7 @@ impl World {
         news.into_iter().try_for_each(|one| self.take_one(gateway, one))
     }
 
-    fn take_one(&mut self, gateway: usize, mut news: ToGateway) -> Check {
+    fn take_one(&mut self, gateway: usize, mut news: ToGateway) -> CheckResult {
         let number = session_of(&news);
         let now = self.now;
         let Some(session) = self.gateways[gateway].sessions.get_mut(&number) else { return Ok(()) };
@@ -163,7 +172,7 @@ impl World {
         let frame = match news {
             ToGateway::Admitted(admitted) => {
                 let is_news = state.admit(admitted.epoch.clone(), admitted.cursor);
-                is_news.then_some(Frame::Connected { cursor: admitted.cursor, resumed: admitted.resumed })
+                is_news.then_some(DeviceFrame::Connected { cursor: admitted.cursor, resumed: admitted.resumed })
             }
             ToGateway::Rejected { code, .. } => {
                 self.close(gateway, number, code);
@@ -173,35 +182,37 @@ impl World {
                 self.report.kicks += 1;
                 let has_acked = session.unacked.is_empty() && now - session.acked_all_at > ACKED_LONG_MS;
                 if code == CloseCode::NoAck && has_acked {
-                    return Err(format!("session {number} is closed for no acknowledgement, and has acknowledged all"));
+                    return Err(format!("session {number} is closed without a missing acknowledgement"));
                 }
                 if self.profile != PeopleProfile::NoKicks {
                     self.close(gateway, number, code);
                 }
                 None
             }
-            ToGateway::Truncated { from, to, prev, .. } if state.phase == Phase::Admitted => {
+            ToGateway::Truncated { from, to, prev, .. } if state.phase == SessionPhase::Admitted => {
                 is_gap = state.is_gap(prev);
                 if !is_gap {
                     state.was_answered();
                     state.skip_to(to);
                 }
-                (!is_gap).then_some(Frame::Truncated { from, to, prev })
+                (!is_gap).then_some(DeviceFrame::Truncated { from, to, prev })
             }
             ToGateway::Truncated { .. } => None,
-            ToGateway::Lost { .. } => return Err("nothing is dropped on the way here".to_owned()),
+            ToGateway::Lost { .. } => return Err("the simulated links drop no message".to_owned()),
             ToGateway::Deliver(delivery) => match state.deliver(&delivery, ROOM, tick(now)) {
-                Delivered::Queued => {
+                DeliveryOutcome::Queued => {
                     state.was_answered();
                     note_sent(session, &delivery);
-                    Some(Frame::Message(delivery))
+                    Some(DeviceFrame::Message(delivery))
                 }
-                Delivered::Gap => {
+                DeliveryOutcome::Gap => {
                     is_gap = true;
                     None
                 }
-                Delivered::LeftOut => None,
-                Delivered::Dropped | Delivered::Full => return Err("there is always room here".to_owned()),
+                DeliveryOutcome::LeftOut => None,
+                DeliveryOutcome::Dropped | DeliveryOutcome::Full => {
+                    return Err("the simulated gateway has no limit".to_owned());
+                }
             },
         };
         if is_gap {
@@ -220,8 +231,8 @@ impl World {
     fn ask_again(&mut self, gateway: usize, number: u64) {
         let Some(session) = self.gateways[gateway].sessions.get_mut(&number) else { return };
         if session.state.asks(tick(self.now)) {
-            // It was introduced in this tenure; it is so once more.
-            session.state.who.iter_mut().for_each(|who| who.told = None);
+            // It was already introduced in this tenure; introduce it again.
+            session.state.identity.iter_mut().for_each(|identity| identity.announced_in = None);
             self.introduce(gateway, number);
         }
     }
@@ -230,8 +241,8 @@ impl World {
         self.gateways.iter().position(|gateway| gateway.sessions.contains_key(&session))
     }
 
-    /// An acknowledgement of the device.
-    pub(super) fn hear_ack(&mut self, number: u64, upto: u64) {
+    /// Processes an acknowledgement of the device.
+    pub(super) fn receive_ack(&mut self, number: u64, upto: u64) {
         let Some(gateway) = self.gateway_of(number) else { return };
         let Some(session) = self.gateways[gateway].sessions.get_mut(&number) else { return };
         let Ok(true) = session.state.ack(upto) else { return };
@@ -239,31 +250,31 @@ impl World {
         if session.unacked.is_empty() {
             session.acked_all_at = self.now;
         }
-        let Some(uid) = session.state.who.as_ref().map(|who| who.uid.clone()) else { return };
+        let Some(uid) = session.state.identity.as_ref().map(|identity| identity.uid.clone()) else { return };
         self.report.acks += 1;
         self.send_up(gateway, vec![ToCarrier::Ack { session: number, uid, upto }]);
     }
 
-    /// The gateway ends the session.
+    /// Ends the session.
     pub(super) fn close(&mut self, gateway: usize, number: u64, code: CloseCode) {
         let Some(session) = self.gateways[gateway].sessions.get(&number) else { return };
         let device = session.device;
         self.note(|| format!("session {number} is closed: {}", code.word()));
-        self.send_frame(device, number, Frame::Closed);
+        self.send_frame(device, number, DeviceFrame::Closed);
         self.session_ended(number);
     }
 
-    /// The connection is over, and the gateway has seen it.
+    /// Removes a session whose connection has ended.
     pub(super) fn session_ended(&mut self, number: u64) {
         let Some(gateway) = self.gateway_of(number) else { return };
         let Some(session) = self.gateways[gateway].sessions.remove(&number) else { return };
-        if let Some(who) = session.state.who {
-            self.send_up(gateway, vec![ToCarrier::Gone { session: number, uid: who.uid }]);
+        if let Some(identity) = session.state.identity {
+            self.send_up(gateway, vec![ToCarrier::Gone { session: number, uid: identity.uid }]);
         }
     }
 
-    /// Who is there, by user and platform.
-    pub fn there(&self) -> BTreeMap<(String, String), usize> {
+    /// The number of connected sessions by user and platform.
+    pub fn connected(&self) -> BTreeMap<(String, String), usize> {
         let mut there = BTreeMap::new();
         for session in self.gateways.iter().flat_map(|gateway| gateway.sessions.values()) {
             let device = &self.devices[session.device];
@@ -274,19 +285,19 @@ impl World {
     }
 }
 
-/// Notes what the device has to acknowledge.
+/// Records a message that the device must acknowledge.
 fn note_sent(session: &mut SimSession, delivery: &Delivery) {
-    let DeliveryPlace::Stored { seq, .. } = delivery.place else { return };
+    let DeliveryPosition::Stored { seq, .. } = delivery.place else { return };
     if !session.unacked.contains(&seq) {
         session.unacked.push(seq);
     }
 }
 
-/// A breakage: nobody sees that something before was lost.
+/// A breakage: hides the number before, so that no gateway detects a gap.
 fn forget_prev(news: &mut ToGateway) {
     match news {
         ToGateway::Deliver(delivery) => {
-            if let DeliveryPlace::Stored { prev, .. } = &mut delivery.place {
+            if let DeliveryPosition::Stored { prev, .. } = &mut delivery.place {
                 *prev = 0;
             }
         }

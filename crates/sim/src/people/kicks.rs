@@ -1,24 +1,24 @@
-//! Kicks: whom they are for, and that nobody of those is there in the end, whoever was to tell them.
+//! Kicks: the sessions that they must end, and the check that none of these remain.
 
 use bytes::Bytes;
 use whimbrel_model::people::{CloseCode, Uid};
 use whimbrel_model::ports::ToGateway;
 use whimbrel_model::push::{PushKick, PushTask};
-use whimbrel_people::gateway::{Phase, State};
+use whimbrel_people::gateway::{SessionPhase, SessionState};
 
-use super::Check;
 use super::gateway::SimGateway;
-use super::world::{Event, World};
+use super::world::{PeopleWorld, ScheduledEvent};
+use crate::CheckResult;
 
-impl World {
-    /// Somebody ends sessions. Those that are let in by now must not outlive it; who is only on the way in comes after it.
+impl PeopleWorld {
+    /// Kicks sessions. The sessions that are admitted by now must end. Later ones are not affected.
     pub fn kick(&mut self, kick: PushKick, uid: &Uid) {
         let now = self.clock();
-        let is_meant = |session: &State| {
-            let is_in = session.phase == Phase::Admitted;
-            session.who.as_ref().is_some_and(|who| {
-                let is_named = kick.platform.as_ref().is_none_or(|platform| *platform == who.platform);
-                is_in && is_named && who.uid == *uid && who.at <= now
+        let is_meant = |session: &SessionState| {
+            let is_in = session.phase == SessionPhase::Admitted;
+            session.identity.as_ref().is_some_and(|identity| {
+                let is_named = kick.platform.as_ref().is_none_or(|platform| *platform == identity.platform);
+                is_in && is_named && identity.uid == *uid && identity.at <= now
             })
         };
         let sessions = self.gateways.iter().flat_map(SimGateway::states);
@@ -31,18 +31,18 @@ impl World {
         self.kicked.contains(&session)
     }
 
-    pub fn nobody_is_there_who_was_kicked(&self) -> Check {
+    pub fn no_kicked_session_remains(&self) -> CheckResult {
         match self.kicked.iter().find(|session| self.gateway_of(**session).is_some()) {
-            Some(session) => Err(format!("session {session} was kicked, and is still there")),
+            Some(session) => Err(format!("session {session} was kicked, and is still connected")),
             None => Ok(()),
         }
     }
 
-    /// Whether a gateway will hear from that owner that somebody was kicked, and has not yet.
-    pub(super) fn has_a_kick_under_way(&self, owner: u64) -> bool {
+    /// Whether a kick of that owner is still in transit to a gateway.
+    pub(super) fn has_kick_in_transit(&self, owner: u64) -> bool {
         let is_kick = |news: &ToGateway| matches!(news, ToGateway::Kick { code: CloseCode::Kicked, .. });
         self.events.values().any(
-            |event| matches!(event, Event::Down { epoch, news, .. } if *epoch == owner && news.iter().any(is_kick)),
+            |event| matches!(event, ScheduledEvent::Down { epoch, news, .. } if *epoch == owner && news.iter().any(is_kick)),
         )
     }
 }

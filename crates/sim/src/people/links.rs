@@ -1,43 +1,43 @@
-//! The ways between owners and gateways: what is on one keeps its order, and is lost with it. A new way is a new tenure. Where too much waits
-//! for one, stored messages stay out of it and a gap is told in their place.
+//! The links between owners and gateways. A link delivers messages in order; a break loses those in transit. A new link is a new tenure. If
+//! a link is crowded, a gap replaces stored messages.
 
 use std::sync::Arc;
 
 use whimbrel_model::people::GatewayId;
-use whimbrel_model::ports::{Delivery, DeliveryPlace, ToCarrier, ToGateway};
-use whimbrel_people::carrier::partition::Input;
+use whimbrel_model::ports::{Delivery, DeliveryPosition, ToCarrier, ToGateway};
+use whimbrel_people::carrier::partition::CarrierInput;
 
-use super::world::{Event, World};
+use super::world::{PeopleWorld, ScheduledEvent};
 
-/// How long a message is under way at most.
+/// The maximum time of a message in transit.
 const WAY_MS_MAX: u64 = 60;
-/// How long a gateway takes to see that a partition has another owner.
+/// The maximum time until a gateway sees a new owner of the partition.
 const ROUTE_MS_MAX: u64 = 300;
-/// How long an owner takes to hear that the way from a gateway was made anew.
+/// The maximum time until an owner learns that a gateway's link was replaced.
 const AFRESH_MS_MAX: u64 = 30;
-/// How long a way is gone at most.
+/// The maximum time for which a link is broken.
 const BROKEN_MS_MAX: u64 = 1_500;
 const LEASE_MS: (u64, u64) = (500, 3_000);
-/// How often a stream has no room for what is stored, where ways are not what they should be.
+/// The frequency at which a stream has no space for stored messages, if links are faulty.
 const CROWDED_ONE_IN: u64 = 25;
 
-/// What a stream that has no room for it says in the place of a stored message: that there is a gap.
+/// Replaces a stored message by a gap, like a stream without space.
 fn without_stored(news: ToGateway) -> ToGateway {
     match news {
-        ToGateway::Deliver(Delivery { session, place: DeliveryPlace::Stored { .. }, .. }) => {
+        ToGateway::Deliver(Delivery { session, place: DeliveryPosition::Stored { .. }, .. }) => {
             ToGateway::Truncated { session, from: 0, to: 0, prev: u64::MAX }
         }
         other => other,
     }
 }
 
-impl World {
-    /// A stream stands between the owner and the gateway, and the gateway will see it.
+impl PeopleWorld {
+    /// Opens a stream between the owner and the gateway. The gateway sees it later.
     pub(super) fn open_stream(&mut self, gateway: usize, epoch: u64) {
         self.open_after(gateway, epoch, 0);
     }
 
-    /// The same, where the gateway sees it only after so many milliseconds.
+    /// The same, but the gateway sees it only after this many milliseconds.
     fn open_after(&mut self, gateway: usize, epoch: u64, after: u64) {
         if self.gateways[gateway].id.is_none() || !self.owners.contains_key(&epoch) {
             return;
@@ -46,42 +46,42 @@ impl World {
         let stream = self.last_stream;
         self.streams.insert((epoch, gateway), stream);
         let seen = after + self.rng.between(1, ROUTE_MS_MAX);
-        self.later(seen, Event::Route { gateway, epoch, stream });
+        self.later(seen, ScheduledEvent::Route { gateway, epoch, stream });
     }
 
     pub(super) fn reconnect(&mut self, gateway: usize, epoch: u64) {
         if !self.streams.contains_key(&(epoch, gateway)) {
-            self.open_anew(gateway, epoch);
+            self.replace_stream(gateway, epoch);
         }
     }
 
-    /// A stream in the place of one that broke. Something may have been lost with that: of the gateway's sessions the owner counts only
-    /// those that are announced over the new one. It learns that before anything comes over it, and after it has said something itself.
-    fn open_anew(&mut self, gateway: usize, epoch: u64) {
+    /// Replaces a broken stream. Messages may have been lost, so the owner then counts only sessions that are announced over the new
+    /// stream. It learns of the replacement before anything arrives over the new stream, but possibly after it has sent something itself.
+    fn replace_stream(&mut self, gateway: usize, epoch: u64) {
         let Some(id) = self.gateways[gateway].id else { return };
         let afresh = self.rng.between(1, AFRESH_MS_MAX);
-        self.later(afresh, Event::Answer { epoch, input: Box::new(Input::GatewayGone(id)) });
+        self.later(afresh, ScheduledEvent::Answer { epoch, input: Box::new(CarrierInput::GatewayGone(id)) });
         self.open_after(gateway, epoch, afresh);
     }
 
-    /// The way between the present owner and a gateway breaks, with what is on it.
+    /// Breaks the link between the current owner and a gateway. Messages in transit are lost.
     pub fn break_link(&mut self, gateway: usize) {
         let Some(epoch) = self.owner else { return };
         let Some(stream) = self.streams.remove(&(epoch, gateway)) else { return };
         self.report.breaks += 1;
         self.note(|| format!("the way between owner {epoch} and gateway {gateway} breaks"));
         if self.rng.one_in(2) {
-            // It is there again before anybody has seen that it was gone.
-            self.open_anew(gateway, epoch);
+            // The link is replaced before any side notices the break.
+            self.replace_stream(gateway, epoch);
         } else {
             let seen = self.rng.between(1, BROKEN_MS_MAX);
-            self.later(seen, Event::Unroute { gateway, epoch, stream: Some(stream) });
+            self.later(seen, ScheduledEvent::Unroute { gateway, epoch, stream: Some(stream) });
             let again = self.rng.between(1, BROKEN_MS_MAX);
-            self.later(again, Event::Reconnect { gateway, epoch });
+            self.later(again, ScheduledEvent::Reconnect { gateway, epoch });
         }
     }
 
-    /// When the next message on a stream arrives.
+    /// The arrival time of the next message on a stream.
     fn arrival(&mut self, stream: u64, is_up: bool) -> u64 {
         let at = self.now + self.rng.between(1, WAY_MS_MAX);
         let last = self.last_on.entry((stream, is_up)).or_default();
@@ -89,34 +89,34 @@ impl World {
         *last
     }
 
-    /// `false` where there is no way.
+    /// Returns `false` if there is no link.
     pub(super) fn send_down(&mut self, epoch: u64, id: GatewayId, news: Vec<ToGateway>) -> bool {
         let Some(gateway) = self.gateways.iter().position(|gateway| gateway.id == Some(id)) else { return false };
         let Some(stream) = self.streams.get(&(epoch, gateway)).copied() else { return false };
-        let is_crowded = self.trouble.link > 0 && self.rng.one_in(CROWDED_ONE_IN);
+        let is_crowded = self.faults.link > 0 && self.rng.one_in(CROWDED_ONE_IN);
         let news = if is_crowded { news.into_iter().map(without_stored).collect() } else { news };
         let at = self.arrival(stream, false);
-        self.at(at, Event::Down { gateway, id, epoch, stream, news });
+        self.at(at, ScheduledEvent::Down { gateway, id, epoch, stream, news });
         true
     }
 
-    /// `false` where the gateway knows of no way; what is put on one that is broken is lost.
+    /// Returns `false` if the gateway has no route. Messages on a broken link are lost.
     pub(super) fn send_up(&mut self, gateway: usize, messages: Vec<ToCarrier>) -> bool {
         let Some(id) = self.gateways[gateway].id else { return false };
         let Some((epoch, stream)) = self.gateways[gateway].route else { return false };
         let at = self.arrival(stream, true);
-        self.at(at, Event::Up { gateway, id, epoch, stream, messages });
+        self.at(at, ScheduledEvent::Up { gateway, id, epoch, stream, messages });
         true
     }
 
-    /// The gateway lives under a new id.
+    /// Joins the cluster under a new id.
     pub(super) fn join(&mut self, gateway: usize) {
         self.incarnations += 1;
         let id = GatewayId { node: gateway as u16, incarnation: self.incarnations };
         self.note(|| format!("gateway {gateway} is {id}"));
         self.gateways[gateway].id = Some(id);
         self.gateways[gateway].route = None;
-        // A node has one place in the picture: what it was before is not there any more, however its lease ended.
+        // A node is in the picture once: its earlier incarnation is removed, no matter how its lease ended.
         let mut living = self.living();
         living.retain(|earlier| earlier.node != id.node);
         living.push(id);
@@ -148,7 +148,7 @@ impl World {
         self.new_view(living);
     }
 
-    /// A gateway's process is gone, with all connections; its lease lasts for a while.
+    /// Kills the process of a gateway with all connections. Its lease lasts for a while.
     pub fn kill_gateway(&mut self, gateway: usize) {
         let Some(id) = self.gateways[gateway].id.take() else { return };
         self.report.deaths += 1;
@@ -157,15 +157,15 @@ impl World {
         let sessions = std::mem::take(&mut self.gateways[gateway].sessions);
         self.gateways[gateway] = Default::default();
         for session in sessions.into_keys() {
-            self.connection_is_gone(session);
+            self.drop_connection(session);
         }
         let lapse = self.rng.between(LEASE_MS.0, LEASE_MS.1);
-        self.later(lapse, Event::Lapse { id });
+        self.later(lapse, ScheduledEvent::Lapse { id });
         let back = lapse + self.rng.below(1_000);
-        self.later(back, Event::Rejoin { gateway });
+        self.later(back, ScheduledEvent::Rejoin { gateway });
     }
 
-    /// A gateway lives on and its lease is lost: it comes back as another.
+    /// Takes the lease of a running gateway, which rejoins under a new id.
     pub fn lose_lease(&mut self, gateway: usize) {
         let Some(id) = self.gateways[gateway].id else { return };
         if !self.living().contains(&id) {
@@ -175,6 +175,6 @@ impl World {
         self.note(|| format!("gateway {gateway} loses its lease"));
         self.lapse(id);
         self.streams.retain(|(_, of), _| *of != gateway);
-        self.soon(1_000, Event::Rejoin { gateway });
+        self.soon(1_000, ScheduledEvent::Rejoin { gateway });
     }
 }

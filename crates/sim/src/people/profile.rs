@@ -1,49 +1,49 @@
-//! What kinds of trouble a run of people has. All of it follows from the seed.
+//! The faults of a run of people. The seed determines all of them.
 
 use crate::Rng;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeopleProfile {
-    /// Devices that come and go, acknowledge late or never, and nothing worse.
+    /// Devices that connect and disconnect, and acknowledge late or never. No other fault.
     Devices,
     /// Carriers that crash, or give their partition up in order.
     Crashes,
-    /// Carriers that are replaced and go on for a while.
+    /// Carriers that are replaced and continue for a while.
     Zombies,
-    /// Ways between gateways and carriers that break, with what is on them.
+    /// Links between gateways and carriers that break, with the messages in transit.
     Links,
     /// Gateways that die, or lose their leases.
     Gateways,
-    /// A store that does not answer, falls back to an earlier state, or is lost.
+    /// A store that does not respond, falls back to an earlier state, or is lost.
     Store,
     /// A clock that jumps.
     Clock,
     /// All of the above together.
     Mixed,
-    /// A breakage: gateways that do not see that something before was lost.
+    /// A breakage: gateways that do not detect lost messages.
     NoGaps,
-    /// A breakage: a carrier that counts as acknowledged what it sent.
+    /// A breakage: a carrier that counts sent messages as acknowledged.
     SentIsAcked,
-    /// A breakage: a store that loses what was written, and says that it was.
+    /// A breakage: a store that loses writes and reports success.
     LostWrites,
-    /// A breakage: a store that takes away one reference too many.
+    /// A breakage: a store that removes one reference too many.
     DoubleRelease,
     /// A breakage: gateways that do not announce their sessions to a new owner.
     NoAnnounce,
-    /// A breakage: gateways that close nobody.
+    /// A breakage: gateways that ignore kicks.
     NoKicks,
 }
 
-/// How often each kind of trouble comes: once in so many steps or calls, or never where it is zero.
+/// The frequency of each fault: one in this many steps or calls, or never if zero.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Trouble {
+pub struct PeopleFaults {
     pub crash: u64,
     pub end: u64,
     pub replace: u64,
     pub link: u64,
     pub death: u64,
     pub lease: u64,
-    /// Of calls of the store.
+    /// Faults of calls of the store.
     pub store: u64,
     pub fall_back: u64,
     pub lose: u64,
@@ -51,7 +51,7 @@ pub struct Trouble {
 }
 
 impl PeopleProfile {
-    /// Those that must be clean.
+    /// The profiles without violations.
     pub const ALL: [Self; 8] = [
         Self::Devices,
         Self::Crashes,
@@ -62,7 +62,7 @@ impl PeopleProfile {
         Self::Clock,
         Self::Mixed,
     ];
-    /// Those that must be found out.
+    /// The breakages that a run must detect.
     pub const BREAKAGES: [Self; 6] =
         [Self::NoGaps, Self::SentIsAcked, Self::LostWrites, Self::DoubleRelease, Self::NoAnnounce, Self::NoKicks];
 
@@ -89,25 +89,25 @@ impl PeopleProfile {
         Self::ALL.into_iter().chain(Self::BREAKAGES).find(|profile| profile.name() == name)
     }
 
-    pub(super) fn trouble(self, rng: &mut Rng) -> Trouble {
-        let none = Trouble::default();
+    pub(super) fn faults(self, rng: &mut Rng) -> PeopleFaults {
+        let none = PeopleFaults::default();
         match self {
             Self::Devices | Self::SentIsAcked | Self::DoubleRelease | Self::NoKicks => none,
             Self::Crashes | Self::NoAnnounce => {
-                Trouble { crash: rng.between(30, 90), end: rng.between(60, 200), ..none }
+                PeopleFaults { crash: rng.between(30, 90), end: rng.between(60, 200), ..none }
             }
-            Self::Zombies => Trouble { replace: rng.between(25, 80), ..none },
-            Self::Links | Self::NoGaps => Trouble { link: rng.between(8, 40), ..none },
-            Self::Gateways => Trouble { death: rng.between(40, 120), lease: rng.between(40, 120), ..none },
-            Self::Store => Trouble {
+            Self::Zombies => PeopleFaults { replace: rng.between(25, 80), ..none },
+            Self::Links | Self::NoGaps => PeopleFaults { link: rng.between(8, 40), ..none },
+            Self::Gateways => PeopleFaults { death: rng.between(40, 120), lease: rng.between(40, 120), ..none },
+            Self::Store => PeopleFaults {
                 store: *rng.pick(&[0, 30, 100]),
                 fall_back: *rng.pick(&[0, 60, 150]),
                 lose: *rng.pick(&[0, 150, 300]),
                 ..none
             },
             Self::LostWrites => none,
-            Self::Clock => Trouble { jump: rng.between(15, 60), crash: rng.between(60, 200), ..none },
-            Self::Mixed => Trouble {
+            Self::Clock => PeopleFaults { jump: rng.between(15, 60), crash: rng.between(60, 200), ..none },
+            Self::Mixed => PeopleFaults {
                 crash: rng.between(80, 300),
                 end: rng.between(200, 400),
                 replace: rng.between(80, 300),

@@ -1,10 +1,10 @@
-//! What a run of people came to: a failure that can be repeated, or what happened in numbers.
+//! The result of a run of people: a reproducible failure, or counts of the events.
 
 use std::fmt;
 
 use super::profile::PeopleProfile;
 
-/// A run that was not as it should be.
+/// A failed run.
 #[derive(Debug, Clone)]
 pub struct PeopleFailure {
     pub seed: u64,
@@ -25,15 +25,15 @@ impl fmt::Display for PeopleFailure {
     }
 }
 
-/// What happened, added up.
+/// Counts of the events of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PeopleReport {
     pub seeds: u64,
     pub steps: u64,
     pub messages: u64,
-    /// Of a seat for the first time.
+    /// Messages that a seat received for the first time.
     pub seen: u64,
-    /// Once more by the same seat, in another session or marked so.
+    /// Messages that the same seat received again, in another session or marked as repeated.
     pub seen_again: u64,
     pub ephemeral: u64,
     pub truncated: u64,
@@ -41,7 +41,7 @@ pub struct PeopleReport {
     pub resumed: u64,
     pub acks: u64,
     pub kicks: u64,
-    /// Owners that died when a kick was saved and not told.
+    /// Owners that ended after a kick was saved and before it was sent.
     pub kicks_cut_off: u64,
     pub no_acks: u64,
     pub holds: u64,
@@ -56,7 +56,7 @@ pub struct PeopleReport {
     pub store_errors: u64,
     pub fall_backs: u64,
     pub jumps: u64,
-    /// Follows from everything that was done: the same for the same seed.
+    /// A digest of all steps: the same for the same seed.
     pub fingerprint: u64,
 }
 
@@ -96,12 +96,12 @@ impl fmt::Display for PeopleReport {
         writeln!(f, "{} seeds, {} steps, fingerprint {:016x}", self.seeds, self.steps, self.fingerprint)?;
         writeln!(
             f,
-            "{} messages; seen {} times for the first time, {} times again, {} times without being stored; {} ranges truncated",
+            "{} messages; received {} times first, {} times again, {} times ephemerally; {} ranges truncated",
             self.messages, self.seen, self.seen_again, self.ephemeral, self.truncated
         )?;
         writeln!(
             f,
-            "{} sessions, {} resumed; {} acknowledgements; {} kicks, {} of them for none, {} owners died over one; {} holds; {} writes",
+            "{} sessions, {} resumed; {} acknowledgements; {} kicks, {} of them for missing acknowledgements, {} owners ended during one; {} holds; {} writes",
             self.sessions,
             self.resumed,
             self.acks,
@@ -113,8 +113,8 @@ impl fmt::Display for PeopleReport {
         )?;
         write!(
             f,
-            "{} owners, {} zombies; {} breaks of ways, {} gaps seen, {} news of older epochs; {} deaths, {} leases lost; {} errors of \
-             the store, {} times it fell back; {} jumps of the clock",
+            "{} owners, {} zombies; {} broken links, {} gaps detected, {} batches of older epochs; {} deaths, {} leases lost; {} errors of \
+             the store, {} fallbacks; {} jumps of the clock",
             self.owners,
             self.zombies,
             self.breaks,

@@ -1,20 +1,20 @@
-//! A store of inboxes that keeps exactly what the port promises, and complains about every write that must not be.
+//! A store of inboxes that implements exactly the contract of the port, and rejects every forbidden write.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use whimbrel_model::people::Uid;
-use whimbrel_model::ports::{Applied, InboxChange, InboxWrite, RowKey};
+use whimbrel_model::ports::{ApplyOutcome, InboxChange, InboxWrite, RowKey};
 use whimbrel_people::carrier::user_box::UserBox;
 
-use super::Check;
 use super::profile::PeopleProfile;
+use crate::CheckResult;
 
-/// What is on the disk.
+/// The contents of the disk.
 #[derive(Debug, Clone, Default)]
-struct Contents {
+struct InboxContents {
     applied: u64,
-    /// How often it was written.
+    /// The number of writes.
     writes: u64,
     boxes: BTreeMap<Uid, Bytes>,
     own: BTreeMap<(Uid, u64), Bytes>,
@@ -22,14 +22,14 @@ struct Contents {
 }
 
 pub struct SimInbox {
-    /// Coordination's, and not lost with the contents.
+    /// From the coordination; not lost with the contents.
     epoch: u64,
-    now: Contents,
-    /// As of the last write that was synced.
-    synced: Contents,
+    now: InboxContents,
+    /// The state of the last synced write.
+    synced: InboxContents,
     profile: PeopleProfile,
     writes: u64,
-    /// How often it was written when the owner of an epoch took it or wrote last.
+    /// The number of writes when the owner of an epoch opened the store or wrote last.
     written: BTreeMap<u64, u64>,
 }
 
@@ -37,8 +37,8 @@ impl SimInbox {
     pub fn new(profile: PeopleProfile) -> Self {
         Self {
             epoch: 0,
-            now: Contents::default(),
-            synced: Contents::default(),
+            now: InboxContents::default(),
+            synced: InboxContents::default(),
             profile,
             writes: 0,
             written: BTreeMap::new(),
@@ -73,8 +73,8 @@ impl SimInbox {
         }
     }
 
-    /// The box as it is stored.
-    pub fn user(&self, uid: &Uid) -> Check<Option<UserBox>> {
+    /// The stored box of a user.
+    pub fn user(&self, uid: &Uid) -> CheckResult<Option<UserBox>> {
         let decode = |bytes: &Bytes| UserBox::decode(bytes).map_err(|error| format!("the box of {uid}: {error}"));
         self.now.boxes.get(uid).map(decode).transpose()
     }
@@ -83,17 +83,17 @@ impl SimInbox {
         self.now.boxes.keys().cloned().collect()
     }
 
-    pub fn apply(&mut self, write: InboxWrite) -> Check<Applied> {
+    pub fn apply(&mut self, write: InboxWrite) -> CheckResult<ApplyOutcome> {
         if write.epoch < self.epoch {
-            return Ok(Applied::OlderEpoch);
+            return Ok(ApplyOutcome::OlderEpoch);
         }
         if write.expected != self.now.applied || self.written.get(&write.epoch) != Some(&self.now.writes) {
-            return Ok(Applied::Behind { at: self.now.applied });
+            return Ok(ApplyOutcome::Behind { at: self.now.applied });
         }
         self.writes += 1;
         let is_lost = self.profile == PeopleProfile::LostWrites && self.writes.is_multiple_of(10);
         if write.reset {
-            self.now = Contents { writes: self.now.writes, ..Contents::default() };
+            self.now = InboxContents { writes: self.now.writes, ..InboxContents::default() };
         }
         self.now.applied = write.applied;
         self.now.writes += 1;
@@ -111,10 +111,10 @@ impl SimInbox {
         if write.synced {
             self.synced = self.now.clone();
         }
-        Ok(Applied::Done)
+        Ok(ApplyOutcome::Done)
     }
 
-    fn change(&mut self, change: InboxChange) -> Check {
+    fn change(&mut self, change: InboxChange) -> CheckResult {
         let now = &mut self.now;
         match change {
             InboxChange::PutBox { uid, state: Some(state), .. } => drop(now.boxes.insert(uid, state)),
@@ -139,32 +139,32 @@ impl SimInbox {
         Ok(())
     }
 
-    /// Every message that a box has is there.
-    fn has_rows_of(&self, uid: &Uid) -> Check {
+    /// Checks that the row of every slot in a box exists.
+    fn has_rows_of(&self, uid: &Uid) -> CheckResult {
         let Some(user) = self.user(uid)? else { return Ok(()) };
         for slot in &user.slots {
             let key = match slot.shared {
                 true => RowKey::Shared { seq: slot.seq },
                 false => RowKey::Own { uid: uid.clone(), seq: slot.seq },
             };
-            self.row(&key).ok_or_else(|| format!("{uid} waits for {}, and its row is gone", slot.seq))?;
+            self.row(&key).ok_or_else(|| format!("{uid} waits for {}, and its row is missing", slot.seq))?;
         }
         Ok(())
     }
 
-    /// The machine lost its power: what was not synced is gone.
+    /// A power loss: unsynced writes are lost.
     pub fn fall_back(&mut self) {
         self.now = self.synced.clone();
     }
 
-    /// Everything is gone.
+    /// Loses all contents.
     pub fn lose(&mut self) {
-        self.now = Contents::default();
-        self.synced = Contents::default();
+        self.now = InboxContents::default();
+        self.synced = InboxContents::default();
     }
 
-    /// As many references as there are boxes with it, of every row, and no row without.
-    pub fn is_whole(&self) -> Check {
+    /// Checks that each row has as many references as boxes with it, and that no row is unreferenced.
+    pub fn is_whole(&self) -> CheckResult {
         let mut references: BTreeMap<u64, u32> = BTreeMap::new();
         let mut own = 0;
         for uid in self.now.boxes.keys() {
@@ -175,7 +175,7 @@ impl SimInbox {
         }
         let counted: BTreeMap<u64, u32> = self.now.shared.iter().map(|(seq, (_, count))| (*seq, *count)).collect();
         if counted != references {
-            return Err(format!("references are counted as {counted:?}, and are {references:?}"));
+            return Err(format!("stored reference counts are {counted:?}, boxes have {references:?}"));
         }
         if own != self.now.own.len() {
             return Err(format!("{} rows are stored, and boxes have {own}", self.now.own.len()));
@@ -183,8 +183,8 @@ impl SimInbox {
         Ok(())
     }
 
-    /// Nobody waits for anything.
-    pub fn is_empty(&self) -> Check {
+    /// Checks that nothing is stored any more.
+    pub fn is_empty(&self) -> CheckResult {
         self.is_whole()?;
         let rows: Vec<_> = self.now.own.keys().collect();
         if !rows.is_empty() || !self.now.shared.is_empty() {

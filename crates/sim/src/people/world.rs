@@ -1,4 +1,4 @@
-//! Everything that a run has, and what happens when: every event comes at its time, in one order.
+//! The state of a run, and its events: each event happens at its time, in one order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,37 +6,36 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use whimbrel_model::people::{GatewayId, Platform, PlatformSettings, Uid};
-use whimbrel_model::ports::{Applied, InboxError, InboxWrite, RowKey, ToCarrier, ToGateway};
+use whimbrel_model::ports::{ApplyOutcome, InboxError, InboxWrite, RowKey, ToCarrier, ToGateway};
 use whimbrel_model::push::{PushMessage, PushTask};
 use whimbrel_model::{Record, SessionsRule, StoredRecord, Timestamp};
-use whimbrel_people::carrier::partition::{Input, Letter};
+use whimbrel_people::carrier::partition::{CarrierInput, CarrierRecord};
 use whimbrel_people::carrier::{CarrierSettings, PlatformRules};
 
-use super::Check;
-use super::devices::{Device, Frame};
+use super::devices::{DeviceFrame, SimDevice};
 use super::gateway::SimGateway;
-use super::owners::Owner;
-use super::profile::{PeopleProfile, Trouble};
+use super::owners::InboxOwner;
+use super::profile::{PeopleFaults, PeopleProfile};
 use super::report::PeopleReport;
 use super::store::SimInbox;
-use super::truth::Truth;
-use crate::Rng;
+use super::truth::PeopleTruth;
 use crate::trace::Trace;
+use crate::{CheckResult, Rng};
 
 pub const USERS: usize = 3;
 pub const GATEWAYS: usize = 3;
-/// The epoch of all inboxes: the log is always the same.
+/// The epoch of all inboxes: there is only one log.
 pub const INBOX_EPOCH: &str = "e";
-/// What a session may have and not have acknowledged.
+/// Limit of the unacknowledged messages of a session.
 pub const WINDOW: usize = 4;
-/// Time at the start, so that clocks can go back.
+/// The time at the start, large enough that clocks can go back.
 const BEGAN: i64 = 1_000_000;
 const LONG_MS: u64 = 30 * 86_400_000;
 
-pub(super) enum Event {
+pub(super) enum ScheduledEvent {
     Answer {
         epoch: u64,
-        input: Box<Input>,
+        input: Box<CarrierInput>,
     },
     Read {
         epoch: u64,
@@ -57,7 +56,7 @@ pub(super) enum Event {
     },
     Append {
         epoch: u64,
-        letters: Vec<Letter>,
+        letters: Vec<CarrierRecord>,
     },
     Tick {
         epoch: u64,
@@ -88,7 +87,7 @@ pub(super) enum Event {
         stream: u64,
         news: Vec<ToGateway>,
     },
-    /// The gateway sees that the owner is gone, or the way to it.
+    /// The gateway notices that the owner or the link to it is gone.
     Unroute {
         gateway: usize,
         epoch: u64,
@@ -116,7 +115,7 @@ pub(super) enum Event {
     ToDevice {
         device: usize,
         session: u64,
-        frame: Frame,
+        frame: DeviceFrame,
     },
     Ack {
         device: usize,
@@ -128,47 +127,47 @@ pub(super) enum Event {
     },
 }
 
-pub struct World {
+pub struct PeopleWorld {
     pub now: u64,
     pub(super) skew: i64,
     pub(super) rng: Rng,
     pub trace: Trace,
-    pub(super) trouble: Trouble,
+    pub(super) faults: PeopleFaults,
     pub(super) profile: PeopleProfile,
     pub(super) settings: Arc<CarrierSettings>,
     pub(super) rules: Arc<PlatformRules>,
     pub(super) log: Vec<StoredRecord>,
     pub(super) store: SimInbox,
-    pub(super) owners: BTreeMap<u64, Owner>,
-    /// Who has the partition.
+    pub(super) owners: BTreeMap<u64, InboxOwner>,
+    /// The epoch of the current owner.
     pub(super) owner: Option<u64>,
     pub(super) last_epoch: u64,
     pub(super) gateways: Vec<SimGateway>,
-    /// All pictures of who lives that ever were.
+    /// All views of the live gateways so far.
     pub(super) views: Vec<Arc<Vec<GatewayId>>>,
     pub(super) incarnations: u64,
-    /// The streams between owners and gateways that stand.
+    /// The open streams between owners and gateways.
     pub(super) streams: BTreeMap<(u64, usize), u64>,
     pub(super) last_stream: u64,
-    /// When the last of what is on a stream arrives, in each direction: nothing overtakes.
+    /// The arrival time of the last message in transit on each stream and direction: messages do not overtake.
     pub(super) last_on: BTreeMap<(u64, bool), u64>,
-    pub devices: Vec<Device>,
+    pub devices: Vec<SimDevice>,
     pub(super) sessions: u64,
-    /// Sessions that somebody kicked.
+    /// The sessions that a kick must end.
     pub(super) kicked: BTreeSet<u64>,
-    pub truth: Truth,
+    pub truth: PeopleTruth,
     pub report: PeopleReport,
-    /// The ids of all that was ever held.
+    /// The ids of all holds so far.
     held: BTreeSet<String>,
-    /// The most that any session had to acknowledge.
+    /// The maximum number of unacknowledged messages of any session.
     pub(super) most_unacked: usize,
-    /// Nothing more goes wrong.
+    /// Whether the faults have ended.
     pub(super) is_quiet: bool,
-    pub(super) events: BTreeMap<(u64, u64), Event>,
+    pub(super) events: BTreeMap<(u64, u64), ScheduledEvent>,
     scheduled: u64,
 }
 
-/// The platforms and how they keep things.
+/// The platforms with their storage rules.
 fn rules() -> Arc<PlatformRules> {
     let common = PlatformSettings { ttl_ms: LONG_MS, ack_timeout_ms: 1_000, ..PlatformSettings::default() };
     let web = Arc::new(PlatformSettings { max_stored: 6, ..common.clone() });
@@ -183,8 +182,8 @@ fn rules() -> Arc<PlatformRules> {
     })
 }
 
-impl World {
-    pub fn new(trouble: Trouble, profile: PeopleProfile, rng: Rng, trace: Trace) -> Self {
+impl PeopleWorld {
+    pub fn new(faults: PeopleFaults, profile: PeopleProfile, rng: Rng, trace: Trace) -> Self {
         let settings = CarrierSettings {
             window_messages: WINDOW,
             page_messages: 3,
@@ -198,7 +197,7 @@ impl World {
             skew: BEGAN,
             rng,
             trace,
-            trouble,
+            faults,
             profile,
             settings: Arc::new(settings),
             rules: rules(),
@@ -216,7 +215,7 @@ impl World {
             devices: Vec::new(),
             sessions: 0,
             kicked: BTreeSet::new(),
-            truth: Truth::default(),
+            truth: PeopleTruth::default(),
             report: PeopleReport { seeds: 1, ..PeopleReport::default() },
             held: BTreeSet::new(),
             most_unacked: 0,
@@ -227,9 +226,9 @@ impl World {
         world.make_devices();
         for gateway in 0..GATEWAYS {
             world.join(gateway);
-            world.later(125, Event::GatewayTick { gateway });
+            world.later(125, ScheduledEvent::GatewayTick { gateway });
         }
-        world.later(1, Event::TakeOver);
+        world.later(1, ScheduledEvent::TakeOver);
         world
     }
 
@@ -242,23 +241,23 @@ impl World {
         self.trace.note(|| format!("{now:6} {}", step()));
     }
 
-    pub(super) fn later(&mut self, after: u64, event: Event) {
+    pub(super) fn later(&mut self, after: u64, event: ScheduledEvent) {
         self.at(self.now + after, event);
     }
 
-    pub(super) fn at(&mut self, at: u64, event: Event) {
+    pub(super) fn at(&mut self, at: u64, event: ScheduledEvent) {
         self.scheduled += 1;
         self.events.insert((at, self.scheduled), event);
     }
 
-    /// After a while of up to so many milliseconds, and at once where everything is quiet.
-    pub(super) fn soon(&mut self, most: u64, event: Event) {
+    /// Schedules an event after a random time of at most `most` milliseconds.
+    pub(super) fn soon(&mut self, most: u64, event: ScheduledEvent) {
         let after = self.rng.between(1, most.max(1));
         self.later(after, event);
     }
 
-    /// Lets time pass, with everything that happens meanwhile.
-    pub fn pass(&mut self, ms: u64) -> Check {
+    /// Lets time pass, and processes the events that are due.
+    pub fn pass(&mut self, ms: u64) -> CheckResult {
         let until = self.now + ms;
         while let Some(entry) = self.events.first_entry().filter(|entry| entry.key().0 <= until) {
             self.now = self.now.max(entry.key().0);
@@ -266,7 +265,7 @@ impl World {
             self.truth.clock(self.clock().as_millis());
             self.happens(event)?;
             if self.most_unacked > self.window() {
-                return Err(format!("a session has {} messages to acknowledge", self.most_unacked));
+                return Err(format!("a session has {} unacknowledged messages", self.most_unacked));
             }
         }
         self.now = until;
@@ -274,82 +273,82 @@ impl World {
         Ok(())
     }
 
-    /// What a session may have and not have acknowledged. An owner that begins from an earlier state may learn that a session was sent more:
-    /// what had expired, or was beyond a bound, before the store fell back or the clock went back.
+    /// Limit of the unacknowledged messages of a session. After a fallback of the store or a step back of the clock, an owner may find more
+    /// sent messages: some that had expired, or that exceeded a limit.
     fn window(&self) -> usize {
         let goes_back = matches!(self.profile, PeopleProfile::Store | PeopleProfile::Clock | PeopleProfile::Mixed);
         match self.profile {
             _ if self.last_epoch <= 1 => WINDOW,
             _ if goes_back => usize::MAX,
-            // One that does not know yet that it is replaced fills the window once more.
+            // A replaced owner that has not noticed it fills the window once more.
             PeopleProfile::Zombies => 2 * WINDOW,
             _ => WINDOW,
         }
     }
 
-    fn happens(&mut self, event: Event) -> Check {
+    fn happens(&mut self, event: ScheduledEvent) -> CheckResult {
         match event {
-            Event::Answer { epoch, input } => self.step(epoch, *input),
-            Event::Read { epoch, from } => self.read(epoch, from),
-            Event::Load { epoch, uids } => {
-                let loaded = self.asked_store(|store| store.boxes(&uids));
-                self.answer(epoch, Input::Loaded(loaded));
+            ScheduledEvent::Answer { epoch, input } => self.step(epoch, *input),
+            ScheduledEvent::Read { epoch, from } => self.read(epoch, from),
+            ScheduledEvent::Load { epoch, uids } => {
+                let loaded = self.read_store(|store| store.boxes(&uids));
+                self.answer(epoch, CarrierInput::Loaded(loaded));
             }
-            Event::Rows { epoch, token, keys } => {
-                let found = self.asked_store(|store| store.rows(&keys));
-                self.answer(epoch, Input::Rows { token, found });
+            ScheduledEvent::Rows { epoch, token, keys } => {
+                let found = self.read_store(|store| store.rows(&keys));
+                self.answer(epoch, CarrierInput::Rows { token, found });
             }
-            Event::Apply { epoch, write } => self.write(epoch, *write)?,
-            Event::Append { epoch, letters } => {
+            ScheduledEvent::Apply { epoch, write } => self.write(epoch, *write)?,
+            ScheduledEvent::Append { epoch, letters } => {
                 self.append_letters(letters);
-                self.answer(epoch, Input::Appended);
+                self.answer(epoch, CarrierInput::Appended);
             }
-            Event::Tick { epoch } => {
+            ScheduledEvent::Tick { epoch } => {
                 if let Some(owner) = self.owners.get_mut(&epoch) {
                     owner.tick_at = None;
-                    self.step(epoch, Input::Tick);
+                    self.step(epoch, CarrierInput::Tick);
                 }
             }
-            Event::Fires { task, uid } => self.append(&task, &uid, Bytes::new()),
-            Event::TakeOver => self.take_over(),
-            Event::Dies { epoch } => self.die(epoch),
-            Event::View { epoch, version } => self.see(epoch, version),
-            Event::Up { gateway, id, epoch, stream, messages } => {
+            ScheduledEvent::Fires { task, uid } => self.append(&task, &uid, Bytes::new()),
+            ScheduledEvent::TakeOver => self.take_over(),
+            ScheduledEvent::Dies { epoch } => self.die(epoch),
+            ScheduledEvent::View { epoch, version } => self.see(epoch, version),
+            ScheduledEvent::Up { gateway, id, epoch, stream, messages } => {
                 if self.streams.get(&(epoch, gateway)) == Some(&stream) {
-                    self.step(epoch, Input::From { gateway: id, messages });
+                    self.step(epoch, CarrierInput::From { gateway: id, messages });
                 }
             }
-            Event::Down { gateway, id, epoch, stream, news } => {
+            ScheduledEvent::Down { gateway, id, epoch, stream, news } => {
                 if self.streams.get(&(epoch, gateway)) == Some(&stream) && self.gateways[gateway].id == Some(id) {
-                    self.take_news(gateway, epoch, news)?;
+                    self.take_batch(gateway, epoch, news)?;
                 }
             }
-            Event::Unroute { gateway, epoch, stream } => {
+            ScheduledEvent::Unroute { gateway, epoch, stream } => {
                 let is_it = |(of, over): (u64, u64)| of == epoch && stream.is_none_or(|stream| stream == over);
                 if self.gateways[gateway].route.is_some_and(is_it) {
                     self.gateways[gateway].route = None;
                 }
             }
-            Event::Route { gateway, epoch, stream } => self.route(gateway, epoch, stream),
-            Event::Reconnect { gateway, epoch } => self.reconnect(gateway, epoch),
-            Event::GatewayTick { gateway } => self.gateway_tick(gateway),
-            Event::Rejoin { gateway } => self.join(gateway),
-            Event::Lapse { id } => self.lapse(id),
-            Event::ToDevice { device, session, frame } => self.device_gets(device, session, frame)?,
-            Event::Ack { device, session, upto } => self.device_acks(device, session, upto),
-            Event::Ended { session } => self.session_ended(session),
+            ScheduledEvent::Route { gateway, epoch, stream } => self.route(gateway, epoch, stream),
+            ScheduledEvent::Reconnect { gateway, epoch } => self.reconnect(gateway, epoch),
+            ScheduledEvent::GatewayTick { gateway } => self.gateway_tick(gateway),
+            ScheduledEvent::Rejoin { gateway } => self.join(gateway),
+            ScheduledEvent::Lapse { id } => self.lapse(id),
+            ScheduledEvent::ToDevice { device, session, frame } => self.device_gets(device, session, frame)?,
+            ScheduledEvent::Ack { device, session, upto } => self.device_acks(device, session, upto),
+            ScheduledEvent::Ended { session } => self.session_ended(session),
         }
         Ok(())
     }
 
-    /// Somebody sends a message.
+    /// Sends a message.
     pub fn push(&mut self, message: PushMessage) {
         let offset = self.log.len() as u64;
         let sent_at = self.clock().as_millis();
         let expires_at = sent_at.saturating_add(message.ttl_ms.unwrap_or(LONG_MS) as i64);
         self.truth.accept(offset, message.clone(), expires_at);
         self.report.messages += 1;
-        let uid = Uid::new(&message.uids[0]).expect("a good name");
+        let uid = Uid::new(&message.uids[0]).expect("a valid name");
         let body = Bytes::from((offset + 1).to_string());
         self.append(&PushTask::Message(message), &uid, body);
     }
@@ -363,11 +362,11 @@ impl World {
         self.tell_readers();
     }
 
-    /// A carrier's letters are in the log; one that is held comes back at its time, sometimes twice.
-    fn append_letters(&mut self, letters: Vec<Letter>) {
+    /// Appends the records of a carrier. A hold fires at its due time, sometimes twice.
+    fn append_letters(&mut self, letters: Vec<CarrierRecord>) {
         for letter in letters {
-            let Letter::Hold { id, uid, task, due } = letter else { continue };
-            // A second one of an id that is known is ignored, also when the first has fired.
+            let CarrierRecord::Hold { id, uid, task, due } = letter else { continue };
+            // A second hold with a known id is ignored, also after the first one has fired.
             if !self.held.insert(id) {
                 continue;
             }
@@ -375,37 +374,40 @@ impl World {
             let copies = 1 + u64::from(!self.is_quiet && self.rng.one_in(10));
             for _ in 0..copies {
                 let wait = (due.as_millis() - self.clock().as_millis()).max(0) as u64 + self.rng.between(1, 50);
-                self.later(wait, Event::Fires { task: Box::new(task.clone()), uid: uid.clone() });
+                self.later(wait, ScheduledEvent::Fires { task: Box::new(task.clone()), uid: uid.clone() });
             }
         }
     }
 
-    fn asked_store<T>(&mut self, ask: impl FnOnce(&SimInbox) -> T) -> Result<whimbrel_model::ports::At<T>, InboxError> {
-        if !self.is_quiet && self.rng.one_in(self.trouble.store) {
+    fn read_store<T>(
+        &mut self,
+        ask: impl FnOnce(&SimInbox) -> T,
+    ) -> Result<whimbrel_model::ports::AtOffset<T>, InboxError> {
+        if !self.is_quiet && self.rng.one_in(self.faults.store) {
             self.report.store_errors += 1;
             return Err(InboxError::Unavailable("simulated".to_owned()));
         }
-        Ok(whimbrel_model::ports::At { applied: self.store.applied(), found: ask(&self.store) })
+        Ok(whimbrel_model::ports::AtOffset { applied: self.store.applied(), found: ask(&self.store) })
     }
 
-    fn write(&mut self, epoch: u64, write: InboxWrite) -> Check {
+    fn write(&mut self, epoch: u64, write: InboxWrite) -> CheckResult {
         if self.owners.get(&epoch).is_some_and(|owner| owner.is_cut_off) {
             return Ok(());
         }
         self.report.writes += 1;
-        let fails = !self.is_quiet && self.rng.one_in(self.trouble.store);
+        let fails = !self.is_quiet && self.rng.one_in(self.faults.store);
         let is_done = !fails || self.rng.one_in(2);
         let users: Vec<Uid> = write.changes.iter().filter_map(changed_user).collect();
         self.note(|| {
             format!("owner {epoch} writes {} changes up to {}, fails: {fails}", write.changes.len(), write.applied)
         });
-        let mut outcome = Ok(Applied::Done);
+        let mut outcome = Ok(ApplyOutcome::Done);
         if is_done {
             let applied = self.store.apply(write)?;
-            if applied == Applied::Done {
-                users.iter().try_for_each(|uid| self.judge_stored(uid))?;
-                if self.trouble.crash > 0 && self.has_a_kick_under_way(epoch) && self.rng.one_in(2) {
-                    // The kick is behind where the store is, and nobody was told.
+            if applied == ApplyOutcome::Done {
+                users.iter().try_for_each(|uid| self.check_stored(uid))?;
+                if self.faults.crash > 0 && self.has_kick_in_transit(epoch) && self.rng.one_in(2) {
+                    // The store is past the kick, and no gateway has received it.
                     self.report.kicks_cut_off += 1;
                     self.die(epoch);
                 }
@@ -416,17 +418,17 @@ impl World {
             self.report.store_errors += 1;
             outcome = Err(InboxError::Unavailable("simulated".to_owned()));
         }
-        self.answer(epoch, Input::Applied(outcome));
+        self.answer(epoch, CarrierInput::Applied(outcome));
         Ok(())
     }
 
-    fn judge_stored(&mut self, uid: &Uid) -> Check {
+    fn check_stored(&mut self, uid: &Uid) -> CheckResult {
         let user = self.store.user(uid)?;
         self.truth.stored(uid, user.as_ref(), self.store.applied(), self.log.len() as u64)
     }
 
-    /// The store falls back to what was synced, or to nothing.
-    pub fn store_falls_back(&mut self, to_nothing: bool) -> Check {
+    /// The store falls back to the last synced state, or to nothing.
+    pub fn store_falls_back(&mut self, to_nothing: bool) -> CheckResult {
         self.report.fall_backs += 1;
         self.note(|| format!("the store falls back, to nothing: {to_nothing}"));
         if to_nothing {
@@ -439,7 +441,7 @@ impl World {
         }
         self.truth.store_fell_back();
         for user in 0..USERS {
-            self.judge_stored(&user_name(user))?;
+            self.check_stored(&user_name(user))?;
         }
         Ok(())
     }
@@ -451,7 +453,7 @@ impl World {
         self.note(|| format!("the clock jumps by {by}"));
         let epochs: Vec<u64> = self.owners.keys().copied().collect();
         for epoch in epochs {
-            self.soon(5, Event::Tick { epoch });
+            self.soon(5, ScheduledEvent::Tick { epoch });
         }
     }
 }
@@ -464,26 +466,26 @@ fn changed_user(change: &whimbrel_model::ports::InboxChange) -> Option<Uid> {
 }
 
 pub fn user_name(user: usize) -> Uid {
-    Uid::new(&format!("u{user}")).expect("a good name")
+    Uid::new(&format!("u{user}")).expect("a valid name")
 }
 
-impl World {
-    /// The store is to be on disk.
+impl PeopleWorld {
+    /// Requests that the store is synced.
     pub fn sync(&mut self) {
         if let Some(epoch) = self.owner {
-            self.step(epoch, Input::SyncWanted);
+            self.step(epoch, CarrierInput::SyncWanted);
         }
     }
 
-    /// Nothing goes wrong any more.
-    pub fn calm_down(&mut self) {
+    /// Ends all faults.
+    pub fn end_faults(&mut self) {
         self.note(|| "everything is quiet".to_owned());
-        self.trouble = Trouble::default();
+        self.faults = PeopleFaults::default();
         self.is_quiet = true;
     }
 
-    /// Everything was acknowledged: nothing is stored any more.
-    pub fn is_all_done(&self) -> Check {
+    /// Checks that everything was acknowledged and nothing is stored.
+    pub fn is_nothing_left(&self) -> CheckResult {
         if self.store.applied() != self.log.len() as u64 {
             return Err(format!("the store is at {}, and the log at {}", self.store.applied(), self.log.len()));
         }

@@ -1,10 +1,10 @@
-//! Presence under simulated trouble: the real books of gateways, the real spreading and the real ledgers of writers, on a network that
-//! loses, repeats and reorders, with gateways that die, lose their leases or cannot be heard, and writers that restart. At every tick whatever
-//! a store would be read as fresh for is held against what was true.
+//! Presence under simulated faults: the real packet logs of gateways, the real spreading and the real trackers of writers. The network
+//! loses, repeats and reorders messages. Gateways end, lose their leases or are unreachable; writers restart. Each tick compares every
+//! store that a reader would accept as fresh with the true state.
 //!
-//! - [`SimGateway`](gateway::SimGateway) is a gateway's process, and knows what was true at each of its numbers.
-//! - [`SimWriter`](writer::SimWriter) is a ledger with a store that believes everything it is told, and complains about what must not be.
-//! - [`World`](world::World) has every single step that can happen; it chooses nothing but what the network does.
+//! - [`PresenceGateway`](gateway::PresenceGateway) is the process of a gateway, with the true state at each of its numbers.
+//! - [`SimWriter`](writer::SimWriter) is a ledger with a store that applies every order. It reports violations.
+//! - [`PresenceWorld`](world::PresenceWorld) has every single step that can happen. It draws only the behaviour of the network.
 //! - [`run_presence`] drives a world by a seed, then lets everything settle. The same seed makes the same run.
 
 mod driver;
@@ -17,6 +17,3 @@ pub mod writer;
 pub use driver::{run_presence, run_presence_traced};
 pub use profile::PresenceProfile;
 pub use report::{PresenceFailure, PresenceReport};
-
-/// What was found: an error is something that must never be.
-pub type Check<T = ()> = Result<T, String>;

@@ -1,53 +1,53 @@
-//! What kinds of trouble a run of presence has. All of it follows from the seed.
+//! The faults of a run of presence. The seed determines all of them.
 
 use crate::Rng;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PresenceProfile {
-    /// Packets, questions and answers that are lost, repeated and reordered.
+    /// Packets, requests and answers that are lost, repeated and reordered.
     Network,
     /// Paths that are cut for seconds, one or both, and gateways that cannot be asked.
     Outages,
-    /// Writers that restart, with their store or without it.
+    /// Writers that restart, with or without their stores.
     Writers,
     /// Gateways that die and come back.
     Deaths,
-    /// Gateways that live and lose their leases.
+    /// Running gateways that lose their leases.
     Leases,
-    /// Gateways that keep their leases and can neither be heard nor asked for seconds.
+    /// Gateways with leases that are unreachable in both directions for seconds.
     Unheard,
     /// All of the above together.
     Mixed,
-    /// A breakage: writers that take a packet as often as it comes.
+    /// A breakage: writers that apply repeated packets.
     NoDedupe,
-    /// A breakage: writers that do not see that a number is missing.
+    /// A breakage: writers that do not detect a missing number.
     NoGaps,
-    /// A breakage: stores that keep what is void.
+    /// A breakage: stores that keep void sessions.
     NoVoid,
-    /// A breakage: writers to whom a gateway that was heard once is heard.
+    /// A breakage: writers that count a gateway as heard forever after the first packet.
     OldNews,
 }
 
-/// How often each kind of trouble comes: once in so many, or never where it is zero.
+/// The frequency of each fault: one in this many, or never if zero.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Trouble {
-    /// Of messages.
+pub struct PresenceFaults {
+    /// Faults of messages.
     pub lost: u64,
     pub repeated: u64,
     pub slow: u64,
-    /// Of steps.
+    /// Faults of steps.
     pub outage: u64,
     pub restart: u64,
     pub death: u64,
     pub lease: u64,
-    pub unheard: u64,
+    pub unreachable: u64,
 }
 
 impl PresenceProfile {
-    /// Those that must be clean.
+    /// The profiles without violations.
     pub const ALL: [Self; 7] =
         [Self::Network, Self::Outages, Self::Writers, Self::Deaths, Self::Leases, Self::Unheard, Self::Mixed];
-    /// Those that must be found out.
+    /// The breakages that a run must detect.
     pub const BREAKAGES: [Self; 4] = [Self::NoDedupe, Self::NoGaps, Self::NoVoid, Self::OldNews];
 
     pub fn name(self) -> &'static str {
@@ -70,28 +70,28 @@ impl PresenceProfile {
         Self::ALL.into_iter().chain(Self::BREAKAGES).find(|profile| profile.name() == name)
     }
 
-    pub(super) fn trouble(self, rng: &mut Rng) -> Trouble {
-        let network = Trouble {
+    pub(super) fn faults(self, rng: &mut Rng) -> PresenceFaults {
+        let network = PresenceFaults {
             lost: *rng.pick(&[2, 3, 5, 20]),
             repeated: *rng.pick(&[0, 2, 5, 20]),
             slow: *rng.pick(&[0, 3, 10]),
-            ..Trouble::default()
+            ..PresenceFaults::default()
         };
-        let mild = Trouble { lost: 30, repeated: 10, slow: 10, ..Trouble::default() };
+        let mild = PresenceFaults { lost: 30, repeated: 10, slow: 10, ..PresenceFaults::default() };
         match self {
             Self::Network | Self::NoDedupe | Self::NoGaps => network,
-            Self::Outages => Trouble { outage: rng.between(20, 60), ..mild },
-            Self::Writers => Trouble { restart: rng.between(20, 80), ..mild },
-            Self::Deaths | Self::NoVoid => Trouble { death: rng.between(30, 100), ..mild },
-            Self::Leases => Trouble { lease: rng.between(20, 80), ..mild },
-            // Nothing is slow, so that what is told as fresh can be held against the truth closely.
-            Self::Unheard | Self::OldNews => Trouble { unheard: rng.between(20, 100), slow: 0, ..mild },
-            Self::Mixed => Trouble {
+            Self::Outages => PresenceFaults { outage: rng.between(20, 60), ..mild },
+            Self::Writers => PresenceFaults { restart: rng.between(20, 80), ..mild },
+            Self::Deaths | Self::NoVoid => PresenceFaults { death: rng.between(30, 100), ..mild },
+            Self::Leases => PresenceFaults { lease: rng.between(20, 80), ..mild },
+            // No message is slow, so that the age of fresh answers can be checked closely.
+            Self::Unheard | Self::OldNews => PresenceFaults { unreachable: rng.between(20, 100), slow: 0, ..mild },
+            Self::Mixed => PresenceFaults {
                 outage: rng.between(60, 200),
                 restart: rng.between(40, 150),
                 death: rng.between(60, 200),
                 lease: rng.between(60, 200),
-                unheard: rng.between(60, 200),
+                unreachable: rng.between(60, 200),
                 ..network
             },
         }

@@ -1,10 +1,10 @@
-//! What a run of presence came to: a failure that can be repeated, or what happened in numbers.
+//! The result of a run of presence: a reproducible failure, or counts of the events.
 
 use std::fmt;
 
 use super::profile::PresenceProfile;
 
-/// A run that was not as it should be.
+/// A failed run.
 #[derive(Debug, Clone)]
 pub struct PresenceFailure {
     pub seed: u64,
@@ -25,12 +25,12 @@ impl fmt::Display for PresenceFailure {
     }
 }
 
-/// What happened, added up.
+/// Counts of the events of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PresenceReport {
     pub seeds: u64,
     pub steps: u64,
-    /// Comings and goings.
+    /// Sessions that began or ended.
     pub news: u64,
     pub packets: u64,
     pub lost: u64,
@@ -44,11 +44,11 @@ pub struct PresenceReport {
     pub deaths: u64,
     pub leases_lost: u64,
     pub outages: u64,
-    pub unheard: u64,
-    /// Looks at the stores that a reader would have answered from, and that it would have refused.
+    pub unreachable: u64,
+    /// Checks of stores from which a reader would have answered, and those that it would have rejected.
     pub fresh: u64,
     pub not_fresh: u64,
-    /// Follows from everything that was done: the same for the same seed.
+    /// A digest of all steps: the same for the same seed.
     pub fingerprint: u64,
 }
 
@@ -69,7 +69,7 @@ impl PresenceReport {
         self.deaths += other.deaths;
         self.leases_lost += other.leases_lost;
         self.outages += other.outages;
-        self.unheard += other.unheard;
+        self.unreachable += other.unreachable;
         self.fresh += other.fresh;
         self.not_fresh += other.not_fresh;
         self.fingerprint ^= other.fingerprint.rotate_left((self.seeds % 64) as u32);
@@ -81,19 +81,19 @@ impl fmt::Display for PresenceReport {
         writeln!(f, "{} seeds, {} steps, fingerprint {:016x}", self.seeds, self.steps, self.fingerprint)?;
         writeln!(
             f,
-            "{} comings and goings in {} packets; {} messages lost, {} packets repeated, {} refused as void",
+            "{} session changes in {} packets; {} messages lost, {} packets repeated, {} rejected as void",
             self.news, self.packets, self.lost, self.repeated, self.refused
         )?;
         writeln!(
             f,
-            "{} gaps, {} questions, {} pictures, {} unanswered",
+            "{} gaps, {} requests, {} snapshots, {} unanswered",
             self.gaps, self.asks, self.pictures, self.unanswered
         )?;
         writeln!(
             f,
-            "{} restarts of writers, {} deaths of gateways, {} leases lost, {} outages, {} times a gateway unheard",
-            self.restarts, self.deaths, self.leases_lost, self.outages, self.unheard
+            "{} restarts of writers, {} deaths of gateways, {} leases lost, {} outages, {} unreachable gateways",
+            self.restarts, self.deaths, self.leases_lost, self.outages, self.unreachable
         )?;
-        write!(f, "{} looks at what was fresh, each true; {} refused as not fresh", self.fresh, self.not_fresh)
+        write!(f, "{} checks of fresh stores, all true; {} rejected as not fresh", self.fresh, self.not_fresh)
     }
 }

@@ -1,13 +1,13 @@
-//! What a run of the log came to: a failure that can be repeated, or what happened in numbers.
+//! The result of a run of the log: a reproducible failure, or counts of the events.
 
 use std::fmt;
 
 use crate::Profile;
-use crate::disk::Injected;
+use crate::disk::FaultCounts;
 
-/// A run that was not as it should be.
+/// A failed run.
 #[derive(Debug, Clone)]
-pub struct Failure {
+pub struct LogFailure {
     pub seed: u64,
     pub profile: Profile,
     pub message: String,
@@ -15,7 +15,7 @@ pub struct Failure {
     pub trace: Vec<String>,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for LogFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for step in &self.trace {
             writeln!(f, "  {step}")?;
@@ -25,32 +25,32 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What happened, added up.
+/// Counts of the events of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct LogReport {
     pub seeds: u64,
     pub steps: u64,
     pub group_commits: u64,
     pub records: u64,
     pub power_losses: u64,
     pub kills: u64,
-    /// Openings that were themselves cut off or failed.
+    /// Attempts to open the log that failed or were interrupted.
     pub failed_openings: u64,
     pub torn_tails: u64,
-    /// Group commits of which nobody knew, and that were there afterwards.
+    /// Group commits with an unknown outcome that were found afterwards.
     pub unknown_landed: u64,
     pub unknown_gone: u64,
     pub bits_flipped: u64,
     pub damage: u64,
     /// Acknowledged records that flipped bits made unreadable.
     pub records_lost_to_flips: u64,
-    pub injected: Injected,
-    /// Follows from everything that was done: the same for the same seed.
+    pub injected: FaultCounts,
+    /// A digest of all steps: the same for the same seed.
     pub fingerprint: u64,
 }
 
-impl Report {
-    pub fn add(&mut self, other: &Report) {
+impl LogReport {
+    pub fn add(&mut self, other: &LogReport) {
         self.seeds += other.seeds;
         self.steps += other.steps;
         self.group_commits += other.group_commits;
@@ -69,20 +69,20 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for LogReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let injected = &self.injected;
         writeln!(f, "{} seeds, {} steps, fingerprint {:016x}", self.seeds, self.steps, self.fingerprint)?;
         writeln!(f, "{} group commits, {} records acknowledged", self.group_commits, self.records)?;
         writeln!(
             f,
-            "{} power losses, {} kills, {} openings cut off, {} torn tails",
+            "{} power losses, {} kills, {} openings failed, {} torn tails",
             self.power_losses, self.kills, self.failed_openings, self.torn_tails
         )?;
-        writeln!(f, "unknown outcomes: {} were there, {} were not", self.unknown_landed, self.unknown_gone)?;
+        writeln!(f, "unknown outcomes: {} found afterwards, {} not", self.unknown_landed, self.unknown_gone)?;
         writeln!(
             f,
-            "errors of the disk: {} reads, {} writes, {} syncs, {} names, {} for want of room, {} lies",
+            "errors of the disk: {} reads, {} writes, {} syncs, {} names, {} for a full disk, {} lies",
             injected.read_errors,
             injected.write_errors,
             injected.sync_errors,
@@ -92,7 +92,7 @@ impl fmt::Display for Report {
         )?;
         write!(
             f,
-            "{} bits flipped, {} times damage was told, {} records unreadable after it",
+            "{} bits flipped, {} reports of damage, {} records unreadable",
             self.bits_flipped, self.damage, self.records_lost_to_flips
         )
     }

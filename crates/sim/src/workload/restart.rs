@@ -1,19 +1,19 @@
-//! Power losses, kills and flipped bits, and whether the log is afterwards what it must be.
+//! Power losses, kills and flipped bits, and the check of the log after each.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use whimbrel_storage::{Core, DataFolder, Event, OpenError, PartitionKey, ReadError, Recovered};
+use whimbrel_storage::{Core, DataFolder, LogEvent, LogRecovery, OpenError, PartitionKey, ReadError};
 
-use super::{FAULTY_OPENINGS_MAX, PARTITIONS_MAX, World};
+use super::{FAULTY_OPENINGS_MAX, LogWorld, PARTITIONS_MAX};
 use crate::Profile;
-use crate::checker::{Check, FileKind};
-use crate::model::{Entry, TopicState};
+use crate::checker::{CheckResult, FileKind};
+use crate::model::{ModelRecord, TopicState};
 use crate::tamper;
 
-/// A bit that was flipped in a file without which the log does not open.
-struct Undo {
+/// A flipped bit in a file without which the log does not open.
+struct FlippedBit {
     path: PathBuf,
     position: u64,
     bit: u32,
@@ -21,20 +21,20 @@ struct Undo {
     contents: Option<Vec<u8>>,
 }
 
-impl World {
-    pub(super) fn open(&mut self) -> Check<Core> {
+impl LogWorld {
+    pub(super) fn open(&mut self) -> CheckResult<Core> {
         self.reopen(true)
     }
 
-    /// Ends the log without a goodbye and opens it again.
-    pub(super) fn restart(&mut self, core: Core) -> Check<Core> {
+    /// Kills the log and opens it again.
+    pub(super) fn restart(&mut self, core: Core) -> CheckResult<Core> {
         drop(core);
         self.interrupt();
         self.reopen(true)
     }
 
-    /// As [`World::restart`], on a disk that behaves.
-    pub(super) fn restart_honestly(&mut self, core: Core) -> Check<Core> {
+    /// Like [`LogWorld::restart`], on a disk without faults.
+    pub(super) fn restart_honestly(&mut self, core: Core) -> CheckResult<Core> {
         drop(core);
         self.trace.note(|| "the power goes a last time".to_owned());
         self.report.power_losses += 1;
@@ -54,7 +54,7 @@ impl World {
         }
     }
 
-    fn reopen(&mut self, with_faults: bool) -> Check<Core> {
+    fn reopen(&mut self, with_faults: bool) -> CheckResult<Core> {
         let mut undo = if with_faults { self.flip_before_opening() } else { None };
         let mut tries = 0;
         loop {
@@ -71,7 +71,7 @@ impl World {
             match opened {
                 Ok(_)
                     if undo.as_ref().is_some_and(|undo| undo.path.ends_with("checkpoint"))
-                        && !self.is_replacement_told() =>
+                        && !self.is_replacement_reported() =>
                 {
                     return Err("the checkpoint was damaged, and the log opened without an event".to_owned());
                 }
@@ -93,21 +93,20 @@ impl World {
                         _ => {}
                     }
                     self.interrupt();
-                    // A power loss may have brought back the file as it was before it was written and damaged.
+                    // A power loss may have restored the file as it was before it was written and damaged.
                     undo = undo.filter(|undo| self.disk.contents(&undo.path) == undo.contents);
                 }
             }
         }
     }
 
-    /// Was it told that the copy of the checkpoint is used?
-    fn is_replacement_told(&self) -> bool {
-        let is_told =
-            |event: &Event| matches!(event, Event::FileReplaced(replaced) if replaced.file.ends_with("checkpoint"));
-        self.events.lock().is_ok_and(|events| events.iter().any(is_told))
+    /// Whether an event reported that the copy of the checkpoint is used.
+    fn is_replacement_reported(&self) -> bool {
+        let is_reported = |event: &LogEvent| matches!(event, LogEvent::FileReplaced(replaced) if replaced.file.ends_with("checkpoint"));
+        self.events.lock().is_ok_and(|events| events.iter().any(is_reported))
     }
 
-    fn open_once(&mut self) -> Result<(Core, Recovered), OpenError> {
+    fn open_once(&mut self) -> Result<(Core, LogRecovery), OpenError> {
         let folder = Arc::new(DataFolder::open(Arc::new(self.disk.clone()), Self::data_folder())?);
         let events = self.events.clone();
         let on_event = Box::new(move |event| {
@@ -118,15 +117,15 @@ impl World {
         Core::open(folder, self.settings.clone(), self.now, on_event)
     }
 
-    /// What was not certain is now: the log says how it is, and it must be one of the ways that are allowed.
-    fn resolve(&mut self, core: &Core, recovered: &Recovered) -> Check {
+    /// Resolves the uncertain parts of the model: the log decides, and its state must be one of the allowed ones.
+    fn resolve(&mut self, core: &Core, recovered: &LogRecovery) -> CheckResult {
         self.model.poisoned = false;
         self.model.fences.clear();
         self.model.newest_token = 0;
         self.retention.clear();
         self.report.torn_tails += u64::from(recovered.torn_tail_cut);
         if let Some(damage) = recovered.damage.iter().find(|damage| self.flipped.total == 0 || damage.file.is_empty()) {
-            return Err(format!("recovery tells of damage: {damage:?}"));
+            return Err(format!("recovery reports damage: {damage:?}"));
         }
         self.resolve_topics(core)?;
         self.resolve_limbo(core)?;
@@ -140,37 +139,40 @@ impl World {
         if lost_frames.len() as u64 > self.flipped.journal {
             return Err(format!("{} flips in the journal cost the frames {lost_frames:?}", self.flipped.journal));
         }
-        self.check_told(recovered, &lost_frames)?;
+        self.check_reported(recovered, &lost_frames)?;
         self.flipped.journal = 0;
         self.checker(core).check_all()
     }
 
-    /// Lost frames are told of, except the last ones where nothing whole after them says that they had been synced.
-    fn check_told(&mut self, recovered: &Recovered, lost_frames: &BTreeSet<u64>) -> Check {
+    /// Checks that lost frames were reported. The last ones may be unreported if no later frame records that they were synced.
+    fn check_reported(&mut self, recovered: &LogRecovery, lost_frames: &BTreeSet<u64>) -> CheckResult {
         let was_marked = self.model.last_frame_marked;
         if self.flipped.journal > 0 {
-            // The flip may have hit the idle frame, and then nothing says any more that the one before it was synced.
+            // The flip may have hit the idle frame, which alone recorded that the frame before it was synced.
             self.model.last_frame_marked = false;
         }
         let Some(first_lost) = lost_frames.first() else { return Ok(()) };
-        let events = self.events.lock().map_err(|_| "the events' lock broke")?;
-        let told = !recovered.damage.is_empty() || events.iter().any(|event| matches!(event, Event::Damaged(..)));
+        let events = self.events.lock().map_err(|_| "the lock of the events is poisoned")?;
+        let is_reported =
+            !recovered.damage.is_empty() || events.iter().any(|event| matches!(event, LogEvent::Damaged(..)));
         drop(events);
         let there = self.model.partitions.values().flat_map(|partition| {
-            // What was trimmed is not there to say anything.
+            // Trimmed records prove nothing.
             let entries = (0..).zip(&partition.entries).skip(partition.first as usize);
             entries.filter(|(offset, _)| !partition.holes.contains(offset)).map(|(_, entry)| entry.frame)
         });
         let last_there = there.max().unwrap_or(0);
-        // An idle frame is itself one that a flip can hit.
+        // A flip can hit the idle frame itself.
         let is_marked = was_marked && self.flipped.journal as usize <= lost_frames.len();
-        if !told && (is_marked || *first_lost < last_there) {
-            return Err(format!("frames {lost_frames:?} are lost, frame {last_there} is there, and nothing was said"));
+        if !is_reported && (is_marked || *first_lost < last_there) {
+            return Err(format!(
+                "frames {lost_frames:?} are lost, frame {last_there} exists, and nothing was reported"
+            ));
         }
         Ok(())
     }
 
-    fn resolve_topics(&mut self, core: &Core) -> Check {
+    fn resolve_topics(&mut self, core: &Core) -> CheckResult {
         for (topic, state) in self.model.topics.clone() {
             let found = core.partition_count(topic);
             let known = self.model.partitions_of(topic);
@@ -181,7 +183,7 @@ impl World {
                     self.model.topics.insert(topic, TopicState::Gone);
                 }
                 TopicState::Deleting | TopicState::Growing { .. } => {
-                    // It may have been growing before it was to be deleted.
+                    // The topic may have been growing before the deletion.
                     let upto = if let TopicState::Growing { upto } = state { upto } else { PARTITIONS_MAX };
                     self.model.topics.insert(topic, TopicState::Growing { upto });
                     for key in (0..upto).map(|partition| PartitionKey { topic, partition }) {
@@ -203,8 +205,8 @@ impl World {
         Ok(())
     }
 
-    /// The group commit that nobody knew of is there wholly or not at all.
-    fn resolve_limbo(&mut self, core: &Core) -> Check {
+    /// The group commit with an unknown outcome exists completely or not at all.
+    fn resolve_limbo(&mut self, core: &Core) -> CheckResult {
         let Some(mut frame) = self.model.limbo.take() else { return Ok(()) };
         frame.parts.retain(|(key, _, _)| self.model.partitions.contains_key(key));
         let mut there = Vec::new();
@@ -217,7 +219,7 @@ impl World {
             }
         }
         if there.iter().any(|is_there| *is_there != there[0]) {
-            return Err(format!("a commit is there in part: {there:?} of {frame:?}"));
+            return Err(format!("a commit exists in part: {there:?} of {frame:?}"));
         }
         if there.first() == Some(&true) {
             self.report.unknown_landed += 1;
@@ -228,15 +230,15 @@ impl World {
         Ok(())
     }
 
-    fn resolve_bounds(&mut self, core: &Core, key: PartitionKey, lost_frames: &mut BTreeSet<u64>) -> Check {
+    fn resolve_bounds(&mut self, core: &Core, key: PartitionKey, lost_frames: &mut BTreeSet<u64>) -> CheckResult {
         let (first, next) = core.bounds(key).map_err(|error| format!("{key} after recovery: {error}"))?;
         let journal_flips = self.flipped.journal;
         let Some(partition) = self.model.partitions.get_mut(&key) else { return Ok(()) };
-        // A damaged frame's own count is all that says how many offsets it had; where a bit of that flipped, more are given up,
-        // and nothing may ever be read there.
+        // Only the frame's own count tells how many offsets a damaged frame had. If a bit of the count flipped, more offsets are skipped,
+        // and no read may return them.
         while journal_flips > 0 && partition.next() < next {
             partition.holes.insert(partition.next());
-            partition.entries.push(Entry { number: 0, timestamp: i64::MIN, frame: 0 });
+            partition.entries.push(ModelRecord { number: 0, timestamp: i64::MIN, frame: 0 });
         }
         if next > partition.next() {
             return Err(format!("{key} ends at {next}, and only {} were written", partition.next()));
@@ -255,18 +257,18 @@ impl World {
         let latest_first = partition.first.min(next).max(partition.first_durable);
         if first > next || !(partition.first_durable..=latest_first).contains(&first) {
             let (least, most) = (partition.first_durable, partition.first);
-            return Err(format!("{key} begins at {first} of {next} after recovery, and may at {least}..={most}"));
+            return Err(format!("{key} begins at {first} of {next} after recovery, and may begin at {least}..={most}"));
         }
         partition.first = first;
-        // Opening ends with a checkpoint, except where there was no room for it.
+        // Opening ends with a checkpoint, unless the disk was full.
         if core.refusal().is_none() {
             partition.first_durable = first;
         }
         Ok(())
     }
 
-    /// Looks for records that went with frames whose bits were flipped.
-    fn resolve_holes(&mut self, core: &Core, key: PartitionKey, lost_frames: &mut BTreeSet<u64>) -> Check {
+    /// Finds the records that were lost with damaged frames.
+    fn resolve_holes(&mut self, core: &Core, key: PartitionKey, lost_frames: &mut BTreeSet<u64>) -> CheckResult {
         let Some(partition) = self.model.partitions.get_mut(&key) else { return Ok(()) };
         let mut from = partition.first;
         while from < partition.next() {
@@ -282,7 +284,7 @@ impl World {
                     }
                     from = to;
                 }
-                // A segment that was hit: the checker looks at it.
+                // A segment with a flipped bit: the checker checks it.
                 Err(ReadError::Damaged(damage)) if damage.resume_at.is_some_and(|at| at > from) => {
                     from = damage.resume_at.unwrap_or(u64::MAX);
                 }
@@ -292,14 +294,14 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn flip_while_running(&mut self) -> Check {
+    pub(super) fn flip_while_running(&mut self) -> CheckResult {
         if self.profile.flips_bits() && self.profile != Profile::ResealedFlips {
             self.flip(|kind| kind != FileKind::Other);
         }
         Ok(())
     }
 
-    fn flip_before_opening(&mut self) -> Option<Undo> {
+    fn flip_before_opening(&mut self) -> Option<FlippedBit> {
         if !self.profile.flips_bits() || !self.rng.one_in(2) {
             return None;
         }
@@ -320,8 +322,8 @@ impl World {
         }
     }
 
-    /// Flips a bit in a file of one of the wanted kinds, rather where something is written than in what is still empty.
-    fn flip(&mut self, wanted: impl Fn(FileKind) -> bool) -> Option<Undo> {
+    /// Flips a bit in a file of a wanted kind, preferably in a byte that is not zero.
+    fn flip(&mut self, wanted: impl Fn(FileKind) -> bool) -> Option<FlippedBit> {
         let files = self.disk.files();
         let files: Vec<_> = files.into_iter().filter(|(path, len)| *len > 0 && wanted(FileKind::of(path))).collect();
         if files.is_empty() {
@@ -349,10 +351,10 @@ impl World {
             FileKind::Index | FileKind::Other => {}
         }
         let contents = self.disk.contents(&path);
-        Some(Undo { path, position, bit, contents })
+        Some(FlippedBit { path, position, bit, contents })
     }
 
-    /// Changes a record together with its checksums: nothing in the log can notice, so the checker must.
+    /// Changes a record together with its checksums: the log cannot detect it, so the checker must.
     fn reseal(&mut self) {
         let files = self.disk.files();
         let files: Vec<PathBuf> = files.into_iter().map(|(path, _)| path).collect();
@@ -370,7 +372,7 @@ impl World {
     }
 }
 
-/// Does the error say which file is wrong? A folder whose format cannot be read is named by itself.
+/// Whether the error names the wrong file. A folder with an unreadable format is named itself.
 fn names_file(error: &OpenError, path: &Path) -> bool {
     match error {
         OpenError::OtherFormat { path: folder, .. } | OpenError::NotOurs(folder) => path.parent() == Some(folder),

@@ -1,16 +1,16 @@
-//! What is done to a log beside writing and reading: checkpoints, retention, topics, a disk that fills up.
+//! The maintenance of a log: checkpoints, retention, topics, a disk that fills up.
 
 use std::time::Duration;
 
 use whimbrel_storage::{AppendError, Core, PartitionKey, TopicRetention};
 
-use super::{PARTITIONS_MAX, TOPICS_MAX, World};
-use crate::checker::Check;
+use super::{LogWorld, PARTITIONS_MAX, TOPICS_MAX};
+use crate::checker::CheckResult;
 use crate::model::{PartitionModel, TopicState};
 
-impl World {
-    /// A checkpoint with group commits between its steps, as the running log has them from its other thread.
-    pub(super) fn checkpoint(&mut self, core: &Core) -> Check {
+impl LogWorld {
+    /// Makes a checkpoint with group commits between its steps, which the running log has from its other thread.
+    pub(super) fn checkpoint(&mut self, core: &Core) -> CheckResult {
         self.trace.note(|| "checkpoint begins".to_owned());
         let now = self.now;
         let mut between = Ok(());
@@ -27,22 +27,22 @@ impl World {
         self.check_kept(made)
     }
 
-    pub(super) fn relieve(&mut self, core: &Core) -> Check {
+    pub(super) fn relieve(&mut self, core: &Core) -> CheckResult {
         let relieved = core.relieve_memory(self.now);
         self.trace.note(|| format!("relieve memory: {relieved:?}"));
         self.check_kept(relieved)
     }
 
-    fn check_kept(&mut self, kept: Result<(), AppendError>) -> Check {
+    fn check_kept(&mut self, kept: Result<(), AppendError>) -> CheckResult {
         match kept {
             Ok(()) => Ok(()),
             Err(AppendError::DiskFull(_)) if self.profile.fills_disk() => Ok(()),
             Err(AppendError::Poisoned(_)) if self.model.poisoned || self.something_failed() => Ok(()),
-            Err(error) => Err(format!("keeping house failed: {error}")),
+            Err(error) => Err(format!("maintenance failed: {error}")),
         }
     }
 
-    pub(super) fn idle(&mut self, core: &Core) -> Check {
+    pub(super) fn idle(&mut self, core: &Core) -> CheckResult {
         let (calls, refused) = (self.disk.calls(), self.disk.injected().refused_for_room);
         core.mark_idle();
         let wrote = self.disk.calls() > calls && self.disk.injected().refused_for_room == refused;
@@ -53,7 +53,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn retain(&mut self, core: &Core) -> Check {
+    pub(super) fn retain(&mut self, core: &Core) -> CheckResult {
         let topics = self.topics_in(|state| state == TopicState::Alive);
         if topics.is_empty() {
             return Ok(());
@@ -81,7 +81,7 @@ impl World {
         Ok(())
     }
 
-    fn check_retained(&mut self, core: &Core, key: PartitionKey, bytes_before: u64) -> Check {
+    fn check_retained(&mut self, core: &Core, key: PartitionKey, bytes_before: u64) -> CheckResult {
         let (first, next) = core.bounds(key).map_err(|error| error.to_string())?;
         let retention = self.retention.get(&key.topic).copied().unwrap_or_default();
         let limit = retention.time.map(|time| self.now - time.as_millis() as i64);
@@ -101,7 +101,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn trim(&mut self, core: &Core) -> Check {
+    pub(super) fn trim(&mut self, core: &Core) -> CheckResult {
         let Some(key) = self.any_partition() else { return Ok(()) };
         let (first, next) = (self.model.partitions[&key].first, self.model.partitions[&key].next());
         let before = self.rng.between(first, next + 2);
@@ -124,8 +124,8 @@ impl World {
         Ok(())
     }
 
-    /// Makes a topic, or one larger.
-    pub(super) fn grow(&mut self, core: &Core) -> Check {
+    /// Creates a topic, or grows one.
+    pub(super) fn grow(&mut self, core: &Core) -> CheckResult {
         let growing = self.topics_in(|state| matches!(state, TopicState::Alive | TopicState::Growing { .. }));
         let next_topic = self.model.topics.keys().last().map_or(1, |topic| topic + 1);
         let is_new = growing.is_empty() || (next_topic <= TOPICS_MAX && self.rng.one_in(2));
@@ -152,11 +152,11 @@ impl World {
                 self.model.topics.insert(topic, TopicState::Growing { upto });
                 Ok(())
             }
-            Err(error) => Err(format!("topic {topic} could not be made: {error}")),
+            Err(error) => Err(format!("topic {topic} could not be created: {error}")),
         }
     }
 
-    pub(super) fn delete(&mut self, core: &Core) -> Check {
+    pub(super) fn delete(&mut self, core: &Core) -> CheckResult {
         let topics = self.topics_in(|state| state != TopicState::Gone);
         if topics.len() < 2 {
             return Ok(());
@@ -166,7 +166,7 @@ impl World {
         self.trace.note(|| format!("delete topic {topic}: {deleted:?}"));
         let is_there = core.partition_count(topic) > 0;
         let state = match deleted {
-            Ok(()) if is_there => return Err(format!("topic {topic} was deleted and is there")),
+            Ok(()) if is_there => return Err(format!("topic {topic} was deleted and still exists")),
             Ok(()) => {
                 self.model.partitions.retain(|key, _| key.topic != topic);
                 TopicState::Gone
@@ -174,7 +174,7 @@ impl World {
             Err(_) if !self.something_failed() => {
                 return Err(format!("topic {topic} could not be deleted: {deleted:?}"));
             }
-            // A name that was changing when the power went may be either.
+            // A name that was changing at the power loss may be old or new.
             Err(_) if is_there && !self.disk.is_off() => return Ok(()),
             Err(_) => TopicState::Deleting,
         };
@@ -182,8 +182,8 @@ impl World {
         Ok(())
     }
 
-    /// The disk fills up or gets room, and the log looks.
-    pub(super) fn room(&mut self, core: &Core) -> Check {
+    /// Fills or frees the disk, and lets the log check its space.
+    pub(super) fn room(&mut self, core: &Core) -> CheckResult {
         if self.profile.fills_disk() {
             let used = self.disk.used_bytes();
             let spare = *self.rng.pick(&[0, 4 << 10, 40 << 10, 200 << 10, 10 << 20]);
@@ -202,7 +202,7 @@ impl World {
         let was_tight = self.disk.injected().total() > failed_before;
         match refusal {
             Some(AppendError::DiskFull(why)) if free >= enough && !was_tight && !self.disk.is_off() => {
-                Err(format!("{free} bytes are free, and the log says: {why}"))
+                Err(format!("{free} bytes are free, and the log reports: {why}"))
             }
             _ => Ok(()),
         }
@@ -213,7 +213,7 @@ impl World {
         self.disk.free_bytes(Self::data_folder()).unwrap_or(0)
     }
 
-    /// An empty partition that a call made which failed.
+    /// Adds an empty partition that a failed call created.
     pub(super) fn adopt(&mut self, key: PartitionKey) {
         self.model.partitions.insert(key, PartitionModel { is_adopted: true, ..PartitionModel::default() });
     }

@@ -1,17 +1,17 @@
-//! Long times that pass in moments: an hour of a failing key, days of a dead endpoint, a crash at any moment.
+//! Long times, simulated quickly: an hour of a failing key, days of a dead endpoint, a crash at any moment.
 
 use super::scene::{Scene, ordered};
 use whimbrel_dispatch::window::WindowLimits;
 use whimbrel_model::subscription::{OnExhausted, RetryPolicy};
-use whimbrel_sim::deliveries::world::Settings;
+use whimbrel_sim::deliveries::world::RunSettings;
 
 const HOUR: i64 = 3_600_000;
 const KEYS: [&str; 5] = ["a", "b", "c", "d", "e"];
-/// One message of each key in so long.
+/// The time between two messages of a key.
 const EVERY_MS: i64 = 500;
 
-fn small() -> Settings {
-    Settings {
+fn small() -> RunSettings {
+    RunSettings {
         on_exhausted: OnExhausted::Block,
         retry: RetryPolicy::default(),
         limits: WindowLimits { body_bytes: 64 << 10, parked_bytes: 64 << 10 },
@@ -19,7 +19,7 @@ fn small() -> Settings {
     }
 }
 
-/// How long messages of the keys but the first took on average, and the most bytes that were in memory.
+/// Runs an hour. Returns the average delay of messages of all keys but the first, and the maximum bytes in memory.
 fn an_hour(with_failing_key: bool) -> (Scene, f64, usize) {
     let mut scene = Scene::with_partitions(small(), 3);
     scene.world.endpoint.slowest_ms = 20;
@@ -42,24 +42,24 @@ fn an_hour(with_failing_key: bool) -> (Scene, f64, usize) {
 }
 
 #[test]
-fn an_hour_of_one_failing_key_of_five_costs_the_others_nothing_and_little_memory() {
+fn an_hour_of_one_failing_key_of_five_does_not_delay_the_others_and_takes_little_memory() {
     let (_, usual, _) = an_hour(false);
     let (mut scene, average, most) = an_hour(true);
     assert!(average <= usual * 1.1 + 0.5, "{average} ms instead of {usual} ms");
-    // 7 200 messages wait behind the key: two bytes of each in the window and in what is saved, and the bodies of no one.
+    // 7 200 messages wait behind the key. Each takes two bytes in the window and in the saved progress; their bodies are not in memory.
     assert!(most < 64 << 10, "{most} bytes");
     let waiting = scene.world.nodes[0].as_ref().unwrap().line.window.parked();
     assert_eq!(waiting, (1, (HOUR / EVERY_MS) as u64));
-    // The key is taken again: everything comes, in order, which every step checks.
+    // The endpoint accepts the key again: all messages arrive in order, which every step checks.
     scene.wait(0, HOUR);
     assert!(scene.taken().iter().all(|taken| *taken == 1));
     assert_eq!(scene.world.nodes[0].as_ref().unwrap().line.window.parked(), (0, 0));
 }
 
 #[test]
-fn when_as_much_is_parked_as_may_be_reading_waits_and_goes_on_by_itself() {
+fn when_as_much_is_parked_as_allowed_reading_waits_and_resumes_by_itself() {
     let limits = WindowLimits { body_bytes: 64 << 10, parked_bytes: 4 << 10 };
-    let mut scene = Scene::new(Settings { limits, ..small() });
+    let mut scene = Scene::new(RunSettings { limits, ..small() });
     scene.world.endpoint.down_until = scene.world.time + 60_000;
     let keys: Vec<String> = (0..2_000).map(|key| format!("key{key}")).collect();
     scene.publish(&keys.iter().map(String::as_str).collect::<Vec<_>>());
@@ -73,13 +73,13 @@ fn when_as_much_is_parked_as_may_be_reading_waits_and_goes_on_by_itself() {
 
 #[test]
 fn days_of_a_dead_endpoint_leave_dead_letters_and_nothing_else() {
-    let mut scene = Scene::new(Settings { retry: RetryPolicy::default(), ..ordered() });
+    let mut scene = Scene::new(RunSettings { retry: RetryPolicy::default(), ..ordered() });
     scene.world.endpoint.down_until = scene.world.time + 72 * HOUR;
     for _ in 0..36 {
         scene.publish(&KEYS);
         scene.wait(0, 2 * HOUR);
     }
-    // Each has six attempts over about an hour, one after the other in its key.
+    // Each message has six attempts over about an hour, one message of a key after the other.
     assert_eq!((scene.world.truth.buried, scene.world.calls), (36 * 5, 36 * 5 * 6));
     scene.publish(&KEYS);
     scene.wait(0, HOUR);
@@ -88,7 +88,7 @@ fn days_of_a_dead_endpoint_leave_dead_letters_and_nothing_else() {
 }
 
 #[test]
-fn after_a_crash_no_more_comes_again_than_the_window_and_a_second_of_progress() {
+fn after_a_crash_at_most_the_window_and_a_second_of_progress_is_repeated() {
     const PER_MS: i64 = 10;
     for crash_after in [37, 450, 990, 1_001, 1_503, 2_222] {
         let mut scene = Scene::with_partitions(small(), 3);
@@ -104,6 +104,6 @@ fn after_a_crash_no_more_comes_again_than_the_window_and_a_second_of_progress() 
         scene.wait(1, 10_000);
         let again: u32 = scene.taken().iter().map(|taken| taken - 1).sum();
         let most = scene.world.settings.concurrency as i64 + 1_000 / PER_MS + 1;
-        assert!(i64::from(again) <= most, "{again} came again after a crash at {crash_after} ms");
+        assert!(i64::from(again) <= most, "{again} repeated after a crash at {crash_after} ms");
     }
 }

@@ -1,4 +1,4 @@
-//! Deliveries: a scene for each rule, a fixed set of seeds, and long times that pass in moments.
+//! Deliveries: a scene for each rule, a fixed set of seeds, and long times that are simulated quickly.
 
 mod long;
 mod rules;

@@ -1,21 +1,21 @@
-//! One scene for each rule of deliveries. Each fails when its rule is left out of the code: docs/internals/deliveries-rules.md says where
-//! the rule is and what was broken to see that. Every step is also checked against what really happened: the watermark passes nothing
-//! that is not done, a key's messages are first taken in order, and an owner goes on exactly where its progress was saved.
+//! One scene for each rule of deliveries. Each fails if its rule is removed from the code: docs/internals/deliveries-rules.md names the
+//! place of the rule and the mutation. Every step is also compared with the true history: the watermark passes only done messages, the
+//! messages of a key are first delivered in order, and an owner continues exactly from the saved progress.
 
 use super::scene::{Scene, key_with, ordered, unordered, without_retries};
 use whimbrel_model::Headers;
 use whimbrel_model::subscription::{HEADER_DELIVERY, OnExhausted};
-use whimbrel_sim::deliveries::endpoint::Endpoint;
+use whimbrel_sim::deliveries::endpoint::SimEndpoint;
 use whimbrel_sim::deliveries::log::{DEAD, RETRIES};
 use whimbrel_sim::deliveries::truth::Starts;
-use whimbrel_sim::deliveries::world::{AppendFault, Settings};
+use whimbrel_sim::deliveries::world::{AppendFault, RunSettings};
 
 const HOUR: i64 = 3_600_000;
 
 #[test]
 fn stale_ticket_an_answer_that_arrives_twice_counts_once() {
     let mut scene = Scene::new(ordered());
-    scene.world.endpoint = Endpoint { twice: 1, ..Endpoint::default() };
+    scene.world.endpoint = SimEndpoint { twice: 1, ..SimEndpoint::default() };
     scene.bad_key("a", HOUR);
     scene.publish(&["a", "a"]);
     scene.wait(0, 100);
@@ -27,33 +27,33 @@ fn stale_ticket_an_answer_that_arrives_twice_counts_once() {
 }
 
 #[test]
-fn stale_line_an_answer_of_before_a_seek_moves_nothing() {
+fn stale_line_an_answer_from_before_a_seek_changes_nothing() {
     let mut scene = Scene::new(ordered());
     scene.publish(&["a", "b", "c", "d"]);
     scene.read(0);
     let id = scene.world.log.ids().next().unwrap();
-    // All four are out, and nobody has heard of them when the cursor is set to the third.
+    // All four are in flight and unanswered when the cursor is set to the third.
     scene.world.seek(Starts::from([(id, 2)]));
     scene.bad_key("c", 500);
     scene.bad_key("d", 500);
     scene.sound(|world| world.follow(0));
     scene.read(0);
     scene.run(0);
-    assert_eq!(scene.watermark(0, 0), 2, "what is heard of the first four is not about the third");
-    // The endpoint may have asked for half a minute.
+    assert_eq!(scene.watermark(0, 0), 2, "the answers of the earlier run do not count");
+    // The endpoint may have requested a delay of half a minute.
     scene.wait(0, 60_000);
     assert_eq!((scene.watermark(0, 0), scene.taken()), (4, vec![1, 1, 2, 2]));
 }
 
 #[test]
-fn run_progress_of_before_a_seek_counts_no_more() {
+fn run_progress_from_before_a_seek_does_not_count() {
     let mut scene = Scene::new(ordered());
     scene.publish(&["a", "b", "c"]);
     scene.wait(0, 2_000);
     assert_eq!(scene.watermark(0, 0), 3);
     let id = scene.world.log.ids().next().unwrap();
     scene.world.seek(Starts::from([(id, 1)]));
-    // The owner dies before it has saved anything of the new run.
+    // The owner crashes before it has saved anything of the new run.
     scene.world.crash(0);
     scene.take(1);
     scene.wait(1, 2_000);
@@ -61,7 +61,7 @@ fn run_progress_of_before_a_seek_counts_no_more() {
 }
 
 #[test]
-fn run_an_owner_that_does_not_know_of_a_seek_yet_does_not_spend_its_progress() {
+fn run_an_owner_behind_a_seek_does_not_use_the_new_progress() {
     let mut scene = Scene::new(ordered());
     scene.publish(&["a", "b", "c"]);
     scene.run(0);
@@ -72,7 +72,7 @@ fn run_an_owner_that_does_not_know_of_a_seek_yet_does_not_spend_its_progress() {
     assert_eq!(scene.taken(), [1, 2, 2]);
     scene.world.crash(0);
     let earlier = scene.world.earlier.clone();
-    scene.sound(|world| world.take_believing(1, earlier));
+    scene.sound(|world| world.take_behind(1, earlier));
     scene.wait(1, 100);
     scene.sound(|world| world.follow(1));
     scene.wait(1, 2_000);
@@ -95,7 +95,7 @@ fn run_retries_that_were_delivered_are_not_repeated_by_a_seek() {
 }
 
 #[test]
-fn run_what_an_earlier_run_saves_late_is_refused() {
+fn run_late_saves_of_an_earlier_run_are_rejected() {
     let mut scene = Scene::new(ordered());
     scene.publish(&["a", "b", "c"]);
     scene.run(0);
@@ -111,14 +111,14 @@ fn run_what_an_earlier_run_saves_late_is_refused() {
 }
 
 #[test]
-fn epoch_what_a_zombie_saves_is_refused() {
+fn epoch_saves_of_a_zombie_are_rejected() {
     let mut scene = Scene::new(ordered());
     scene.bad_key("a", HOUR);
     scene.publish(&["a", "b"]);
     scene.run(0);
     scene.take(1);
     scene.save(0);
-    assert!(scene.world.nodes[0].is_none(), "it has found out");
+    assert!(scene.world.nodes[0].is_none(), "it has stopped");
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn settle_a_message_is_not_done_before_its_dead_letter_is_durable() {
     assert!(scene.world.log.records(DEAD).is_empty());
     scene.take(1);
     scene.run(1);
-    assert_eq!(scene.world.log.records(DEAD).len(), 2, "the successor tries it again, and buries both");
+    assert_eq!(scene.world.log.records(DEAD).len(), 2, "the successor retries it, and buries both");
     assert_eq!(scene.watermark(1, 0), 2);
 }
 
@@ -166,12 +166,12 @@ fn settle_a_key_waits_until_its_dead_letter_is_durable() {
 }
 
 #[test]
-fn made_id_a_retry_whose_append_was_not_heard_of_is_one_hold() {
+fn made_id_a_retry_whose_append_was_not_confirmed_is_one_hold() {
     let mut scene = Scene::new(unordered());
     scene.bad_key("a", 500);
     scene.publish(&["a"]);
     scene.run_but_appends(0);
-    scene.append(0, AppendFault::Unheard);
+    scene.append(0, AppendFault::AnswerLost);
     scene.run(0);
     assert_eq!(scene.world.truth.held, 1);
     scene.wait(0, 5_000);
@@ -179,13 +179,13 @@ fn made_id_a_retry_whose_append_was_not_heard_of_is_one_hold() {
 }
 
 #[test]
-fn made_id_a_retry_of_before_a_crash_is_one_hold() {
+fn made_id_a_retry_from_before_a_crash_is_one_hold() {
     let mut scene = Scene::new(unordered());
     scene.bad_key("a", 500);
     scene.publish(&["a"]);
     scene.run(0);
     assert_eq!(scene.world.truth.held, 1);
-    // It dies before it has saved that the message is a hold now.
+    // It crashes before it has saved that the message is a hold now.
     scene.world.crash(0);
     scene.sound(|world| world.pass(100));
     scene.take(1);
@@ -194,7 +194,7 @@ fn made_id_a_retry_of_before_a_crash_is_one_hold() {
 }
 
 #[test]
-fn unfinished_what_is_parked_behind_the_read_comes_again_after_a_crash() {
+fn unfinished_parked_messages_behind_the_read_are_delivered_after_a_crash() {
     let mut scene = Scene::new(ordered());
     scene.bad_key("a", 500);
     scene.publish(&["a", "b", "a", "b"]);
@@ -204,16 +204,16 @@ fn unfinished_what_is_parked_behind_the_read_comes_again_after_a_crash() {
     scene.world.crash(0);
     scene.take(1);
     scene.wait(1, 20_000);
-    assert_eq!(scene.taken(), [1, 1, 1, 1], "nothing is lost, and nothing that was done comes again");
+    assert_eq!(scene.taken(), [1, 1, 1, 1], "nothing is lost, and no done message is repeated");
 }
 
 #[test]
-fn attempts_the_ladder_goes_on_where_it_was_after_a_crash() {
+fn attempts_the_ladder_continues_after_a_crash() {
     let mut scene = Scene::new(ordered());
     scene.bad_key("a", HOUR);
     scene.publish(&["a"]);
     let id = scene.world.log.ids().next().unwrap();
-    // Attempts at 0, 1 and 11 seconds; the fourth is at 71.
+    // Attempts at 0, 1 and 11 seconds; the fourth is at 71 seconds.
     scene.wait(0, 30_000);
     let before = scene.world.memory(0, id);
     assert_eq!(before.tries.get(&0).map(|(attempts, _)| *attempts), Some(3));
@@ -224,7 +224,7 @@ fn attempts_the_ladder_goes_on_where_it_was_after_a_crash() {
     scene.wait(1, 20_000);
     assert_eq!(scene.world.memory(1, id).tries.get(&0).map(|(attempts, _)| *attempts), Some(4));
     scene.wait(1, HOUR);
-    assert_eq!(scene.world.calls, 6, "six attempts in all, whoever made them");
+    assert_eq!(scene.world.calls, 6, "six attempts of both owners together");
     assert!(scene.world.truth.messages[0].is_buried);
 }
 
@@ -268,7 +268,7 @@ fn barrier_a_moved_keys_new_messages_wait_for_its_old_ones() {
     scene.publish(&[&moved]);
     scene.sound(|world| world.follow(0));
     scene.wait(0, 400);
-    // From here on the key is taken: the new message, which never failed, must still be the last.
+    // From here on the endpoint accepts the key. The new message, which never failed, must still be the last.
     scene.wait(0, 200);
     assert_eq!(scene.taken(), [0, 0, 0]);
     scene.wait(0, 5_000);
@@ -289,7 +289,7 @@ fn barrier_two_growths_in_a_row_keep_the_order() {
 }
 
 #[test]
-fn lost_a_parked_message_that_retention_took_becomes_a_dead_letter() {
+fn lost_a_parked_message_that_retention_removed_becomes_a_dead_letter() {
     let mut scene = Scene::new(ordered());
     scene.bad_key("a", 500);
     scene.publish(&["a", "a", "b"]);
@@ -302,8 +302,8 @@ fn lost_a_parked_message_that_retention_took_becomes_a_dead_letter() {
 }
 
 #[test]
-fn block_a_message_that_must_not_be_given_up_is_tried_on() {
-    let mut scene = Scene::new(Settings { on_exhausted: OnExhausted::Block, ..without_retries(ordered()) });
+fn block_a_message_that_must_not_be_given_up_is_retried() {
+    let mut scene = Scene::new(RunSettings { on_exhausted: OnExhausted::Block, ..without_retries(ordered()) });
     scene.bad_key("a", HOUR);
     scene.publish(&["a", "a"]);
     scene.wait(0, HOUR - 1_000);

@@ -1,20 +1,19 @@
-//! A world that is played by hand: each step is checked against what really happened.
+//! A scripted world of deliveries. Each step is compared with the true history.
 
 use whimbrel_dispatch::window::WindowLimits;
 use whimbrel_model::PartitionId;
 use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::subscription::{OnExhausted, Ordering, RetryPolicy};
-use whimbrel_sim::Rng;
-use whimbrel_sim::deliveries::Check;
 use whimbrel_sim::deliveries::log::TOPIC;
-use whimbrel_sim::deliveries::world::{AppendFault, Settings, World};
+use whimbrel_sim::deliveries::world::{AppendFault, DeliveryWorld, RunSettings};
 use whimbrel_sim::trace::Trace;
+use whimbrel_sim::{CheckResult, Rng};
 
-/// Steps of one moment; more is a world that spins.
+/// Limit of the steps at one time. A world with more is in a loop.
 const STEPS_MAX: usize = 1_000_000;
 
-pub fn ordered() -> Settings {
-    Settings {
+pub fn ordered() -> RunSettings {
+    RunSettings {
         ordering: Ordering::Key,
         retry: RetryPolicy { times: 5, schedule_ms: vec![1_000, 10_000, 60_000] },
         on_exhausted: OnExhausted::DeadLetter,
@@ -27,32 +26,32 @@ pub fn ordered() -> Settings {
     }
 }
 
-pub fn unordered() -> Settings {
-    Settings { ordering: Ordering::None, ..ordered() }
+pub fn unordered() -> RunSettings {
+    RunSettings { ordering: Ordering::None, ..ordered() }
 }
 
-pub fn without_retries(settings: Settings) -> Settings {
-    Settings { retry: RetryPolicy { times: 0, schedule_ms: vec![1_000] }, ..settings }
+pub fn without_retries(settings: RunSettings) -> RunSettings {
+    RunSettings { retry: RetryPolicy { times: 0, schedule_ms: vec![1_000] }, ..settings }
 }
 
 pub struct Scene {
-    pub world: World,
+    pub world: DeliveryWorld,
 }
 
 impl Scene {
-    /// Node 0 owns the subscription.
-    pub fn new(settings: Settings) -> Self {
+    /// Makes node 0 the owner of the subscription.
+    pub fn new(settings: RunSettings) -> Self {
         Self::with_partitions(settings, 1)
     }
 
-    pub fn with_partitions(settings: Settings, partitions: u32) -> Self {
-        let mut scene = Self { world: World::new(settings, 3, partitions, Rng::new(7), Trace::new(false)) };
+    pub fn with_partitions(settings: RunSettings, partitions: u32) -> Self {
+        let mut scene = Self { world: DeliveryWorld::new(settings, 3, partitions, Rng::new(7), Trace::new(false)) };
         scene.take(0);
         scene
     }
 
-    /// The step must not be one that can never be.
-    pub fn sound<T>(&mut self, step: impl FnOnce(&mut World) -> Check<T>) -> T {
+    /// Takes a step, and panics if it violates a rule.
+    pub fn sound<T>(&mut self, step: impl FnOnce(&mut DeliveryWorld) -> CheckResult<T>) -> T {
         step(&mut self.world).unwrap_or_else(|wrong| panic!("{}\n{wrong}", self.world.trace.last().join("\n")))
     }
 
@@ -69,22 +68,22 @@ impl Scene {
         self.sound(|world| world.save(node, false));
     }
 
-    /// Everything of the node that does not wait for time goes on.
+    /// Runs all operations of the node that do not wait for time.
     pub fn run(&mut self, node: usize) {
         self.run_but(node, false);
     }
 
-    /// The same, but holds and dead letters stay on their way.
+    /// The same, but holds and dead letters are not appended.
     pub fn run_but_appends(&mut self, node: usize) {
         self.run_but(node, true);
     }
 
-    /// What can be read is, and goes out; no answer is heard.
+    /// Reads everything readable and begins the calls; no answer arrives.
     pub fn read(&mut self, node: usize) {
         let mut index = 0;
         while index < self.world.nodes[node].as_ref().map_or(0, |owner| owner.reads.len()) {
-            let went_on = self.sound(|world| world.finish_read(node, index, false));
-            index = if went_on { 0 } else { index + 1 };
+            let advanced = self.sound(|world| world.finish_read(node, index, false));
+            index = if advanced { 0 } else { index + 1 };
         }
     }
 
@@ -96,7 +95,7 @@ impl Scene {
                 return;
             }
         }
-        panic!("it goes on and on without time passing");
+        panic!("the world loops without time passing");
     }
 
     fn step(&mut self, node: usize, no_appends: bool) -> bool {
@@ -119,12 +118,12 @@ impl Scene {
         false
     }
 
-    /// The node's first hold or dead letter is written, or not.
+    /// Ends the node's first append of a hold or dead letter, with this fault.
     pub fn append(&mut self, node: usize, fault: AppendFault) {
         self.sound(|world| world.finish_append(node, 0, fault));
     }
 
-    /// Time passes, and everything of the node that comes with it happens. Progress is saved when it is due.
+    /// Lets time pass with all operations of the node. Progress is saved when it is due.
     pub fn wait(&mut self, node: usize, ms: i64) {
         let until = self.world.time + ms;
         self.run(node);
@@ -145,7 +144,7 @@ impl Scene {
         self.world.endpoint.bad_keys.insert(key.as_bytes().to_vec(), until);
     }
 
-    /// How often each message was taken, in the order of publishing.
+    /// How often the endpoint received each message, in the order of publishing.
     pub fn taken(&self) -> Vec<u32> {
         self.world.truth.messages.iter().map(|message| message.taken).collect()
     }
@@ -156,8 +155,8 @@ impl Scene {
     }
 }
 
-/// A key that is in that partition among so many, for each of these.
+/// A key that maps to the given partition for each given number of partitions.
 pub fn key_with(places: &[(u32, u32)]) -> String {
     let fits = |key: &String| places.iter().all(|(count, index)| partition_of(key.as_bytes(), *count) == *index);
-    (0..100_000).map(|number| format!("key{number}")).find(fits).expect("there is such a key")
+    (0..100_000).map(|number| format!("key{number}")).find(fits).expect("a matching key exists")
 }

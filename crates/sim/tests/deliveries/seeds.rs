@@ -1,8 +1,8 @@
-//! A fixed set of seeds for each kind of trouble: every one must be clean, and the same seed must make the same run.
+//! A fixed set of seeds for each kind of fault: every one must be clean, and the same seed must make the same run.
 
 use whimbrel_sim::{DeliveriesProfile, DeliveriesReport, run_deliveries};
 
-/// Enough to meet each kind of step many times, few enough for every test run; `whimbrel-sim --what deliveries` runs more.
+/// Enough to reach each kind of step many times, few enough for every test run. `whimbrel-sim --what deliveries` runs more.
 const SEEDS: u64 = 25;
 
 fn all_clean(profile: DeliveriesProfile) -> DeliveriesReport {
@@ -18,7 +18,7 @@ fn all_clean(profile: DeliveriesProfile) -> DeliveriesReport {
 }
 
 #[test]
-fn every_message_is_delivered_or_accounted_for_by_an_endpoint_that_misbehaves() {
+fn every_message_is_delivered_or_accounted_for_with_a_faulty_endpoint() {
     all_clean(DeliveriesProfile::Endpoint);
 }
 
@@ -35,13 +35,13 @@ fn order_and_watermarks_hold_with_several_owners_at_once() {
 }
 
 #[test]
-fn a_store_that_forgets_costs_repeats_and_nothing_else() {
+fn a_store_that_loses_writes_costs_only_repeats() {
     let report = all_clean(DeliveriesProfile::Store);
     assert!(report.store_falls > SEEDS, "{report}");
 }
 
 #[test]
-fn a_seek_in_flight_is_not_moved_by_what_was_out_before_it() {
+fn a_seek_is_not_affected_by_messages_in_flight_before_it() {
     let report = all_clean(DeliveriesProfile::Seeks);
     assert!(report.seeks > SEEDS, "{report}");
 }
@@ -53,7 +53,7 @@ fn a_keys_order_survives_the_growth_of_its_topic_and_retention() {
 }
 
 #[test]
-fn all_of_it_holds_together() {
+fn all_faults_together_violate_no_rule() {
     let report = all_clean(DeliveriesProfile::Mixed);
     assert!(report.crashes > 0 && report.takeovers > 0 && report.seeks > 0 && report.growths > 0, "{report}");
 }

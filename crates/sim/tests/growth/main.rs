@@ -3,7 +3,7 @@
 
 use whimbrel_sim::{GrowthProfile, GrowthReport, run_growth};
 
-/// Enough to meet each kind of step many times, few enough for every test run; `whimbrel-sim --what growth` runs more.
+/// Enough to reach each kind of step many times, few enough for every test run. `whimbrel-sim --what growth` runs more.
 const SEEDS: u64 = 30;
 
 fn all_clean(profile: GrowthProfile) -> GrowthReport {
@@ -25,31 +25,31 @@ fn a_growth_waits_for_nodes_that_see_it_late_or_is_rolled_back() {
 }
 
 #[test]
-fn nodes_that_are_cut_off_refuse_keys_and_are_not_waited_for() {
+fn nodes_that_are_cut_off_reject_keys_and_are_not_awaited() {
     let report = all_clean(GrowthProfile::Partitions);
     assert!(report.sessions_lost > SEEDS && report.refused > SEEDS, "{report}");
 }
 
 #[test]
-fn nothing_is_acknowledged_that_a_node_sent_after_it_stood_still() {
+fn appends_that_a_node_sends_after_a_pause_are_not_acknowledged() {
     let report = all_clean(GrowthProfile::Frozen);
     assert!(report.sessions_lost > SEEDS && report.unknown > SEEDS, "{report}");
 }
 
 #[test]
-fn writes_of_unknown_outcome_leave_the_gates_closed_until_the_entry_is_read() {
+fn writes_with_unknown_outcome_keep_the_gates_closed_until_the_entry_is_read() {
     let report = all_clean(GrowthProfile::Unknown);
     assert!(report.finished > SEEDS, "{report}");
 }
 
 #[test]
-fn another_node_ends_what_a_crashed_one_began() {
+fn another_node_ends_the_growth_of_a_crashed_one() {
     let report = all_clean(GrowthProfile::Crashes);
     assert!(report.crashes > SEEDS && report.taken_over > 0, "{report}");
 }
 
 #[test]
-fn all_of_it_holds_together() {
+fn all_faults_together_violate_no_rule() {
     let report = all_clean(GrowthProfile::Mixed);
     assert!(report.crashes > 0 && report.sessions_lost > 0 && report.taken_over > 0, "{report}");
 }

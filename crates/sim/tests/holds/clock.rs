@@ -1,12 +1,12 @@
-//! Excursions of the wall clock: shorter and longer than the stepout, forwards, backwards and several. The world itself checks after
-//! every step that nothing fires, and nothing is forgotten, by a time that has not truly come.
+//! Steps of the wall clock: shorter and longer than the stepout, forwards, backwards and several. The world checks after every step that no
+//! hold fires, and no record is removed, before the true time allows it.
 
 use super::scene::{Scene, quiet};
 
 const SECOND: i64 = 1_000;
 const HOUR: i64 = 3_600_000;
 const DAY: i64 = 24 * HOUR;
-/// Of the scene's nodes.
+/// The stepout of the scene's nodes.
 const STEPOUT: i64 = 60 * SECOND;
 
 fn set_clock(scene: &mut Scene, node: usize, skew_ms: i64) {
@@ -16,14 +16,14 @@ fn set_clock(scene: &mut Scene, node: usize, skew_ms: i64) {
 }
 
 #[test]
-fn what_is_accepted_during_or_after_a_short_excursion_waits_for_its_time() {
+fn holds_accepted_during_or_after_a_short_clock_step_wait_for_their_time() {
     for skew_ms in [DAY, -DAY, 8 * DAY] {
         let mut scene = Scene::new(quiet());
         set_clock(&mut scene, 0, skew_ms);
         scene.accepted(&scene.hold("during", HOUR));
         scene.wait(0, 15 * SECOND);
         scene.accepted(&scene.hold("meanwhile", 0));
-        assert_eq!(scene.world.truth.fired, 1, "time goes on");
+        assert_eq!(scene.world.truth.fired, 1, "time continues");
         set_clock(&mut scene, 0, 0);
         scene.accepted(&scene.hold("after", 12 * HOUR));
         scene.wait(0, SECOND);
@@ -36,7 +36,7 @@ fn what_is_accepted_during_or_after_a_short_excursion_waits_for_its_time() {
 }
 
 #[test]
-fn a_step_that_lasts_is_followed_and_its_correction_too() {
+fn a_lasting_step_and_its_correction_are_followed() {
     let mut scene = Scene::new(quiet());
     scene.accepted(&scene.hold("a", HOUR));
     set_clock(&mut scene, 0, DAY);
@@ -46,19 +46,19 @@ fn a_step_that_lasts_is_followed_and_its_correction_too() {
     assert_eq!(scene.world.truth.fired, 1, "the clock was set and kept its time");
     set_clock(&mut scene, 0, 0);
     scene.wait(0, STEPOUT);
-    // The owner's clock was a day ahead: it must not go on from there.
+    // The owner's clock was a day ahead. It must not continue from there.
     scene.accepted(&scene.hold("b", HOUR));
     scene.wait(0, SECOND);
     assert_eq!(scene.world.truth.fired, 1);
     scene.accepted(&scene.hold("c", SECOND));
     scene.wait(0, SECOND);
-    assert_eq!(scene.world.truth.fired, 2, "and nothing stands still until it is that late again");
+    assert_eq!(scene.world.truth.fired, 2, "and the owner does not wait a day");
     scene.wait(0, HOUR);
     assert_eq!(scene.world.truth.fired, 3);
 }
 
 #[test]
-fn a_clock_that_falls_back_holds_nothing_up() {
+fn a_clock_that_steps_back_delays_no_hold() {
     let mut scene = Scene::new(quiet());
     scene.accepted(&scene.hold("a", 10 * SECOND));
     set_clock(&mut scene, 0, -DAY);
@@ -67,7 +67,7 @@ fn a_clock_that_falls_back_holds_nothing_up() {
 }
 
 #[test]
-fn excursions_one_after_the_other_do_not_add_up() {
+fn consecutive_clock_steps_do_not_add_up() {
     let mut scene = Scene::new(quiet());
     scene.accepted(&scene.hold("a", 2 * HOUR));
     for round in 1..=10 {
@@ -80,7 +80,7 @@ fn excursions_one_after_the_other_do_not_add_up() {
 }
 
 #[test]
-fn a_process_that_starts_during_an_excursion_knows_the_time_from_before() {
+fn a_process_that_starts_during_a_clock_step_uses_the_earlier_time() {
     let mut scene = Scene::new(quiet());
     scene.accepted(&scene.hold("a", HOUR));
     set_clock(&mut scene, 0, DAY);
@@ -91,7 +91,7 @@ fn a_process_that_starts_during_an_excursion_knows_the_time_from_before() {
 }
 
 #[test]
-fn a_hold_that_fired_during_a_step_that_lasted_does_not_fire_again() {
+fn a_hold_that_fired_during_a_lasting_step_does_not_fire_again() {
     let mut scene = Scene::new(quiet());
     let hold = scene.hold("a", HOUR);
     scene.accepted(&hold);

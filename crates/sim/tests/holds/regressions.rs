@@ -1,30 +1,30 @@
-//! What the simulator found in the deciding part of holds, each as a scene of its own.
+//! The bugs that the simulator found in the deciding part of holds. Each has a scene.
 
 use std::time::Duration;
 
 use super::scene::{Scene, quiet, withdraw};
 use whimbrel_holds::HoldsSettings;
-use whimbrel_model::ports::{Ask, HoldQuery, HoldsError, NewDue, Told};
-use whimbrel_model::{Ending, Hold, HoldEnd, Timestamp, TopicNumber};
+use whimbrel_model::ports::{HoldQuery, HoldReply, HoldRequest, HoldsError, NewDueTime};
+use whimbrel_model::{Hold, HoldEnd, HoldEndKind, Timestamp, TopicNumber};
 use whimbrel_sim::holds::world::CommitFault;
 
 const MINUTE: i64 = 60_000;
 
 #[test]
-fn an_ended_hold_came_back_when_its_checkpoint_ended_between_a_question_to_the_store_and_its_answer() {
+fn an_ended_hold_stays_ended_when_its_checkpoint_ends_during_a_store_request() {
     let mut scene = Scene::new(HoldsSettings { checkpoint_changes: 1, ..quiet() });
     let (hold, other) = (scene.hold("a", 0), scene.hold("b", MINUTE));
     scene.append(&hold);
-    // Its end is folded and on its way into the store.
+    // The end of the hold is folded and in transit to the store.
     scene.run_but(0, &["apply"]);
     assert_eq!(scene.world.truth.fired, 1);
     scene.run_one_save(0);
     scene.run_but(0, &["apply"]);
-    // A repeat, beside a hold that the store must be asked about.
+    // A repeat, beside a hold that requires a store request.
     scene.append(&hold);
     scene.append(&other);
     scene.run_but(0, &["apply", "get"]);
-    assert!(scene.waits_for(0, "get"), "memory knows the first and not the second");
+    assert!(scene.waits_for(0, "get"), "memory has the first and not the second");
     scene.run_one_save(0);
     scene.run(0);
     scene.wait(0, 10);
@@ -32,12 +32,12 @@ fn an_ended_hold_came_back_when_its_checkpoint_ended_between_a_question_to_the_s
 }
 
 #[test]
-fn a_hold_fired_early_after_an_order_to_fire_met_a_closed_topic() {
+fn a_hold_does_not_fire_early_after_an_order_to_fire_met_a_closed_topic() {
     let mut scene = Scene::new(quiet());
     let hold = scene.hold("a", 5_000);
     scene.accepted(&hold);
     scene.world.closed.insert(TopicNumber(1));
-    let question = scene.ask(0, Ask::Fire { id: hold.id.clone() });
+    let question = scene.ask(0, HoldRequest::Fire { id: hold.id.clone() });
     scene.run(0);
     assert!(matches!(scene.answer_to(question), Some(Err(HoldsError::Unavailable(_)))), "nothing was done");
     scene.world.closed.clear();
@@ -48,7 +48,7 @@ fn a_hold_fired_early_after_an_order_to_fire_met_a_closed_topic() {
 }
 
 #[test]
-fn a_stretch_of_the_log_was_trimmed_although_it_could_not_be_walked() {
+fn a_part_of_the_log_that_was_not_walked_is_not_trimmed() {
     let mut scene = Scene::new(HoldsSettings { trim_interval: Duration::from_millis(50), ..quiet() });
     let hold = scene.minted(MINUTE);
     scene.accepted(&hold);
@@ -65,7 +65,7 @@ fn a_stretch_of_the_log_was_trimmed_although_it_could_not_be_walked() {
 }
 
 #[test]
-fn a_hold_was_not_carried_when_the_window_let_go_of_it_meanwhile() {
+fn a_hold_that_the_window_drops_meanwhile_is_carried() {
     let settings = HoldsSettings { trim_interval: Duration::from_millis(50), window_bytes: 1_000, ..quiet() };
     let mut scene = Scene::new(settings);
     let late = scene.minted(9_000);
@@ -73,7 +73,7 @@ fn a_hold_was_not_carried_when_the_window_let_go_of_it_meanwhile() {
     scene.checkpoint();
     scene.pass(200);
     scene.tick(0);
-    // What is in the window need not be asked for; a commit under way holds back what is carried.
+    // Holds in the window need no store request. A commit in progress delays the carried records.
     scene.run_but(0, &["walk"]);
     scene.append(&scene.hold("due", 0));
     scene.run_but(0, &["walk", "commit"]);
@@ -92,7 +92,7 @@ fn a_hold_was_not_carried_when_the_window_let_go_of_it_meanwhile() {
 }
 
 #[test]
-fn a_withdrawal_in_doubt_was_answered_as_if_it_had_asked_to_fire() {
+fn a_withdrawal_in_doubt_is_not_answered_like_an_order_to_fire() {
     let mut scene = Scene::new(quiet());
     let hold = scene.hold("a", 5);
     scene.accepted(&hold);
@@ -100,43 +100,44 @@ fn a_withdrawal_in_doubt_was_answered_as_if_it_had_asked_to_fire() {
     scene.pass(5);
     let question = scene.ask(0, withdraw(&hold));
     scene.run_but(0, &["commit"]);
-    // Nobody knows of the withdrawal. It is void, and in the same millisecond the hold fires.
+    // The withdrawal has an unknown outcome. It is void, and the hold fires in the same millisecond.
     scene.answer(0, "commit", CommitFault::UnknownAtLarge);
     scene.deliver(0, "commit");
     scene.run_but(0, &["end", "get"]);
     assert_eq!(scene.world.truth.fired, 1);
     scene.run(0);
-    let told = scene.answer_to(question);
-    assert!(matches!(told, Some(Ok(Told::Ended(HoldEnd { how: Ending::Fired { .. }, .. })))), "{told:?}");
+    let reply = scene.answer_to(question);
+    assert!(matches!(reply, Some(Ok(HoldReply::Ended(HoldEnd { how: HoldEndKind::Fired { .. }, .. })))), "{reply:?}");
 }
 
 #[test]
-fn a_list_named_a_hold_twice_that_moved_while_it_was_read() {
+fn a_list_names_a_hold_once_that_moved_while_it_was_read() {
     let mut scene = Scene::new(quiet());
     let hold = scene.hold("a", 6_000);
     scene.accepted(&hold);
     scene.checkpoint();
     let query = HoldQuery { topic: None, from: None, to: None, after: None, limit: 100 };
-    let list = scene.ask(0, Ask::List(query));
+    let list = scene.ask(0, HoldRequest::List(query));
     scene.run_but(0, &["list"]);
     scene.answer(0, "list", CommitFault::None);
     scene.deliver(0, "list");
     let due = Timestamp::from_millis(hold.due.as_millis() + 1_000);
-    let moved = scene.ask(0, Ask::Extend { id: hold.id.clone(), to: NewDue::Until(due), if_version: None, key: None });
+    let moved = scene
+        .ask(0, HoldRequest::Extend { id: hold.id.clone(), to: NewDueTime::Until(due), if_version: None, key: None });
     scene.run_but(0, &["list"]);
-    assert!(matches!(scene.answer_to(moved), Some(Ok(Told::Rescheduled { .. }))));
+    assert!(matches!(scene.answer_to(moved), Some(Ok(HoldReply::Rescheduled { .. }))));
     scene.run(0);
-    let Some(Ok(Told::Listed(views))) = scene.answer_to(list) else { panic!("no list") };
+    let Some(Ok(HoldReply::Listed(views))) = scene.answer_to(list) else { panic!("no list") };
     assert_eq!(views.iter().map(|view| view.due).collect::<Vec<_>>(), [due]);
 }
 
 #[test]
-fn a_window_too_small_for_what_is_near_was_filled_and_emptied_on_and_on() {
+fn a_window_too_small_for_the_near_holds_does_not_loop() {
     let mut scene = Scene::new(HoldsSettings { window_bytes: 1_000, ..quiet() });
     for each in 0..6 {
         scene.append(&scene.hold(&format!("near{each}"), 8_000));
     }
-    // It comes to rest, before and after they are in the store.
+    // The shard settles, before and after the holds are in the store.
     scene.run(0);
     scene.checkpoint();
     scene.wait(0, 5_000);
@@ -146,7 +147,7 @@ fn a_window_too_small_for_what_is_near_was_filled_and_emptied_on_and_on() {
 }
 
 #[test]
-fn holds_of_a_topic_that_takes_nothing_left_no_room_for_others() {
+fn holds_of_a_closed_topic_do_not_block_others() {
     const MANY: u64 = 40;
     let settings = HoldsSettings { window_bytes: 2_000, checkpoint_interval: Duration::from_millis(100), ..quiet() };
     let mut scene = Scene::new(settings);
@@ -168,12 +169,12 @@ fn holds_of_a_topic_that_takes_nothing_left_no_room_for_others() {
             scene.wait(0, 250);
         }
     }
-    // One of them is withdrawn and one is moved while their topic takes nothing; the others are fired when it does.
+    // One hold is withdrawn and one is moved while the topic is closed. The others fire when it opens.
     let (withdrawn, moved) = (scene.hold("closed7", 0), scene.hold("closed30", 0));
-    assert_eq!(scene.told(withdraw(&withdrawn)), Told::Withdrawn);
+    assert_eq!(scene.reply(withdraw(&withdrawn)), HoldReply::Withdrawn);
     let due = Timestamp::from_millis(scene.now() + MINUTE);
-    let extend = Ask::Extend { id: moved.id, to: NewDue::Until(due), if_version: None, key: None };
-    assert!(matches!(scene.told(extend), Told::Rescheduled { .. }));
+    let extend = HoldRequest::Extend { id: moved.id, to: NewDueTime::Until(due), if_version: None, key: None };
+    assert!(matches!(scene.reply(extend), HoldReply::Rescheduled { .. }));
     scene.world.closed.clear();
     (0..40).for_each(|_| scene.wait(0, 250));
     assert_eq!(scene.world.truth.fired, others.len() as u64 + MANY - 2);
@@ -182,7 +183,7 @@ fn holds_of_a_topic_that_takes_nothing_left_no_room_for_others() {
 }
 
 #[test]
-fn a_hold_that_was_set_aside_was_forgotten_when_a_command_on_it_failed_while_its_page_was_read() {
+fn a_hold_set_aside_fires_after_a_command_on_it_failed_while_its_page_was_read() {
     const MANY: u64 = 12;
     for commanded in 0..MANY {
         let settings =
@@ -193,17 +194,17 @@ fn a_hold_that_was_set_aside_was_forgotten_when_a_command_on_it_failed_while_its
             scene.append(&scene.hold(&format!("closed{each}"), 1_000 + each as i64));
         }
         (0..20).for_each(|_| scene.wait(0, 250));
-        // The owner asks the store for a page of the holds that it has set aside, and then a commit decides about one of them.
+        // The owner requests a page of its set-aside holds from the store, and then a commit decides about one of them.
         scene.pass(250);
         scene.tick(0);
         scene.run_but(0, &["due"]);
         assert!(scene.waits_for(0, "due"));
-        scene.ask(0, Ask::Fire { id: scene.hold(&format!("closed{commanded}"), 0).id });
+        scene.ask(0, HoldRequest::Fire { id: scene.hold(&format!("closed{commanded}"), 0).id });
         scene.run_but(0, &["due", "commit"]);
         assert!(scene.waits_for(0, "due") && scene.waits_for(0, "commit"));
         scene.answer(0, "due", CommitFault::None);
         scene.deliver(0, "due");
-        // The topic takes nothing when the commit is written, and everything afterwards.
+        // The topic is closed when the commit is written, and open afterwards.
         scene.answer(0, "commit", CommitFault::None);
         scene.world.closed.clear();
         (0..40).for_each(|_| scene.wait(0, 250));

@@ -1,26 +1,26 @@
-//! A scripted world of holds: what a seed would choose, a test says.
+//! A scripted world of holds: a test chooses the steps.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use whimbrel_holds::HoldsSettings;
-use whimbrel_model::ports::{Ask, HoldsError, Told};
-use whimbrel_model::{Headers, HeldMessage, Hold, HoldId, IdMint, Timestamp, TopicNumber};
-use whimbrel_sim::holds::node::{Call, name_of, name_of_answer};
-use whimbrel_sim::holds::world::{CommitFault, World};
+use whimbrel_model::ports::{HoldReply, HoldRequest, HoldsError};
+use whimbrel_model::{Headers, Hold, HoldId, IdMint, MessageBody, Timestamp, TopicNumber};
+use whimbrel_sim::holds::node::{NodeCall, name_of, name_of_answer};
+use whimbrel_sim::holds::world::{CommitFault, HoldsWorld};
 use whimbrel_sim::trace::Trace;
 
-/// How long a step of a wall clock must last before it is followed.
+/// The time for which a step of a wall clock must last before it is followed.
 const STEPOUT: Duration = Duration::from_secs(60);
-/// Nothing that is scripted takes longer, unless it goes round in circles.
+/// Limit of the steps of a script. A world with more is in a loop.
 const STEPS_MAX: usize = 2_000;
 
 pub struct Scene {
-    pub world: World,
+    pub world: HoldsWorld,
 }
 
-/// Settings under which nothing happens that is not asked for.
+/// Settings under which nothing happens by itself.
 pub fn quiet() -> HoldsSettings {
     let never = Duration::from_secs(1_000_000);
     HoldsSettings {
@@ -34,9 +34,9 @@ pub fn quiet() -> HoldsSettings {
 }
 
 impl Scene {
-    /// Node 0 owns the shard and has nothing to do.
+    /// Makes node 0 the owner of an idle shard.
     pub fn new(settings: HoldsSettings) -> Self {
-        let mut scene = Self { world: World::new(settings, STEPOUT, 2, Trace::new(false)) };
+        let mut scene = Self { world: HoldsWorld::new(settings, STEPOUT, 2, Trace::new(false)) };
         scene.take(0);
         scene
     }
@@ -45,7 +45,7 @@ impl Scene {
         self.world.time
     }
 
-    /// The node takes the shard over and comes to rest.
+    /// The node takes the shard over and settles.
     pub fn take(&mut self, node: usize) {
         self.world.take(node);
         self.run(node);
@@ -55,7 +55,7 @@ impl Scene {
         self.world.pass(ms);
     }
 
-    /// Time passes and the node notices.
+    /// Lets time pass, and runs the node.
     pub fn wait(&mut self, node: usize, ms: i64) {
         self.pass(ms);
         self.tick(node);
@@ -66,7 +66,7 @@ impl Scene {
         self.sound(|world| world.tick(node));
     }
 
-    fn sound<T>(&mut self, step: impl FnOnce(&mut World) -> Result<T, String>) -> T {
+    fn sound<T>(&mut self, step: impl FnOnce(&mut HoldsWorld) -> Result<T, String>) -> T {
         let done = step(&mut self.world);
         let done = done.unwrap_or_else(|wrong| panic!("{}\n{wrong}", self.world.trace.last().join("\n")));
         let rebuilt = self.world.truth.is_rebuilt_from(&self.world.store, &self.world.log);
@@ -74,12 +74,12 @@ impl Scene {
         done
     }
 
-    /// Everything of the node goes on until it waits for time or for others.
+    /// Runs the node until it waits for time or for other nodes.
     pub fn run(&mut self, node: usize) {
         self.run_but(node, &[]);
     }
 
-    /// The same, but calls of these names are left as they are.
+    /// The same, but calls of these names are not executed.
     pub fn run_but(&mut self, node: usize, held_back: &[&str]) {
         for _ in 0..STEPS_MAX {
             if self.world.is_starting(node) {
@@ -92,52 +92,52 @@ impl Scene {
                 continue;
             }
             let count = self.world.calls(node).len();
-            let went_on = (0..count).any(|index| match &self.world.calls(node)[index] {
-                Call::Waiting(effect) if held_back.contains(&name_of(effect)) => false,
-                Call::Answered(input) if held_back.contains(&name_of_answer(input)) => false,
-                Call::Waiting(_) => self.sound(|world| world.answer_call(node, index, CommitFault::None, false)),
-                Call::Answered(_) => {
+            let advanced = (0..count).any(|index| match &self.world.calls(node)[index] {
+                NodeCall::Waiting(effect) if held_back.contains(&name_of(effect)) => false,
+                NodeCall::Answered(input) if held_back.contains(&name_of_answer(input)) => false,
+                NodeCall::Waiting(_) => self.sound(|world| world.answer_call(node, index, CommitFault::None, false)),
+                NodeCall::Answered(_) => {
                     self.sound(|world| world.deliver(node, index));
                     true
                 }
             });
-            if !went_on {
+            if !advanced {
                 return;
             }
         }
-        panic!("{}\nnode {node} does not come to rest", self.world.trace.last().join("\n"));
+        panic!("{}\nnode {node} does not settle", self.world.trace.last().join("\n"));
     }
 
-    /// The checkpoint under way ends, and nothing else.
+    /// Ends the checkpoint in progress, and nothing else.
     pub fn run_one_save(&mut self, node: usize) {
-        assert!(self.world.is_saving(node).is_some(), "no checkpoint is under way");
+        assert!(self.world.is_saving(node).is_some(), "no checkpoint is in progress");
         self.sound(|world| world.answer_saving(node, false));
         self.sound(|world| world.deliver_saving(node));
     }
 
-    /// Whether the node waits for such a call.
+    /// Whether the node waits for a call of this name.
     pub fn waits_for(&self, node: usize, name: &str) -> bool {
-        let is = |call: &Call| matches!(call, Call::Waiting(effect) if name_of(effect) == name);
+        let is = |call: &NodeCall| matches!(call, NodeCall::Waiting(effect) if name_of(effect) == name);
         self.world.calls(node).iter().any(is)
     }
 
-    /// The node's call of that name is answered, with that fault.
+    /// Answers the node's call of this name, with this fault.
     pub fn answer(&mut self, node: usize, name: &str, fault: CommitFault) {
-        let is = |call: &Call| matches!(call, Call::Waiting(effect) if name_of(effect) == name);
+        let is = |call: &NodeCall| matches!(call, NodeCall::Waiting(effect) if name_of(effect) == name);
         let index = self.world.calls(node).iter().position(is).unwrap_or_else(|| panic!("no call {name}"));
         self.sound(|world| world.answer_call(node, index, fault, false));
     }
 
-    /// The same, for a read that finds nothing although there is something.
+    /// The same, for a read that finds nothing although there are records.
     pub fn answer_with_nothing(&mut self, node: usize, name: &str) {
-        let is = |call: &Call| matches!(call, Call::Waiting(effect) if name_of(effect) == name);
+        let is = |call: &NodeCall| matches!(call, NodeCall::Waiting(effect) if name_of(effect) == name);
         let index = self.world.calls(node).iter().position(is).unwrap_or_else(|| panic!("no call {name}"));
         self.sound(|world| world.answer_call(node, index, CommitFault::None, true));
     }
 
-    /// That answer arrives.
+    /// Delivers the answer of this name.
     pub fn deliver(&mut self, node: usize, name: &str) {
-        let is = |call: &Call| matches!(call, Call::Answered(input) if name_of_answer(input) == name);
+        let is = |call: &NodeCall| matches!(call, NodeCall::Answered(input) if name_of_answer(input) == name);
         let index = self.world.calls(node).iter().position(is).unwrap_or_else(|| panic!("no answer {name}"));
         self.sound(|world| world.deliver(node, index));
     }
@@ -152,38 +152,38 @@ impl Scene {
         self.run(0);
     }
 
-    pub fn ask(&mut self, node: usize, ask: Ask) -> usize {
+    pub fn ask(&mut self, node: usize, ask: HoldRequest) -> usize {
         self.sound(|world| world.ask(node, ask))
     }
 
-    /// Asks node 0 and waits for the answer.
-    pub fn told(&mut self, ask: Ask) -> Told {
+    /// Sends a request to node 0 and waits for the answer.
+    pub fn reply(&mut self, ask: HoldRequest) -> HoldReply {
         let question = self.ask(0, ask);
         self.run(0);
         match self.answer_to(question) {
-            Some(Ok(told)) => told,
+            Some(Ok(reply)) => reply,
             other => panic!("{}\n{other:?}", self.world.trace.last().join("\n")),
         }
     }
 
-    pub fn answer_to(&self, question: usize) -> Option<Result<Told, HoldsError>> {
-        self.world.questions[question].told.clone()
+    pub fn answer_to(&self, question: usize) -> Option<Result<HoldReply, HoldsError>> {
+        self.world.questions[question].reply.clone()
     }
 
-    /// The store is brought up to what node 0 has folded: it is told to stop and takes the shard again.
+    /// Brings the store up to the fold of node 0: the node stops, and takes the shard again.
     pub fn checkpoint(&mut self) {
         self.sound(|world| world.stop(0));
         self.take(0);
     }
 
-    /// The store is as it was when it was at that offset.
+    /// The store falls back to its state at that offset.
     pub fn store_falls_back_to(&mut self, applied: u64) {
         let found = (0..self.world.store.past()).rev().find(|index| self.world.store.past_applied(*index) == applied);
-        self.world.store.fall_back(found.expect("the store was there"));
+        self.world.store.fall_back(found.expect("the store was at this offset"));
     }
 
     pub fn hold(&self, id: &str, due_in_ms: i64) -> Hold {
-        let message = HeldMessage { key: None, value: Bytes::from_static(b"body"), headers: Headers::EMPTY };
+        let message = MessageBody { key: None, value: Bytes::from_static(b"body"), headers: Headers::EMPTY };
         Hold {
             id: HoldId::new(id),
             topic: TopicNumber(1),
@@ -197,17 +197,17 @@ impl Scene {
         }
     }
 
-    /// Under an id that never comes again.
+    /// A hold with an id that is not used again.
     pub fn minted(&self, due_in_ms: i64) -> Hold {
         let id = IdMint::new(1, 0).mint_held(Timestamp::from_millis(self.now()), TopicNumber(1)).to_string();
         Hold { fresh: true, ..self.hold(&id, due_in_ms) }
     }
 }
 
-pub fn withdraw(hold: &Hold) -> Ask {
-    Ask::Withdraw { id: hold.id.clone() }
+pub fn withdraw(hold: &Hold) -> HoldRequest {
+    HoldRequest::Withdraw { id: hold.id.clone() }
 }
 
-pub fn accept(hold: &Hold) -> Ask {
-    Ask::Accept(Arc::new(hold.clone()))
+pub fn accept(hold: &Hold) -> HoldRequest {
+    HoldRequest::Accept(Arc::new(hold.clone()))
 }

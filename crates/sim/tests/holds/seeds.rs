@@ -1,8 +1,8 @@
-//! A fixed set of seeds for each kind of trouble: every one must be clean, and the same seed must make the same run.
+//! A fixed set of seeds for each kind of fault: every one must be clean, and the same seed must make the same run.
 
 use whimbrel_sim::{HoldsProfile, HoldsReport, run_holds};
 
-/// Enough to meet each kind of step many times, few enough for every test run; `whimbrel-sim --what holds` runs more.
+/// Enough to reach each kind of step many times, few enough for every test run. `whimbrel-sim --what holds` runs more.
 const SEEDS: u64 = 6;
 
 fn all_clean(profile: HoldsProfile) -> HoldsReport {
@@ -31,7 +31,7 @@ fn every_hold_ends_once_with_several_owners_at_once() {
 }
 
 #[test]
-fn every_hold_ends_once_on_a_store_that_forgets_and_fails() {
+fn every_hold_ends_once_on_a_store_that_loses_writes_and_fails() {
     let report = all_clean(HoldsProfile::Store);
     assert!(report.store_falls > 0, "{report}");
 }
@@ -43,7 +43,7 @@ fn no_hold_is_early_when_clocks_jump() {
 }
 
 #[test]
-fn every_hold_ends_once_with_all_kinds_of_trouble_together() {
+fn every_hold_ends_once_with_all_faults_together() {
     let report = all_clean(HoldsProfile::Mixed);
     assert!(report.crashes > 0 && report.takeovers > 0 && report.store_falls > 0, "{report}");
 }

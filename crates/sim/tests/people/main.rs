@@ -1,10 +1,10 @@
-//! Reaching people: a fixed set of seeds for each kind of trouble, each clean, and breakages that must be found out.
+//! People: a fixed set of seeds for each kind of fault, each clean, and breakages that must be detected.
 
 use whimbrel_sim::{PeopleProfile, PeopleReport, run_people};
 
-/// Enough to meet each kind of step many times, few enough for every test run; `whimbrel-sim --what people` runs more.
+/// Enough to reach each kind of step many times, few enough for every test run. `whimbrel-sim --what people` runs more.
 const SEEDS: u64 = 8;
-/// Seeds within which a breakage is found out.
+/// The number of seeds within which a breakage must be detected.
 const BREAKAGE_SEEDS: u64 = 20;
 
 fn all_clean(profile: PeopleProfile) -> PeopleReport {
@@ -21,7 +21,7 @@ fn all_clean(profile: PeopleProfile) -> PeopleReport {
 }
 
 #[test]
-fn every_seat_sees_everything_in_order_whatever_its_devices_do() {
+fn every_seat_receives_everything_in_order_for_any_behaviour_of_its_devices() {
     let report = all_clean(PeopleProfile::Devices);
     assert!(report.no_acks > 0, "{report}");
 }
@@ -33,13 +33,13 @@ fn a_carrier_that_crashes_loses_nothing() {
 }
 
 #[test]
-fn a_carrier_that_was_replaced_and_goes_on_does_no_harm() {
+fn a_replaced_carrier_that_continues_does_no_harm() {
     let report = all_clean(PeopleProfile::Zombies);
     assert!(report.zombies > 2 * SEEDS && report.older_epochs > 0, "{report}");
 }
 
 #[test]
-fn what_is_lost_with_a_way_is_made_good() {
+fn messages_lost_with_a_link_are_sent_again() {
     let report = all_clean(PeopleProfile::Links);
     assert!(report.breaks > 5 * SEEDS && report.gaps > 0, "{report}");
 }
@@ -51,7 +51,7 @@ fn gateways_that_die_or_lose_their_leases_lose_nothing() {
 }
 
 #[test]
-fn a_store_that_fails_falls_back_or_is_lost_is_made_good_from_the_log() {
+fn a_store_that_fails_falls_back_or_is_lost_is_rebuilt_from_the_log() {
     let report = all_clean(PeopleProfile::Store);
     assert!(report.store_errors > 0 && report.fall_backs > 0, "{report}");
 }
@@ -63,15 +63,15 @@ fn a_clock_that_jumps_loses_nothing() {
 }
 
 #[test]
-fn all_of_it_holds_together() {
+fn all_faults_together_violate_no_rule() {
     all_clean(PeopleProfile::Mixed);
 }
 
 #[test]
-fn every_breakage_is_found_out() {
+fn every_breakage_is_detected() {
     for profile in PeopleProfile::BREAKAGES {
         let found = (0..BREAKAGE_SEEDS).any(|seed| run_people(seed, profile).is_err());
-        assert!(found, "{} was not found out within {BREAKAGE_SEEDS} seeds", profile.name());
+        assert!(found, "{} was not detected within {BREAKAGE_SEEDS} seeds", profile.name());
     }
 }
 

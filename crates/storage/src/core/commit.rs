@@ -1,4 +1,4 @@
-//! The group commit: one frame of all that wait, one write, one sync, then everybody is answered.
+//! The group commit: one frame of all waiting work, one write, one sync, then all answers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,82 +8,82 @@ use zerocopy::IntoBytes;
 
 use super::{Core, JournalState, RecentFrame, lock};
 use crate::error::AppendError;
-use crate::format::{BATCH_HAS_COMMIT, BATCH_HEADER_LEN, BATCH_MAGIC, Batch, BatchHeader, FRAME_HEADER_LEN, seal};
-use crate::journal::WriteError;
-use crate::partition::{Partition, Published};
+use crate::format::{BATCH_HAS_COMMIT, BATCH_HEADER_LEN, BATCH_MAGIC, BatchHeader, FRAME_HEADER_LEN, LogBatch, seal};
+use crate::journal::FrameWriteError;
+use crate::partition::{DirtyState, LogPartition};
 use crate::{PartitionKey, disk};
 
-/// Frames smaller than this are copied when they go to memory: what their buffer has beyond its contents would be most of it.
+/// Frames smaller than this are copied for the tail in memory: most of their buffer would be unused capacity.
 const COPY_BELOW_BYTES: usize = 2048;
 
-/// Encoded records for one partition, in their order.
+/// Encoded records for one partition, in order.
 #[derive(Debug, Clone)]
-pub struct Part {
+pub struct WritePart {
     pub partition: PartitionKey,
     pub count: u32,
     pub max_timestamp: i64,
     pub records: Vec<u8>,
 }
 
-/// What is asked of the log.
+/// A request to the log.
 #[derive(Debug, Clone)]
-pub enum Work {
-    Append(Vec<Part>),
+pub enum LogWrite {
+    Append(Vec<WritePart>),
     /// All or nothing, under a fence.
     Commit {
         fence: String,
         token: u64,
-        parts: Vec<Part>,
+        parts: Vec<WritePart>,
     },
-    /// Voids all earlier fences of that name. Being queued like commits, it comes after every one before it.
+    /// Voids all earlier fences of that name. It is queued with the commits, so it takes effect after all earlier commits.
     OpenFence(String),
 }
 
-/// What became of it.
+/// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// The first offset of each part, or why it has none.
+pub enum LogReply {
+    /// The first offset of each part, or its error.
     Appended(Vec<Result<u64, AppendError>>),
     /// The first offset of each part.
     Committed(Vec<u64>),
     FenceOpened(u64),
-    /// A newer fence is open; nothing was written.
+    /// A newer fence is open. Nothing was written.
     Fenced,
-    /// That part can never be written; nothing was.
+    /// This part can never be written. Nothing was written.
     Refused {
         part: usize,
         error: AppendError,
     },
-    /// Nothing was written, or, with [`AppendError::Unknown`], perhaps.
+    /// Nothing was written. With [`AppendError::Unknown`] it may have been written.
     Failed(AppendError),
 }
 
-impl Work {
+impl LogWrite {
     pub fn size(&self) -> usize {
         self.parts().iter().map(|part| BATCH_HEADER_LEN + part.records.len()).sum()
     }
 
-    fn parts(&self) -> &[Part] {
+    fn parts(&self) -> &[WritePart] {
         match self {
-            Work::Append(parts) | Work::Commit { parts, .. } => parts,
-            Work::OpenFence(_) => &[],
+            LogWrite::Append(parts) | LogWrite::Commit { parts, .. } => parts,
+            LogWrite::OpenFence(_) => &[],
         }
     }
 }
 
-/// One part on its way into the frame.
-struct Placed {
-    partition: Arc<Partition>,
+/// One part, assigned to its partition, before it is in the frame.
+struct PlacedPart {
+    partition: Arc<LogPartition>,
     work: usize,
     part: usize,
 }
 
 impl Core {
-    /// Commits everything in `works` in one frame and answers each in its place. The caller sees to it that they fit into one:
+    /// Commits all of `works` in one frame and returns their outcomes in the same order. The caller ensures that they fit into one frame:
     /// together at most `frame_bytes_max`.
-    pub fn commit(&self, works: &[Work]) -> Vec<Outcome> {
+    pub fn commit(&self, works: &[LogWrite]) -> Vec<LogReply> {
         if let Some(error) = self.refusal() {
-            return works.iter().map(|_| Outcome::Failed(error.clone())).collect();
+            return works.iter().map(|_| LogReply::Failed(error.clone())).collect();
         }
         let mut state = lock(&self.journal);
         let mut outcomes = Vec::with_capacity(works.len());
@@ -94,7 +94,7 @@ impl Core {
         if placed.is_empty() {
             return outcomes;
         }
-        // Stable: within a partition, the order of the calls is kept.
+        // A stable sort: within a partition, the order of the calls is kept.
         placed.sort_by_key(|placed| placed.partition.key);
         let mut frame = vec![0; FRAME_HEADER_LEN];
         frame.reserve(placed.iter().map(|p| BATCH_HEADER_LEN + works[p.work].parts()[p.part].records.len()).sum());
@@ -112,7 +112,7 @@ impl Core {
                 placed.iter().for_each(|placed| touched[placed.work] = true);
                 for (outcome, touched) in outcomes.iter_mut().zip(touched) {
                     if touched {
-                        *outcome = Outcome::Failed(error.clone());
+                        *outcome = LogReply::Failed(error.clone());
                     }
                 }
             }
@@ -120,23 +120,23 @@ impl Core {
         outcomes
     }
 
-    /// Checks one piece of work and places its parts; the outcome is what it will be if the frame is written.
-    fn admit(&self, state: &mut JournalState, index: usize, work: &Work, placed: &mut Vec<Placed>) -> Outcome {
-        let find = |part: &Part| -> Result<Arc<Partition>, AppendError> {
+    /// Checks one request and places its parts. The returned outcome applies if the frame is written.
+    fn admit(&self, state: &mut JournalState, index: usize, work: &LogWrite, placed: &mut Vec<PlacedPart>) -> LogReply {
+        let find = |part: &WritePart| -> Result<Arc<LogPartition>, AppendError> {
             let size = BATCH_HEADER_LEN + part.records.len();
             if size > self.settings.frame_bytes_max {
                 return Err(AppendError::TooLarge { size, limit: self.settings.frame_bytes_max });
             }
             self.partition(part.partition).ok_or(AppendError::UnknownPartition(part.partition))
         };
-        let place = |part: usize, partition: Arc<Partition>| Placed { partition, work: index, part };
+        let place = |part: usize, partition: Arc<LogPartition>| PlacedPart { partition, work: index, part };
         match work {
-            Work::OpenFence(name) => {
+            LogWrite::OpenFence(name) => {
                 state.fence_tokens += 1;
                 state.fences.insert(name.clone(), state.fence_tokens);
-                Outcome::FenceOpened(state.fence_tokens)
+                LogReply::FenceOpened(state.fence_tokens)
             }
-            Work::Append(parts) => {
+            LogWrite::Append(parts) => {
                 let mut answers = Vec::with_capacity(parts.len());
                 for (index, part) in parts.iter().enumerate() {
                     answers.push(find(part).map(|partition| {
@@ -144,36 +144,36 @@ impl Core {
                         0
                     }));
                 }
-                Outcome::Appended(answers)
+                LogReply::Appended(answers)
             }
-            Work::Commit { fence, token, parts } => {
+            LogWrite::Commit { fence, token, parts } => {
                 if state.fences.get(fence) != Some(token) {
-                    return Outcome::Fenced;
+                    return LogReply::Fenced;
                 }
                 let before = placed.len();
                 for (part, found) in parts.iter().map(find).enumerate() {
                     match found {
                         Ok(partition) => placed.push(place(part, partition)),
                         Err(error) => {
-                            // All or nothing: what was placed of it goes out again.
+                            // All or nothing: the parts that were placed before are removed.
                             placed.truncate(before);
-                            return Outcome::Refused { part, error };
+                            return LogReply::Refused { part, error };
                         }
                     }
                 }
-                Outcome::Committed(vec![0; parts.len()])
+                LogReply::Committed(vec![0; parts.len()])
             }
         }
     }
 
-    /// Writes the batch of one partition to the frame, and each part's offset to its outcome.
+    /// Writes the batch of one partition to the frame, and the offset of each part to its outcome.
     fn build_batch(
         &self,
-        partition: &Partition,
-        run: &[Placed],
-        works: &[Work],
+        partition: &LogPartition,
+        run: &[PlacedPart],
+        works: &[LogWrite],
         frame: &mut Vec<u8>,
-        outcomes: &mut [Outcome],
+        outcomes: &mut [LogReply],
     ) {
         let (_, base) = partition.bounds();
         let from = frame.len();
@@ -183,8 +183,8 @@ impl Core {
             let part = &works[placed.work].parts()[placed.part];
             let offset = base + u64::from(count);
             match &mut outcomes[placed.work] {
-                Outcome::Appended(answers) => answers[placed.part] = Ok(offset),
-                Outcome::Committed(answers) => {
+                LogReply::Appended(answers) => answers[placed.part] = Ok(offset),
+                LogReply::Committed(answers) => {
                     answers[placed.part] = offset;
                     flags |= BATCH_HAS_COMMIT;
                 }
@@ -214,25 +214,25 @@ impl Core {
         &self,
         state: &mut JournalState,
         mut frame: Vec<u8>,
-        batches: Vec<(Arc<Partition>, usize)>,
+        batches: Vec<(Arc<LogPartition>, usize)>,
     ) -> Result<(), AppendError> {
         let Some(journal) = state.journal.as_mut() else {
             return Err(AppendError::DiskFull("the log could not be opened for writing yet".to_owned()));
         };
         let sequence = match journal.write(&mut frame, batches.len() as u32) {
             Ok(sequence) => sequence,
-            Err(WriteError::NoRoom(error)) if disk::is_full(&error) => {
+            Err(FrameWriteError::NoRoom(error)) if disk::is_full(&error) => {
                 let why = format!("there is no room for the journal: {error}");
                 self.set_full(why.clone());
                 return Err(AppendError::DiskFull(why));
             }
-            Err(WriteError::NoRoom(error)) if disk::is_passing(&error) => {
+            Err(FrameWriteError::NoRoom(error)) if disk::is_passing(&error) => {
                 return Err(self.delay("making a journal file", &error));
             }
-            Err(WriteError::NoRoom(error)) => {
+            Err(FrameWriteError::NoRoom(error)) => {
                 return Err(AppendError::Poisoned(self.poison("making a journal file", &error)));
             }
-            Err(WriteError::Failed(error)) => {
+            Err(FrameWriteError::Failed(error)) => {
                 return Err(AppendError::Unknown(self.poison("writing the journal", &error)));
             }
         };
@@ -241,7 +241,7 @@ impl Core {
     }
 
     /// Hands the batches of a durable frame to their partitions.
-    fn publish(&self, sequence: u64, frame: Vec<u8>, batches: Vec<(Arc<Partition>, usize)>) {
+    fn publish(&self, sequence: u64, frame: Vec<u8>, batches: Vec<(Arc<LogPartition>, usize)>) {
         let len = frame.len() as u64;
         let frame = if frame.len() < COPY_BELOW_BYTES { Bytes::copy_from_slice(&frame) } else { Bytes::from(frame) };
         self.bytes_since_checkpoint.fetch_add(len, Ordering::Relaxed);
@@ -252,7 +252,7 @@ impl Core {
             let bytes = frame.slice(from..end);
             let header =
                 zerocopy::FromBytes::read_from_bytes(&bytes[..BATCH_HEADER_LEN]).expect("the header was just written");
-            self.hand_over(&partition, Batch { header, bytes }, sequence);
+            self.hand_over(&partition, LogBatch { header, bytes }, sequence);
             recent.partitions.push(partition);
         }
         self.published.store(sequence, Ordering::Release);
@@ -263,18 +263,18 @@ impl Core {
         self.forget_saved();
     }
 
-    /// Gives a batch to its partition and keeps account of it.
-    pub(super) fn hand_over(&self, partition: &Arc<Partition>, batch: Batch, sequence: u64) {
+    /// Hands a batch to its partition and counts its bytes as unsaved.
+    pub(super) fn hand_over(&self, partition: &Arc<LogPartition>, batch: LogBatch, sequence: u64) {
         let len = batch.bytes.len() as i64;
         match partition.publish(batch, sequence) {
-            Published::Deleted => return,
-            Published::Dirty => {}
-            Published::NewlyDirty => lock(&self.dirty).push(partition.clone()),
+            DirtyState::Deleted => return,
+            DirtyState::Dirty => {}
+            DirtyState::NewlyDirty => lock(&self.dirty).push(partition.clone()),
         }
         self.unsaved_bytes.fetch_add(len, Ordering::Relaxed);
     }
 
-    /// Lets memory go of the oldest frames that are saved, while there are more than it shall have.
+    /// Evicts the oldest saved frames from memory while the frames are larger than `tail_bytes`.
     pub(super) fn forget_saved(&self) {
         let saved = self.saved.load(Ordering::Acquire);
         let mut recent = lock(&self.recent);
@@ -287,7 +287,7 @@ impl Core {
         }
     }
 
-    /// Writes an empty frame, which says that the one before it is synced. Nothing happens where the last frame was one.
+    /// Writes an empty frame, which shows that the frame before it is synced. Does nothing if the last frame was empty.
     pub fn mark_idle(&self) {
         if self.refusal().is_some() {
             return;
@@ -299,8 +299,8 @@ impl Core {
         }
         match journal.write(&mut vec![0; FRAME_HEADER_LEN], 0) {
             Ok(_) => {}
-            Err(WriteError::NoRoom(error)) if disk::is_full(&error) || disk::is_passing(&error) => {}
-            Err(WriteError::NoRoom(error) | WriteError::Failed(error)) => {
+            Err(FrameWriteError::NoRoom(error)) if disk::is_full(&error) || disk::is_passing(&error) => {}
+            Err(FrameWriteError::NoRoom(error) | FrameWriteError::Failed(error)) => {
                 self.poison("writing the journal", &error);
             }
         }

@@ -1,4 +1,4 @@
-//! Opening the log: cut the segments back to the checkpoint, replay the journal, begin a new generation.
+//! Opens the log: cuts the segments back to the checkpoint, replays the journal, begins a new generation.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -9,38 +9,38 @@ use std::sync::{Arc, Mutex, RwLock};
 use bytes::{Buf, Bytes};
 use zerocopy::FromBytes;
 
-use super::{Core, Event, JournalState, OnEvent, Recent, RecentFrame, lock};
+use super::{Core, JournalState, LogEvent, OnEvent, RecentFrame, RecentFrames, lock};
 use crate::checkpoint::{Checkpoint, PartitionMark};
-use crate::error::{Damage, OpenError};
+use crate::error::{LogDamage, OpenError};
 use crate::fallback::set_aside;
 use crate::folder::DataFolder;
-use crate::format::{Batch, BatchHeader};
-use crate::journal::{FoundFrame, Slots, is_begun, scan};
-use crate::partition::Partition;
-use crate::segment::BatchesOf;
-use crate::{PartitionKey, Settings};
+use crate::format::{BatchHeader, LogBatch};
+use crate::journal::{FoundFrame, JournalSlots, is_begun, scan};
+use crate::partition::LogPartition;
+use crate::segment::BatchScope;
+use crate::{LogSettings, PartitionKey};
 
 const LOG_FOLDER: &str = "log";
 const TOPICS_FOLDER: &str = "topics";
 
-/// What opening found.
+/// The result of opening the log.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Recovered {
+pub struct LogRecovery {
     pub partitions: usize,
     pub frames_replayed: usize,
     pub torn_tail_cut: bool,
-    pub damage: Vec<Damage>,
+    pub damage: Vec<LogDamage>,
 }
 
 impl Core {
-    /// Opens the log of a data folder, as it was at the last acknowledged append. Damage is reported, in the result and as
-    /// events; what can be read stays readable. On a full disk the log opens and refuses appends.
+    /// Opens the log of a data folder as of the last acknowledged append. Damage is returned and emitted as events; undamaged records stay
+    /// readable. On a full disk the log opens and rejects appends.
     pub fn open(
         folder: Arc<DataFolder>,
-        settings: Settings,
+        settings: LogSettings,
         now: i64,
         on_event: OnEvent,
-    ) -> Result<(Self, Recovered), OpenError> {
+    ) -> Result<(Self, LogRecovery), OpenError> {
         if let Some(problem) = settings.problem() {
             return Err(OpenError::Settings(problem));
         }
@@ -54,27 +54,26 @@ impl Core {
         let (checkpoint, replaced) = Checkpoint::read(&*disk, &checkpoint_path)?.unzip();
         let is_begun = is_begun(&*disk, &journal_folder).map_err(io("reading the journal of"))?;
         if let Some(replaced) = replaced.flatten() {
-            // The first checkpoint of all may have been cut off between the copy and the file; the journal is begun after both.
+            // The very first checkpoint may have been interrupted between the copy and the file. The journal begins after both.
             let is_damaged = is_begun || disk.exists(&checkpoint_path).map_err(io("looking into"))?;
             if is_damaged {
                 set_aside(&*disk, &checkpoint_path).map_err(io("setting the damaged checkpoint aside in"))?;
-                on_event(Event::FileReplaced(replaced));
+                on_event(LogEvent::FileReplaced(replaced));
             }
         }
-        // Without a checkpoint a log is new, and what is in its segments counts for nothing.
+        // Without a checkpoint the log is new, and the contents of its segments do not count.
         if checkpoint.is_none() && is_begun {
             let why = "it and its copy are missing, and the journal was written to".to_owned();
             return Err(OpenError::Unreadable { path: checkpoint_path, why });
         }
-        // Whoever wrote the checkpoint may have been killed before its name was durable, and what is recovered by it must not be
-        // taken back. Of a new log it is the names of its folders: topics can be made before the first checkpoint, where that
-        // finds no room.
+        // The writer of the checkpoint may have been killed before the file name was durable. Recovery depends on this checkpoint, so a
+        // power loss must not take it. A new log needs its folder names synced: topics may precede a first checkpoint that finds no space.
         disk.sync_dir(&root).map_err(io("syncing"))?;
         if checkpoint.is_none() {
             disk.sync_dir(&folder.path).map_err(io("syncing the folder above"))?;
         }
-        let mut recovered = Recovered::default();
-        let slots = Slots::open(disk.clone(), &journal_folder, settings.journal_file_bytes)
+        let mut recovered = LogRecovery::default();
+        let slots = JournalSlots::open(disk.clone(), &journal_folder, settings.journal_file_bytes)
             .map_err(io("opening the journal of"))?;
         let mut touched = BTreeSet::new();
         let partitions = open_partitions(&folder, &settings, checkpoint.as_ref(), now, &mut recovered, &mut touched)
@@ -84,7 +83,7 @@ impl Core {
             slots: Arc::new(slots),
             journal: Mutex::new(JournalState {
                 journal: None,
-                // Not the next number: whoever could guess it could write a payload that passes for a frame of ours.
+                // A random number, not the next one: a client that could guess it could write a payload that looks like a frame.
                 generation: disk.random().max(1),
                 last_sequence: sequence,
                 fences: HashMap::new(),
@@ -92,7 +91,7 @@ impl Core {
             }),
             partitions: RwLock::new(partitions),
             dirty: Mutex::default(),
-            recent: Mutex::new(Recent::default()),
+            recent: Mutex::new(RecentFrames::default()),
             published: AtomicU64::new(sequence),
             saved: AtomicU64::new(sequence),
             unsaved_bytes: AtomicI64::new(0),
@@ -102,8 +101,8 @@ impl Core {
             last_checkpoint: Mutex::new(checkpoint),
             changing_topics: Mutex::new(()),
             refusal: Mutex::new(None),
-            told_delayed: AtomicBool::new(false),
-            told: Mutex::default(),
+            delay_reported: AtomicBool::new(false),
+            reported: Mutex::default(),
             unreadable: Mutex::default(),
             retention: RwLock::default(),
             on_event,
@@ -113,8 +112,8 @@ impl Core {
             folder,
         };
         let last_frame = core.replay(&journal_folder, generation, sequence, now, &mut recovered)?;
-        // Told before the journal that shows it is given up: the next start would not find it any more.
-        recovered.damage.iter().for_each(|damage| core.tell_of(damage, None));
+        // Reported before the damaged journal is freed: the next start would not find the damage any more.
+        recovered.damage.iter().for_each(|damage| core.report_damage(damage, None));
         core.begin_generation(&journal_folder, last_frame.as_ref(), now)?;
         recovered.partitions = core.all_partitions().len();
         Ok((core, recovered))
@@ -126,7 +125,7 @@ impl Core {
         generation: u64,
         covered: u64,
         now: i64,
-        recovered: &mut Recovered,
+        recovered: &mut LogRecovery,
     ) -> Result<Option<FoundFrame>, OpenError> {
         let io = |error| OpenError::io(format!("reading the journal {}", journal.display()))(error);
         let scan = scan(&*self.disk, journal, generation, covered).map_err(io)?;
@@ -142,7 +141,7 @@ impl Core {
             self.replay_frame(frame, body, &mut lost_ends, recovered);
             recovered.frames_replayed += 1;
             if self.wants_relief() {
-                // On a full disk it stays in memory, as far as the journal is long; nothing is accepted until it is saved.
+                // On a full disk the batches stay in memory, at most as much as the journal holds. Until then the log accepts nothing.
                 self.relieve_memory(now).ok();
             }
         }
@@ -156,16 +155,15 @@ impl Core {
         Ok(scan.frames.into_iter().next_back())
     }
 
-    /// Makes the names of all partitions durable, which a checkpoint does otherwise.
+    /// Makes the names of all partitions durable. Otherwise a checkpoint does this.
     fn sync_topic_names(&self) -> io::Result<()> {
         let topics: BTreeSet<u32> = self.all_partitions().iter().map(|partition| partition.key.topic).collect();
         topics.into_iter().try_for_each(|topic| self.disk.sync_dir(&self.topic_folder(topic)))?;
         self.disk.sync_dir(&self.root.join("topics"))
     }
 
-    /// Notes up to which offsets a frame that cannot be read had records: they were acknowledged, and nobody else may get them.
-    /// Its headers are not checked by any CRC, so each is believed only as far as it fits to what is known, and only until a
-    /// whole batch of the same partition says better.
+    /// Records the end offsets of an unreadable frame: its records were acknowledged, so their offsets must not be used again. No CRC
+    /// covers its headers. So a header counts only if it fits the known offsets, and until a whole batch of its partition replaces it.
     fn note_lost(&self, body: Bytes, lost_ends: &mut HashMap<PartitionKey, u64>) {
         let mut rest = &body[..];
         while let Ok((header, records)) = BatchHeader::read_from_prefix(rest) {
@@ -188,17 +186,17 @@ impl Core {
         frame: &FoundFrame,
         mut body: Bytes,
         lost_ends: &mut HashMap<PartitionKey, u64>,
-        recovered: &mut Recovered,
+        recovered: &mut LogRecovery,
     ) {
         let mut replayed = RecentFrame { sequence: frame.sequence, bytes: frame.len as u64, partitions: Vec::new() };
         while !body.is_empty() {
-            let Ok(batch) = Batch::read(&body, self.folder.secret) else {
+            let Ok(batch) = LogBatch::read(&body, self.folder.secret) else {
                 recovered.damage.push(frame.bad_batch());
                 break;
             };
             body.advance(batch.bytes.len());
             let key = PartitionKey { topic: batch.header.topic.get(), partition: batch.header.partition.get() };
-            // A partition that is not there was deleted; a batch below the next offset is in the segments already.
+            // An unknown partition was deleted. A batch below the next offset is already in the segments.
             let Some(partition) = self.partition(key).filter(|partition| partition.bounds().1 <= batch.base()) else {
                 continue;
             };
@@ -214,13 +212,13 @@ impl Core {
         self.published.store(frame.sequence, Ordering::Release);
     }
 
-    /// A checkpoint makes the new generation durable and begins its journal. Where there is no room for it, the log is open for
-    /// reading and accepts nothing until there is.
+    /// Writes a checkpoint, which makes the new generation durable, and begins its journal. If there is no space for it, the log is open
+    /// for reading and rejects appends until there is.
     fn begin_generation(&self, journal: &Path, last: Option<&FoundFrame>, now: i64) -> Result<(), OpenError> {
         match self.checkpoint(now, &mut || {}) {
             Ok(()) => Ok(()),
-            // The last frame may be in the system's memory only, where its writer was killed before its sync. Readers must not
-            // see what a power loss could still take; the frames before it were synced before it was written.
+            // If its writer was killed before the sync, the last frame may be only in the page cache. Readers must not see records that a
+            // power loss could still take. The frames before it were synced before it was written.
             Err(crate::AppendError::DiskFull(_)) => {
                 let secured = last.map_or(Ok(()), |frame| frame.secure(&*self.disk, journal));
                 secured.and_then(|()| self.sync_topic_names()).map_err(OpenError::io("syncing what was found"))
@@ -233,14 +231,14 @@ impl Core {
     }
 }
 
-type Partitions = HashMap<PartitionKey, Arc<Partition>>;
+type Partitions = HashMap<PartitionKey, Arc<LogPartition>>;
 
 fn open_partitions(
     data: &DataFolder,
-    settings: &Settings,
+    settings: &LogSettings,
     checkpoint: Option<&Checkpoint>,
     now: i64,
-    recovered: &mut Recovered,
+    recovered: &mut LogRecovery,
     touched: &mut BTreeSet<PathBuf>,
 ) -> io::Result<Partitions> {
     let marks: HashMap<(u32, u32), &PartitionMark> = checkpoint
@@ -253,7 +251,7 @@ fn open_partitions(
     for name in disk.list(topics)? {
         let folder = topics.join(&name);
         if name.ends_with(".deleted") {
-            // Whoever gave it that name may have been killed before it was durable, and without it the topic would come back.
+            // The process that renamed the folder may have been killed before the name was durable. Unsynced, the topic could come back.
             disk.sync_dir(topics)?;
             disk.remove_dirs(&folder)?;
             continue;
@@ -262,12 +260,12 @@ fn open_partitions(
         let indexes: BTreeSet<u32> = disk.list(&folder)?.iter().filter_map(|name| name.parse().ok()).collect();
         for partition in indexes {
             let key = PartitionKey { topic, partition };
-            let of = BatchesOf { secret: data.secret, key };
+            let of = BatchScope { secret: data.secret, key };
             let mark = marks.get(&(topic, partition)).copied();
             let partition_folder = folder.join(partition.to_string());
-            // Whoever made them may have been killed before their names were synced.
+            // The process that created these folders may have been killed before their names were synced.
             touched.extend([folder.clone(), partition_folder.clone()]);
-            let (opened, damage) = Partition::open(of, partition_folder, disk.clone(), settings, mark, now)?;
+            let (opened, damage) = LogPartition::open(of, partition_folder, disk.clone(), settings, mark, now)?;
             touched.extend(opened.active_path());
             recovered.damage.extend(damage);
             partitions.insert(key, Arc::new(opened));

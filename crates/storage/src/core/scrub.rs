@@ -1,4 +1,4 @@
-//! The scrub of cold segments: it finds damage while a backup may still have the messages, before a reader meets it.
+//! The scrub of cold segments: it finds damage before a reader does, while a backup may still have the messages.
 //!
 //! The caller decides when to read and how fast; this module checks one segment at a time. If retention drops the segment, the scrub
 //! releases it at the next read, so that its disk space is free soon.
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::Core;
 use crate::PartitionKey;
 use crate::disk::is_passing;
-use crate::verify::{Meter, ReadOnlyDisk, check_twice};
+use crate::verify::{ReadMeter, ReadOnlyDisk, check_twice};
 
 /// A segment that is no longer written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,10 +20,10 @@ pub struct ColdSegment {
 
 /// The outcome of the scrub of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scrubbed {
+pub enum ScrubResult {
     /// The scrub read the whole segment, which has this many damaged places.
     Read { damaged: usize },
-    /// Retention dropped it, or its topic was deleted.
+    /// Retention dropped the segment, or its topic was deleted.
     Dropped,
     /// File descriptors or memory are short. The next pass reads it.
     NotRead,
@@ -32,7 +32,7 @@ pub enum Scrubbed {
 impl Core {
     /// The segments of all partitions that are no longer written to, the oldest of each partition first.
     pub fn cold_segments(&self) -> Vec<ColdSegment> {
-        let of = |partition: &Arc<crate::partition::Partition>| {
+        let of = |partition: &Arc<crate::partition::LogPartition>| {
             let key = partition.key;
             partition.sealed().into_iter().map(move |extent| ColdSegment { key, base: extent.base })
         };
@@ -40,14 +40,14 @@ impl Core {
     }
 
     /// Reads and checks every batch of a segment. Emits an event for each damaged place, once. Fails if the meter ends the scrub.
-    pub fn scrub(&self, segment: ColdSegment, meter: &Meter) -> io::Result<Scrubbed> {
-        let Some(partition) = self.partition(segment.key) else { return Ok(Scrubbed::Dropped) };
+    pub fn scrub(&self, segment: ColdSegment, meter: &ReadMeter) -> io::Result<ScrubResult> {
+        let Some(partition) = self.partition(segment.key) else { return Ok(ScrubResult::Dropped) };
         let deleting = partition.clone();
         let find = move || partition.sealed().into_iter().find(|extent| extent.base == segment.base);
-        let Some(extent) = find() else { return Ok(Scrubbed::Dropped) };
+        let Some(extent) = find() else { return Ok(ScrubResult::Dropped) };
         let is_there = Arc::new(move || find().is_some());
         let (meter, kept) = (meter.clone(), is_there.clone());
-        let metered: Meter = Arc::new(move |bytes| {
+        let metered: ReadMeter = Arc::new(move |bytes| {
             meter(bytes)?;
             if kept() { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
         });
@@ -58,13 +58,13 @@ impl Core {
             drop(deleting.hold());
         }
         if !is_there() {
-            return Ok(Scrubbed::Dropped);
+            return Ok(ScrubResult::Dropped);
         }
         let damage = match checked {
-            Err(error) if is_passing(&error) => return Ok(Scrubbed::NotRead),
+            Err(error) if is_passing(&error) => return Ok(ScrubResult::NotRead),
             checked => checked?,
         };
-        damage.iter().for_each(|damage| self.tell_of(damage, Some(segment.key)));
-        Ok(Scrubbed::Read { damaged: damage.len() })
+        damage.iter().for_each(|damage| self.report_damage(damage, Some(segment.key)));
+        Ok(ScrubResult::Read { damaged: damage.len() })
     }
 }

@@ -1,4 +1,4 @@
-//! The machine's own disk.
+//! The disk of the machine.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -10,14 +10,14 @@ use std::sync::{Arc, OnceLock};
 
 use super::{Disk, DiskFile, before_sync};
 
-/// Pieces that one `pwritev` takes: the kernel's own bound.
+/// Pieces of one `pwritev`: the limit of the kernel.
 const PIECES_PER_WRITE: usize = 1024;
 
 /// Linux reports write-back errors to `syncfs` from this version on.
 const SYNCFS_SINCE: (u32, u32) = (5, 8);
 
-/// File systems whose `syncfs` does not tell of a failed write: those of another process or machine, and those above another file
-/// system. By their number in `statfs`.
+/// File systems whose `syncfs` does not report a failed write: file systems of another process or machine, and those on top of another file
+/// system. Identified by their number in `statfs`.
 const SYNCED_BY_FILE: [(u64, &str); 7] = [
     (0x6573_5546, "FUSE"),
     (0x794c_7630, "overlayfs"),
@@ -30,10 +30,10 @@ const SYNCED_BY_FILE: [(u64, &str); 7] = [
 
 #[derive(Debug, Default)]
 pub struct RealDisk {
-    /// A handle on the file system that was opened before anything was written: `syncfs` reports a write-back error only to
-    /// handles that were open when it happened.
+    /// A handle on the file system, opened before anything is written: `syncfs` reports a write-back error only to handles open at the
+    /// time.
     root: OnceLock<File>,
-    /// Whether files are synced one by one, once it was found out.
+    /// Whether files are synced one by one. Unset until the first sync finds out.
     by_file: OnceLock<bool>,
 }
 
@@ -42,7 +42,7 @@ impl RealDisk {
         Self::default()
     }
 
-    /// One that syncs file by file, whatever file system it is on.
+    /// A disk that syncs file by file, on any file system.
     pub fn by_file() -> Self {
         Self { root: OnceLock::new(), by_file: OnceLock::from(true) }
     }
@@ -62,7 +62,7 @@ impl RealDisk {
         for path in touched {
             match File::open(path) {
                 Ok(file) => file.sync_all()?,
-                // Retention may have dropped it since; then it need not be durable.
+                // Retention may have dropped the file since; then it need not be durable.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(before_sync(error)),
             }
@@ -72,12 +72,12 @@ impl RealDisk {
     }
 }
 
-/// Why one sync of the whole file system is not enough; `None` where it is.
+/// The reason why one sync of the whole file system is not enough; `None` if it is.
 #[cfg(target_os = "linux")]
 fn why_by_file(root: &Path) -> Option<String> {
     let magic = match file_system_of(root) {
         Ok(magic) => magic,
-        Err(error) => return Some(format!("the kind of its file system is not known: {error}")),
+        Err(error) => return Some(format!("the type of its file system is unknown: {error}")),
     };
     judge_syncfs(&kernel_release(), magic)
 }
@@ -120,7 +120,7 @@ fn file_system_of(path: &Path) -> io::Result<u64> {
         if libc::statfs(path.as_ptr(), &mut stats) != 0 {
             return Err(io::Error::last_os_error());
         }
-        // The numbers have 32 bits, and their sign is the architecture's business.
+        // File system numbers have 32 bits; the sign depends on the architecture.
         Ok(u64::from(stats.f_type as u32))
     }
 }
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_system_and_the_kernel_of_this_machine_are_known() {
+    fn the_file_system_and_the_kernel_of_this_machine_are_identified() {
         assert!(file_system_of(Path::new("/")).unwrap() > 0);
         assert!(kernel_release().chars().next().unwrap().is_ascii_digit());
     }

@@ -1,8 +1,8 @@
-//! Finding the frames again after a crash, and telling a torn tail from damage.
+//! Finds the frames again after a crash, and distinguishes a torn tail from damage.
 //!
-//! All slots of the generation are walked for frames whose CRC is right. They are expected to be dense from the checkpoint on.
-//! A missing frame is **damage** where a later frame says that it was known to be synced; otherwise it is the **torn tail** of a
-//! write that nobody was told of, and the journal ends before it.
+//! The scan walks all slots of the generation for frames with a correct CRC. They must be dense from the checkpoint on. A missing frame is
+//! **damage** if a later frame records that it was synced. Otherwise it is the **torn tail**, an unacknowledged write, and the journal ends
+//! before it.
 
 use std::io;
 use std::path::Path;
@@ -11,14 +11,14 @@ use bytes::Bytes;
 
 use super::slot_number;
 use crate::disk::{Disk, DiskFile, read_exact_at};
-use crate::error::Damage;
+use crate::error::LogDamage;
 use crate::format::{FRAME_ALIGNMENT, FRAME_HEADER_LEN, FrameHeader, JournalHeader, align};
 use crate::settings::FRAME_BYTES_MAX;
 
-/// Bytes that are looked at together while searching for the next frame.
+/// Bytes of one read while searching for the next frame.
 const SEARCH_CHUNK: usize = 1 << 20;
 
-/// A frame whose CRC is right.
+/// A frame with a correct CRC.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FoundFrame {
     pub sequence: u64,
@@ -28,20 +28,20 @@ pub(crate) struct FoundFrame {
     pub len: usize,
 }
 
-/// What is to be replayed, and what cannot be.
+/// The frames to replay, and the damage.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct JournalScan {
-    /// In order; dense except where `damage` says so.
+    /// In order. Dense except at the gaps in `damage`.
     pub frames: Vec<FoundFrame>,
-    /// Frames that were acknowledged and cannot be read: the first and last number missing, and where.
-    pub damage: Vec<(u64, u64, Damage)>,
-    /// Of the frames that cannot be read, those whose headers can: where they are and what numbers they claim. In order.
+    /// Acknowledged frames that cannot be read: the first and last missing number, and the place.
+    pub damage: Vec<(u64, u64, LogDamage)>,
+    /// The frames in `damage` whose headers can be read, with their place and the numbers in the headers. In order.
     pub broken: Vec<FoundFrame>,
-    /// A tail that was cut: the number it would have had, where something of it is there.
+    /// Whether remains of a torn tail were found and cut.
     pub torn: bool,
 }
 
-/// Was anything ever written to a journal here? Its first checkpoint was durable before that.
+/// Whether the journal was ever written to. The first checkpoint is durable before that.
 pub(crate) fn is_begun(disk: &dyn Disk, folder: &Path) -> io::Result<bool> {
     for name in slot_names(disk, folder)? {
         let file = disk.open(&folder.join(&name))?;
@@ -60,7 +60,7 @@ fn slot_names(disk: &dyn Disk, folder: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Looks for the frames of `generation` after `covered`.
+/// Finds the frames of `generation` after `covered`.
 pub(crate) fn scan(disk: &dyn Disk, folder: &Path, generation: u64, covered: u64) -> io::Result<JournalScan> {
     let (mut found, mut broken) = (Vec::new(), Vec::new());
     for name in slot_names(disk, folder)? {
@@ -75,7 +75,7 @@ pub(crate) fn scan(disk: &dyn Disk, folder: &Path, generation: u64, covered: u64
     let last = scan.frames.last().map_or(covered, |frame| frame.sequence);
     scan.torn |= broken.last().is_some_and(|frame| frame.sequence > last);
     for frame in broken {
-        let is_in = |(from, to, _): &&mut (u64, u64, Damage)| (*from..=*to).contains(&frame.sequence);
+        let is_in = |(from, to, _): &&mut (u64, u64, LogDamage)| (*from..=*to).contains(&frame.sequence);
         if let Some((_, _, damage)) = scan.damage.iter_mut().find(is_in) {
             (damage.file, damage.position) = (frame.file.clone(), frame.position);
             scan.broken.push(frame);
@@ -84,7 +84,7 @@ pub(crate) fn scan(disk: &dyn Disk, folder: &Path, generation: u64, covered: u64
     Ok(scan)
 }
 
-/// Which of the found frames count.
+/// Selects the frames to replay, and finds the gaps.
 fn judge(found: Vec<FoundFrame>, covered: u64) -> JournalScan {
     let known_synced = found.iter().map(|frame| frame.synced_upto).max().unwrap_or(0);
     let mut scan = JournalScan::default();
@@ -96,7 +96,7 @@ fn judge(found: Vec<FoundFrame>, covered: u64) -> JournalScan {
                 break;
             }
             let last = (frame.sequence - 1).min(known_synced);
-            let damage = Damage {
+            let damage = LogDamage {
                 what: format!("journal frames {expected} to {last} cannot be read (before frame {})", frame.sequence),
                 file: frame.file.clone(),
                 position: frame.position,
@@ -109,7 +109,7 @@ fn judge(found: Vec<FoundFrame>, covered: u64) -> JournalScan {
     }
     if !scan.torn && known_synced >= expected {
         let last = scan.frames.last();
-        let damage = Damage {
+        let damage = LogDamage {
             what: format!("journal frames {expected} to {known_synced} cannot be read"),
             file: last.map_or_else(String::new, |frame| frame.file.clone()),
             position: last.map_or(0, |frame| frame.position + align(frame.len as u64)),
@@ -120,7 +120,7 @@ fn judge(found: Vec<FoundFrame>, covered: u64) -> JournalScan {
     scan
 }
 
-/// Adds the frames of one file: the whole ones, and those that have a header and are not whole.
+/// Adds the frames of one file: the whole ones, and those with a readable header that are not whole.
 fn walk(
     file: &dyn DiskFile,
     name: &str,
@@ -134,13 +134,12 @@ fn walk(
         return Ok(());
     }
     let header = JournalHeader::read(&read_exact_at(file, 0, FRAME_ALIGNMENT)?);
-    // A header of another generation says that the slot is not ours yet, or no more. One that cannot be read says nothing:
-    // the frames speak for themselves.
+    // If the header has another generation, the slot is not used by this one. If it is unreadable, each frame is checked by its own header.
     if header.is_some_and(|header| header.generation.get() != generation) {
         return Ok(());
     }
     let mut position = FRAME_ALIGNMENT as u64;
-    let mut chunk = Chunk::default();
+    let mut chunk = SearchWindow::default();
     while position + FRAME_HEADER_LEN as u64 <= len {
         let Some(header) = FrameHeader::read(chunk.at(file, position, len)?) else {
             position += FRAME_ALIGNMENT as u64;
@@ -174,12 +173,12 @@ fn walk(
 
 /// A window on the file, so that a search does not read block by block.
 #[derive(Default)]
-struct Chunk {
+struct SearchWindow {
     from: u64,
     bytes: Vec<u8>,
 }
 
-impl Chunk {
+impl SearchWindow {
     fn at(&mut self, file: &dyn DiskFile, position: u64, file_len: u64) -> io::Result<&[u8]> {
         let end = self.from + self.bytes.len() as u64;
         if position < self.from || position + FRAME_HEADER_LEN as u64 > end {
@@ -193,8 +192,8 @@ impl Chunk {
 }
 
 impl FoundFrame {
-    /// Makes the frame durable where it is, and the file's header, without which it is not found. Both are written again: a sync
-    /// that failed before may have lost them for good.
+    /// Makes the frame and the header of its file durable: without the header the frame is not found. Both are written again, because an
+    /// earlier failed sync may have dropped them from the cache.
     pub fn secure(&self, disk: &dyn Disk, folder: &Path) -> io::Result<()> {
         let file = disk.open(&folder.join(&self.file))?;
         for (position, len) in [(0, FRAME_ALIGNMENT), (self.position, self.len)] {
@@ -204,9 +203,9 @@ impl FoundFrame {
         file.sync()
     }
 
-    /// A batch of the frame that is wrong although the frame is not.
-    pub fn bad_batch(&self) -> Damage {
-        Damage {
+    /// The damage of a wrong batch in a frame with a correct CRC.
+    pub fn bad_batch(&self) -> LogDamage {
+        LogDamage {
             what: format!("a batch in journal frame {} is wrong although the frame is not", self.sequence),
             file: self.file.clone(),
             position: self.position,
@@ -214,7 +213,7 @@ impl FoundFrame {
         }
     }
 
-    /// The frame's batches, one after the other.
+    /// The batches of the frame, one after the other.
     pub fn body(&self, disk: &dyn Disk, folder: &Path) -> io::Result<Bytes> {
         let file = disk.open(&folder.join(&self.file))?;
         let frame = Bytes::from(read_exact_at(&*file, self.position, self.len)?);
@@ -248,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_nobody_knew_synced_is_a_torn_tail_with_all_after_it() {
+    fn a_missing_frame_that_was_not_known_synced_ends_the_journal() {
         let scan = judge(vec![frame(5, 4), frame(7, 5)], 4);
         assert_eq!((sequences(&scan), scan.damage.len(), scan.torn), (vec![5], 0, true));
     }

@@ -1,27 +1,27 @@
-//! Waiting for more: a future that leaves nothing behind when it is dropped.
+//! Waits for new records. The future leaves nothing behind when it is dropped.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::Partition;
+use super::LogPartition;
 
-/// Resolves when an offset is there to be read, was trimmed, or its partition is gone.
-pub struct Arrival {
-    partition: Arc<Partition>,
+/// Resolves when an offset can be read or was trimmed, or when its partition was deleted.
+pub struct OffsetArrival {
+    partition: Arc<LogPartition>,
     from: u64,
-    /// The number under which the partition knows us.
+    /// The number of this waiter in the partition.
     number: Option<u64>,
 }
 
-impl Arrival {
-    pub(crate) fn new(partition: Arc<Partition>, from: u64) -> Self {
+impl OffsetArrival {
+    pub(crate) fn new(partition: Arc<LogPartition>, from: u64) -> Self {
         Self { partition, from, number: None }
     }
 }
 
-impl Future for Arrival {
+impl Future for OffsetArrival {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -43,7 +43,7 @@ impl Future for Arrival {
     }
 }
 
-impl Drop for Arrival {
+impl Drop for OffsetArrival {
     fn drop(&mut self) {
         if let Some(number) = self.number {
             self.partition.state().waiting.remove(&number);

@@ -1,51 +1,51 @@
-//! Reading a partition by offset and by time.
+//! Reads a partition by offset and by time.
 
 use std::io;
 use std::sync::Arc;
 
-use super::unreadable::{Onwards, Spot};
-use super::{Partition, State};
+use super::unreadable::{BadPart, ReadableAt};
+use super::{LogPartition, LogState};
 use crate::disk::is_unreadable;
-use crate::error::{Damage, ReadError};
-use crate::format::Batch;
+use crate::error::{LogDamage, ReadError};
+use crate::format::LogBatch;
 use crate::segment::{ScanError, Scanner, Segment};
 
-/// A file of the partition's folder that exists only while it is written, to find out whether the disk works.
+/// A file in the partition's folder that is written and removed to probe the disk.
 const PROBE: &str = "probe";
 const PROBE_LEN: usize = 4096;
 
-/// Batches that were read. The first may begin before the offset that was asked for.
+/// The result of a read. The first batch may begin before the requested offset.
 #[derive(Debug, Default)]
-pub struct Batches {
-    pub batches: Vec<Batch>,
-    /// Where to read on.
+pub struct LogRead {
+    pub batches: Vec<LogBatch>,
+    /// The offset of the next read.
     pub next: u64,
 }
 
-/// What is to be read from disk, taken while the state was locked.
+/// The part of a segment to read, taken while the state was locked.
 struct SegmentPlan {
     segment: Arc<Segment>,
-    /// `None`: to the end of the file, since the segment is sealed.
+    /// `None` means up to the end of the file, since the segment is sealed.
     len: Option<u64>,
     /// The offset after the segment's last record.
     end_offset: u64,
 }
 
-impl Partition {
-    /// Reads from memory. `None` where `from` is on disk only. At the tail it is empty.
-    pub fn read_memory(&self, from: u64, max_bytes: usize) -> Result<Option<Batches>, ReadError> {
+impl LogPartition {
+    /// Reads from memory. Returns `None` if `from` is on disk only, and no batches at the tail.
+    pub fn read_memory(&self, from: u64, max_bytes: usize) -> Result<Option<LogRead>, ReadError> {
         let state = self.state();
         check_bounds(&state, from)?;
         if from == state.next {
-            return Ok(Some(Batches { batches: Vec::new(), next: from }));
+            return Ok(Some(LogRead { batches: Vec::new(), next: from }));
         }
         let at = state.tail.partition_point(|tail| tail.batch.end() <= from);
         match state.tail.get(at) {
-            // A hole before it is damage, of which the disk's reader tells.
+            // A gap before the batch is damage, which the read from disk reports.
             Some(tail) if tail.batch.base() <= from => {}
             _ => return Ok(None),
         }
-        let mut read = Batches { batches: Vec::new(), next: from };
+        let mut read = LogRead { batches: Vec::new(), next: from };
         let mut bytes = 0;
         for tail in state.tail.range(at..) {
             let len = tail.batch.bytes.len();
@@ -60,8 +60,8 @@ impl Partition {
         Ok(Some(read))
     }
 
-    /// Reads from memory or disk; it may block on the disk. At least one batch is returned where one is there.
-    pub fn read(&self, from: u64, max_bytes: usize) -> Result<Batches, ReadError> {
+    /// Reads from memory or disk; may block on the disk. Returns at least one batch if there is one.
+    pub fn read(&self, from: u64, max_bytes: usize) -> Result<LogRead, ReadError> {
         loop {
             if let Some(read) = self.read_memory(from, max_bytes)? {
                 return Ok(read);
@@ -75,7 +75,7 @@ impl Partition {
                 return Err(if self.is_deleted() { ReadError::UnknownPartition(self.key) } else { self.hole_at(from) });
             };
             match self.read_segment(&plan, from, max_bytes) {
-                // Retention dropped the segment meanwhile; the bounds tell.
+                // If retention dropped the segment meanwhile, the next round returns the new bounds.
                 Err(ReadError::Io { .. } | ReadError::Damaged(_)) if self.bounds().0 > from => {}
                 Err(_) if self.is_deleted() => return Err(ReadError::UnknownPartition(self.key)),
                 other => return other,
@@ -83,35 +83,35 @@ impl Partition {
         }
     }
 
-    fn read_segment(&self, plan: &SegmentPlan, from: u64, max_bytes: usize) -> Result<Batches, ReadError> {
+    fn read_segment(&self, plan: &SegmentPlan, from: u64, max_bytes: usize) -> Result<LogRead, ReadError> {
         let position = plan.segment.position_for(&*self.disk, from);
         match self.read_from(plan, position, from, max_bytes) {
-            // The index may have pointed at nonsense: the segment itself is the truth.
+            // The position in the index may be wrong: read the segment from its beginning.
             Err(ReadError::Damaged(_)) if position > 0 => self.read_from(plan, 0, from, max_bytes),
             other => other,
         }
     }
 
-    fn read_from(&self, plan: &SegmentPlan, position: u64, from: u64, max_bytes: usize) -> Result<Batches, ReadError> {
+    fn read_from(&self, plan: &SegmentPlan, position: u64, from: u64, max_bytes: usize) -> Result<LogRead, ReadError> {
         let mut scanner = match self.scanner(plan, position) {
             Ok(scanner) => scanner.with_chunk(max_bytes),
             Err(error) => {
-                let (resume_at, _) = self.behind_unreadable(plan, Spot::Whole, &error)?;
+                let (resume_at, _) = self.next_readable(plan, BadPart::Whole, &error)?;
                 return Err(self.damaged(plan, 0, &unreadable(&error), resume_at));
             }
         };
-        self.unreadable.succeeded((plan.segment.base, Spot::Whole));
-        let mut read = Batches { batches: Vec::new(), next: from };
+        self.unreadable.succeeded((plan.segment.base, BadPart::Whole));
+        let mut read = LogRead { batches: Vec::new(), next: from };
         let mut bytes = 0;
         loop {
             let (position, what, (resume_at, onwards)) = match scanner.next() {
                 Ok(Some((at, batch))) => {
-                    self.unreadable.succeeded((plan.segment.base, Spot::Position(at)));
+                    self.unreadable.succeeded((plan.segment.base, BadPart::Position(at)));
                     if batch.end() <= from {
                         continue;
                     }
                     if batch.base() > read.next {
-                        // A hole between batches: the journal's frame that had them was damaged.
+                        // A gap between batches: the journal frame with these records was damaged.
                         return if read.batches.is_empty() {
                             Err(self.damaged(plan, at, "records are missing", batch.base()))
                         } else {
@@ -138,14 +138,14 @@ impl Partition {
                 Err(_) if !read.batches.is_empty() => return Ok(read),
                 Err(ScanError::Io(error)) => {
                     let at = scanner.position();
-                    (at, unreadable(&error), self.behind_unreadable(plan, Spot::Position(at), &error)?)
+                    (at, unreadable(&error), self.next_readable(plan, BadPart::Position(at), &error)?)
                 }
                 Err(ScanError::Bad { position, what }) => {
                     (position, what.to_owned(), self.resume_after(plan, position)?)
                 }
             };
             match onwards {
-                // What is damaged lies before the offset that was asked for.
+                // The damage lies before the requested offset.
                 Some(onwards) if resume_at <= from => {
                     scanner = self.scanner(plan, onwards).map_err(|error| io_error(plan, &error))?;
                 }
@@ -155,8 +155,8 @@ impl Partition {
     }
 
     /// Returns the next readable place if the disk failed here several times in a row and works elsewhere. A disk that does not respond at
-    /// all may still have the records, and readers must not skip them.
-    fn behind_unreadable(&self, plan: &SegmentPlan, spot: Spot, error: &io::Error) -> Result<Onwards, ReadError> {
+    /// all may still have the records, so readers must not skip them.
+    fn next_readable(&self, plan: &SegmentPlan, spot: BadPart, error: &io::Error) -> Result<ReadableAt, ReadError> {
         let place = (plan.segment.base, spot);
         if !is_unreadable(error) || !self.unreadable.failed(place) {
             return Err(io_error(plan, error));
@@ -167,23 +167,23 @@ impl Partition {
         let passing = |error: io::Error| io_error(plan, &error);
         self.probe_disk().map_err(passing)?;
         let onwards = match spot {
-            Spot::Whole => (plan.end_offset, None),
-            Spot::Position(position) => self.resume_after(plan, position)?,
+            BadPart::Whole => (plan.end_offset, None),
+            BadPart::Position(position) => self.resume_after(plan, position)?,
         };
-        // The disk may have been away during the search.
+        // The disk may have been offline during the search.
         self.probe_disk().map_err(passing)?;
         if self.is_readable(plan, spot) {
             self.unreadable.succeeded(place);
             return Err(io_error(plan, error));
         }
-        // The end of a segment that is written to moves.
+        // Only for sealed segments: the end of a segment that is being written moves.
         if plan.len.is_none() {
             self.unreadable.set_onwards(place, onwards);
         }
         Ok(onwards)
     }
 
-    /// Writes and syncs a small file: a disk that is away fails this, a disk with a bad sector does not.
+    /// Writes and syncs a small file. This fails on an offline disk, but not on a disk with a bad sector.
     fn probe_disk(&self) -> io::Result<()> {
         let path = self.folder.join(PROBE);
         let written = self.disk.create(&path).and_then(|file| {
@@ -194,19 +194,19 @@ impl Partition {
         written.and(removed)
     }
 
-    fn is_readable(&self, plan: &SegmentPlan, spot: Spot) -> bool {
+    fn is_readable(&self, plan: &SegmentPlan, spot: BadPart) -> bool {
         match (self.scanner(plan, 0), spot) {
             (Err(_), _) => false,
-            (Ok(_), Spot::Whole) => true,
-            (Ok(_), Spot::Position(at)) => {
+            (Ok(_), BadPart::Whole) => true,
+            (Ok(_), BadPart::Position(at)) => {
                 self.scanner(plan, at).is_ok_and(|mut scanner| !matches!(scanner.next(), Err(ScanError::Io(_))))
             }
         }
     }
 
-    /// The offset of the first record at or after `time`; the next offset where there is none.
+    /// The offset of the first record at or after `time`, or the next offset if there is none.
     pub fn offset_at(&self, time: i64) -> Result<u64, ReadError> {
-        // What is not in segments is looked at in the same moment as the list of segments: it may be in them a moment later.
+        // Reads the tail and the list of segments under one lock: a batch may move from the tail to a segment a moment later.
         let (plans, first, in_memory) = {
             let state = self.state();
             let mut unsaved = state.tail.iter().filter(|tail| tail.batch.end() > state.saved_next);
@@ -233,7 +233,7 @@ impl Partition {
         let mut scanner = match trusted.map_or_else(|| self.scanner(plan, 0), Ok) {
             Ok(scanner) => scanner,
             // A segment that cannot be opened has no time.
-            Err(error) => return self.behind_unreadable(plan, Spot::Whole, &error).map(|_| None),
+            Err(error) => return self.next_readable(plan, BadPart::Whole, &error).map(|_| None),
         };
         loop {
             match scanner.next() {
@@ -243,11 +243,11 @@ impl Partition {
                     }
                 }
                 Ok(None) => return Ok(None),
-                // What cannot be read has no time; what comes after it does.
+                // The unreadable part has no time. Continue after it.
                 Err(bad) => {
                     let (_, onwards) = match bad {
                         ScanError::Io(error) => {
-                            self.behind_unreadable(plan, Spot::Position(scanner.position()), &error)?
+                            self.next_readable(plan, BadPart::Position(scanner.position()), &error)?
                         }
                         ScanError::Bad { position, .. } => self.resume_after(plan, position)?,
                     };
@@ -260,8 +260,8 @@ impl Partition {
         }
     }
 
-    /// A scanner from a place of the index, where the segment has there what the index says. An index of another segment, or of
-    /// an earlier one of this name, would lead past what is looked for.
+    /// A scanner at a place from the index, if the segment has there the batch of the index entry. A wrong index could lead past the
+    /// record.
     fn trusted_scanner(&self, plan: &SegmentPlan, offset: u64, position: u64) -> Result<Option<Scanner>, ReadError> {
         let Ok(mut scanner) = self.scanner(plan, position) else { return Ok(None) };
         let found = match scanner.next() {
@@ -283,16 +283,16 @@ impl Partition {
         Ok(Scanner::new(file, self.batches_of(), position.min(len), len))
     }
 
-    /// The offset at which reading can go on after a bad batch at `position`, and its place in the segment: the next place that
-    /// holds a whole batch, or after the segment. Not by the index, which knows one place in many.
-    fn resume_after(&self, plan: &SegmentPlan, position: u64) -> Result<Onwards, ReadError> {
+    /// The offset at which reading can continue after a bad batch at `position`, and its position in the segment: the next whole batch, or
+    /// after the segment. The search does not use the sparse index.
+    fn resume_after(&self, plan: &SegmentPlan, position: u64) -> Result<ReadableAt, ReadError> {
         let found = match self.scanner(plan, position + 1) {
             Ok(mut scanner) => scanner.find_next(),
             Err(error) => Err(ScanError::Io(error)),
         };
         match found {
             Ok(Some((position, batch))) => Ok((batch.base(), Some(position))),
-            // An error that passes, such as a shortage of file descriptors, does not show that nothing can be read.
+            // A temporary error, such as a shortage of file descriptors, does not prove that nothing can be read.
             Err(ScanError::Io(error)) if !is_unreadable(&error) => Err(io_error(plan, &error)),
             Ok(None) | Err(_) => Ok((plan.end_offset, None)),
         }
@@ -302,7 +302,7 @@ impl Partition {
         let state = self.state();
         let segments = state.segments.iter().map(|segment| segment.base);
         let after = segments.chain(state.tail.iter().map(|tail| tail.batch.base())).filter(|base| *base > from).min();
-        ReadError::Damaged(Damage {
+        ReadError::Damaged(LogDamage {
             what: "records are missing".to_owned(),
             file: self.folder.display().to_string(),
             position: 0,
@@ -312,7 +312,7 @@ impl Partition {
 
     fn damaged(&self, plan: &SegmentPlan, position: u64, what: &str, resume_at: u64) -> ReadError {
         let file = plan.segment.path().display().to_string();
-        ReadError::Damaged(Damage { what: what.to_owned(), file, position, resume_at: Some(resume_at) })
+        ReadError::Damaged(LogDamage { what: what.to_owned(), file, position, resume_at: Some(resume_at) })
     }
 }
 
@@ -328,7 +328,7 @@ fn scanner_end(plan: &SegmentPlan, scanner: &Scanner) -> u64 {
     plan.len.unwrap_or_else(|| scanner.end())
 }
 
-fn check_bounds(state: &State, from: u64) -> Result<(), ReadError> {
+fn check_bounds(state: &LogState, from: u64) -> Result<(), ReadError> {
     if from < state.first {
         return Err(ReadError::Trimmed { asked: from, first: state.first });
     }
@@ -338,15 +338,15 @@ fn check_bounds(state: &State, from: u64) -> Result<(), ReadError> {
     Ok(())
 }
 
-/// The segment that has `from`, unless it lies in none.
-fn plan_for(state: &State, from: u64) -> Option<SegmentPlan> {
+/// The segment with the offset `from`; `None` if it is in no segment.
+fn plan_for(state: &LogState, from: u64) -> Option<SegmentPlan> {
     let after = state.segments.partition_point(|segment| segment.base <= from);
     let index = after.checked_sub(1)?;
     let plan = plan_of(state, index);
     (from < plan.end_offset).then_some(plan)
 }
 
-fn plan_of(state: &State, index: usize) -> SegmentPlan {
+fn plan_of(state: &LogState, index: usize) -> SegmentPlan {
     let is_last = index + 1 == state.segments.len();
     SegmentPlan {
         segment: state.segments[index].clone(),
@@ -355,11 +355,11 @@ fn plan_of(state: &State, index: usize) -> SegmentPlan {
     }
 }
 
-fn all_plans(state: &State) -> Vec<SegmentPlan> {
+fn all_plans(state: &LogState) -> Vec<SegmentPlan> {
     (0..state.segments.len()).map(|index| plan_of(state, index)).collect()
 }
 
-fn first_in_batch(batch: &Batch, time: i64, first: u64) -> Option<u64> {
+fn first_in_batch(batch: &LogBatch, time: i64, first: u64) -> Option<u64> {
     if batch.header.max_timestamp.get() < time {
         return None;
     }

@@ -1,8 +1,8 @@
 //! Places of segments that the disk cannot read. A place that stays unreadable counts as damaged, and readers continue behind it.
 //!
-//! A cable, a controller or a disk can fail for a moment. A place therefore counts as damaged only after several failures in a row, over
-//! some time, and only if the disk works elsewhere (`read.rs` probes it). Otherwise a reader that retries forever would stop a shard, a
-//! subscription or a trim. The partition forgets a place as soon as the disk can read it again.
+//! A cable, a controller or a disk can fail for a moment. A place therefore counts as damaged only after several failures in a row over
+//! some time, and only if the disk works elsewhere (`read.rs` probes it). Without this rule, a reader that retries forever would stop a
+//! shard, a subscription or a trim. The partition removes a place from the list as soon as the disk can read it.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,25 +10,25 @@ use std::time::{Duration, Instant};
 
 /// Failures in a row before a place counts as damaged.
 const UNREADABLE_AFTER: u32 = 3;
-/// The limit of remembered places of one partition. Beyond it, all counts start again from zero.
+/// Limit of recorded places of one partition. At the limit, all counts restart from zero.
 const PLACES_MAX: usize = 256;
 
-/// The base offset of a segment, and where in it the disk failed.
-pub(super) type Place = (u64, Spot);
+/// The base offset of a segment, and the part of it that the disk failed to read.
+pub(super) type DiskPlace = (u64, BadPart);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Spot {
+pub(super) enum BadPart {
     /// The file cannot be opened.
     Whole,
     Position(u64),
 }
 
 /// The next readable place: the offset, and its position if it is in the same segment.
-pub(super) type Onwards = (u64, Option<u64>);
+pub(super) type ReadableAt = (u64, Option<u64>);
 
 pub(super) struct UnreadablePlaces {
     unreadable_for: Duration,
-    places: Mutex<HashMap<Place, Failures>>,
+    places: Mutex<HashMap<DiskPlace, Failures>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -36,14 +36,14 @@ struct Failures {
     since: Instant,
     in_a_row: u32,
     /// The next readable place, if it was found. Only for sealed segments.
-    onwards: Option<Onwards>,
+    onwards: Option<ReadableAt>,
 }
 
 impl Failures {
-    /// Whether a place lies behind this one, and before where reading goes on.
-    fn covers(&self, this: Place, other: Place) -> bool {
+    /// Whether the other place lies behind this one, and before the next readable place.
+    fn covers(&self, this: DiskPlace, other: DiskPlace) -> bool {
         match (this, other, self.onwards) {
-            ((base, Spot::Position(from)), (of, Spot::Position(at)), Some((_, end))) => {
+            ((base, BadPart::Position(from)), (of, BadPart::Position(at)), Some((_, end))) => {
                 base == of && from < at && end.is_none_or(|end| at < end)
             }
             _ => false,
@@ -56,12 +56,12 @@ impl UnreadablePlaces {
         Self { unreadable_for, places: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Place, Failures>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<DiskPlace, Failures>> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a failure. Returns whether the place counts as damaged now. A place within a stretch that counts as damaged does so at once.
-    pub fn failed(&self, place: Place) -> bool {
+    pub fn failed(&self, place: DiskPlace) -> bool {
         let mut places = self.lock();
         if places.iter().any(|(known, failures)| failures.covers(*known, place)) {
             return true;
@@ -75,19 +75,19 @@ impl UnreadablePlaces {
         failures.in_a_row >= UNREADABLE_AFTER && failures.since.elapsed() >= self.unreadable_for
     }
 
-    /// The next readable place behind this one, if it was found before.
-    pub fn onwards(&self, place: Place) -> Option<Onwards> {
+    /// The next readable place behind this one, if an earlier search found it.
+    pub fn onwards(&self, place: DiskPlace) -> Option<ReadableAt> {
         self.lock().get(&place)?.onwards
     }
 
-    pub fn set_onwards(&self, place: Place, onwards: Onwards) {
+    pub fn set_onwards(&self, place: DiskPlace, onwards: ReadableAt) {
         if let Some(failures) = self.lock().get_mut(&place) {
             failures.onwards = Some(onwards);
         }
     }
 
-    /// The disk could read this place.
-    pub fn succeeded(&self, place: Place) {
+    /// Removes a place that the disk could read.
+    pub fn succeeded(&self, place: DiskPlace) {
         let mut places = self.lock();
         if !places.is_empty() {
             places.remove(&place);

@@ -1,8 +1,8 @@
-//! Every frame of the journal that no checkpoint covers, beside a server that goes on writing.
+//! Checks each frame of the journal that no checkpoint covers, beside a server that continues to write.
 //!
-//! A running server appends frames and reuses journal files, so one scan proves nothing. A frame counts as damaged only if
-//! it is missing in two scans, was synced before the second one began, and is not covered by a checkpoint that is read after both: no
-//! file that holds such a frame was written again in between.
+//! A running server appends frames and reuses journal files, so one scan proves nothing. A frame counts as damaged only if two scans miss
+//! it, if it was synced before the second scan began, and if a checkpoint that is read after both does not cover it. The file of such a
+//! frame was not written again in between.
 
 use std::io;
 use std::path::Path;
@@ -11,16 +11,16 @@ use bytes::Buf;
 
 use crate::checkpoint::Checkpoint;
 use crate::disk::Disk;
-use crate::error::Damage;
-use crate::format::{Batch, FolderSecret};
+use crate::error::LogDamage;
+use crate::format::{FolderSecret, LogBatch};
 use crate::journal::{FoundFrame, JournalScan, scan};
 
-/// Attempts before the check gives up, because the server restarted or files were removed.
+/// Attempts before the check gives up. An attempt fails if the server restarts or removes files.
 const TRIES_MAX: usize = 5;
 
 /// The outcome of a check of the journal.
-pub(crate) enum JournalCheck {
-    Checked(Vec<Damage>),
+pub(crate) enum FrameCheck {
+    Checked(Vec<LogDamage>),
     /// The server restarted during each attempt.
     Unsettled,
 }
@@ -30,9 +30,9 @@ pub(crate) fn check_journal(
     folder: &Path,
     secret: FolderSecret,
     checkpoint: &dyn Fn() -> Option<Checkpoint>,
-) -> io::Result<JournalCheck> {
+) -> io::Result<FrameCheck> {
     for _ in 0..TRIES_MAX {
-        let Some(before) = checkpoint() else { return Ok(JournalCheck::Checked(Vec::new())) };
+        let Some(before) = checkpoint() else { return Ok(FrameCheck::Checked(Vec::new())) };
         let look = || scan(disk, folder, before.generation, before.sequence);
         let found = look().and_then(|first| {
             let bad = bad_batches(disk, folder, secret, &first.frames)?;
@@ -43,7 +43,7 @@ pub(crate) fn check_journal(
         });
         let (first, second, bad) = match found {
             Ok(Some(suspects)) => suspects,
-            Ok(None) => return Ok(JournalCheck::Checked(Vec::new())),
+            Ok(None) => return Ok(FrameCheck::Checked(Vec::new())),
             // A start replaces journal files of another length.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
@@ -51,37 +51,37 @@ pub(crate) fn check_journal(
         let Some(after) = checkpoint().filter(|after| after.generation == before.generation) else { continue };
         let mut damage = missing_in_both(&first, &second, after.sequence);
         damage.extend(bad.into_iter().filter(|(sequence, _)| *sequence > after.sequence).map(|(_, damage)| damage));
-        return Ok(JournalCheck::Checked(damage));
+        return Ok(FrameCheck::Checked(damage));
     }
-    Ok(JournalCheck::Unsettled)
+    Ok(FrameCheck::Unsettled)
 }
 
-fn missing_in_both(first: &JournalScan, second: &JournalScan, covered: u64) -> Vec<Damage> {
+fn missing_in_both(first: &JournalScan, second: &JournalScan, covered: u64) -> Vec<LogDamage> {
     let mut damage = Vec::new();
     for (from, to, _) in &first.damage {
         for (also_from, also_to, place) in &second.damage {
             let (from, to) = (*from.max(also_from).max(&(covered + 1)), *to.min(also_to));
             if from <= to {
                 let what = format!("journal frames {from} to {to} cannot be read");
-                damage.push(Damage { what, ..place.clone() });
+                damage.push(LogDamage { what, ..place.clone() });
             }
         }
     }
     damage
 }
 
-/// Damaged batches in sound frames, by the number of their frame.
+/// Damaged batches in sound frames, each with the number of its frame.
 fn bad_batches(
     disk: &dyn Disk,
     folder: &Path,
     secret: FolderSecret,
     frames: &[FoundFrame],
-) -> io::Result<Vec<(u64, Damage)>> {
+) -> io::Result<Vec<(u64, LogDamage)>> {
     let mut bad = Vec::new();
     for frame in frames {
         let mut body = frame.body(disk, folder)?;
         while !body.is_empty() {
-            let Ok(batch) = Batch::read(&body, secret) else {
+            let Ok(batch) = LogBatch::read(&body, secret) else {
                 bad.push((frame.sequence, frame.bad_batch()));
                 break;
             };
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     fn scan_with(damage: &[(u64, u64)]) -> JournalScan {
-        let place = Damage { what: String::new(), file: "0000.journal".into(), position: 0, resume_at: None };
+        let place = LogDamage { what: String::new(), file: "0000.journal".into(), position: 0, resume_at: None };
         let damage = damage.iter().map(|(from, to)| (*from, *to, place.clone())).collect();
         JournalScan { damage, ..JournalScan::default() }
     }

@@ -7,22 +7,21 @@ use std::sync::Arc;
 
 use crate::disk::{Disk, DiskFile};
 
-/// Called with the number of bytes of each read. It may wait, to limit the rate, or fail with [`io::ErrorKind::Interrupted`], to end the
-/// check.
-pub type Meter = Arc<dyn Fn(u64) -> io::Result<()> + Send + Sync>;
+/// Called with the bytes of each read. It may wait, to limit the rate. It may fail with [`io::ErrorKind::Interrupted`], to end the check.
+pub type ReadMeter = Arc<dyn Fn(u64) -> io::Result<()> + Send + Sync>;
 
 pub(crate) struct ReadOnlyDisk {
     disk: Arc<dyn Disk>,
-    meter: Meter,
+    meter: ReadMeter,
 }
 
 struct MeteredFile {
     file: Arc<dyn DiskFile>,
-    meter: Meter,
+    meter: ReadMeter,
 }
 
 impl ReadOnlyDisk {
-    pub fn new(disk: Arc<dyn Disk>, meter: Meter) -> Self {
+    pub fn new(disk: Arc<dyn Disk>, meter: ReadMeter) -> Self {
         Self { disk, meter }
     }
 }

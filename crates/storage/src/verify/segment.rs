@@ -4,33 +4,31 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::disk::{Disk, is_passing, is_unreadable, read_whole};
-use crate::error::Damage;
-use crate::format::Batch;
-use crate::segment::{BatchesOf, IndexEntry, ScanError, Scanner, Segment, usable_entries};
+use crate::error::LogDamage;
+use crate::format::LogBatch;
+use crate::segment::{BatchScope, IndexEntry, ScanError, Scanner, Segment, usable_entries};
 
-/// Bound on reported damaged places of one segment; a file with more is lost as a whole.
+/// Limit of reported damaged places of one segment. A file with more is lost as a whole.
 const PLACES_MAX: usize = 100;
 
 /// A segment, and the contents that it must have.
 #[derive(Debug, Clone)]
 pub(crate) struct Extent {
-    pub of: BatchesOf,
+    pub of: BatchScope,
     pub path: PathBuf,
     pub base: u64,
-    /// Bytes that must exist: up to the checkpoint's mark in the segment that is being written; `None` means the whole file.
+    /// Bytes that must exist: up to the checkpoint's mark in the segment that is being written. `None` means the whole file.
     pub len: Option<u64>,
     /// The offset after its last record.
     pub end: u64,
 }
 
-/// Reads every batch of a segment, and if a place is damaged, reads the segment again. A place counts only if it is damaged both times: a
-/// transient error of a cable or a memory module is not damage on the disk. Fails if the meter of the disk ends the check, or if
-/// file descriptors or memory are short. Calls `on_batch` with each sound batch of the first pass and its position.
-pub(crate) fn check_twice(
-    disk: &dyn Disk,
-    extent: &Extent,
-    on_batch: &mut dyn FnMut(u64, &Batch),
-) -> io::Result<Vec<Damage>> {
+type OnBatch<'a> = &'a mut dyn FnMut(u64, &LogBatch);
+
+/// Reads every batch of a segment, and reads the segment again if a place is damaged. A place counts only if it is damaged both times: a
+/// transient error of a cable or a memory module is not damage on the disk. Fails if the meter of the disk ends the check, or if file
+/// descriptors or memory are short. Calls `on_batch` with each sound batch of the first pass and its position.
+pub(crate) fn check_twice(disk: &dyn Disk, extent: &Extent, on_batch: OnBatch<'_>) -> io::Result<Vec<LogDamage>> {
     let mut damage = check_once(disk, extent, on_batch)?;
     if !damage.is_empty() {
         let again = check_once(disk, extent, &mut |_, _| {})?;
@@ -40,22 +38,22 @@ pub(crate) fn check_twice(
 }
 
 /// A file that cannot be opened is a damaged place too, unless file descriptors or memory are short.
-fn check_once(disk: &dyn Disk, extent: &Extent, on_batch: &mut dyn FnMut(u64, &Batch)) -> io::Result<Vec<Damage>> {
+fn check_once(disk: &dyn Disk, extent: &Extent, on_batch: OnBatch<'_>) -> io::Result<Vec<LogDamage>> {
     check_segment(disk, extent, on_batch).or_else(|error| {
         if is_stopped(&error) || is_passing(&error) {
             return Err(error);
         }
-        let mut places = Places { extent, damage: Vec::new() };
+        let mut places = DamageList { extent, damage: Vec::new() };
         places.add(0, format!("the segment cannot be opened: {error}"), extent.end);
         Ok(places.damage)
     })
 }
 
-fn check_segment(disk: &dyn Disk, extent: &Extent, on_batch: &mut dyn FnMut(u64, &Batch)) -> io::Result<Vec<Damage>> {
+fn check_segment(disk: &dyn Disk, extent: &Extent, on_batch: OnBatch<'_>) -> io::Result<Vec<LogDamage>> {
     let file = disk.open(&extent.path)?;
     let found_len = file.len()?;
     let len = extent.len.unwrap_or(found_len);
-    let mut places = Places { extent, damage: Vec::new() };
+    let mut places = DamageList { extent, damage: Vec::new() };
     let mut scanner = Scanner::new(file, extent.of, 0, len.min(found_len));
     let mut expected = extent.base;
     while places.damage.len() < PLACES_MAX {
@@ -91,8 +89,8 @@ fn check_segment(disk: &dyn Disk, extent: &Extent, on_batch: &mut dyn FnMut(u64,
     Ok(places.damage)
 }
 
-/// The next whole batch after a damaged place; `None` if there is none, or if the rest cannot be read.
-fn next_sound(scanner: &mut Scanner) -> io::Result<Option<(u64, Batch)>> {
+/// The next whole batch after a damaged place. `None` if there is none, or if the rest cannot be read.
+fn next_sound(scanner: &mut Scanner) -> io::Result<Option<(u64, LogBatch)>> {
     match scanner.find_next() {
         Ok(found) => Ok(found),
         Err(ScanError::Io(error)) if is_stopped(&error) => Err(error),
@@ -104,19 +102,19 @@ pub(crate) fn is_stopped(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Interrupted
 }
 
-struct Places<'a> {
+struct DamageList<'a> {
     extent: &'a Extent,
-    damage: Vec<Damage>,
+    damage: Vec<LogDamage>,
 }
 
-impl Places<'_> {
+impl DamageList<'_> {
     fn add(&mut self, position: u64, what: String, resume_at: u64) {
         let file = self.extent.path.display().to_string();
-        self.damage.push(Damage { what, file, position, resume_at: Some(resume_at) });
+        self.damage.push(LogDamage { what, file, position, resume_at: Some(resume_at) });
     }
 }
 
-/// The index beside a segment, compared with the batches as they are read.
+/// The index of a segment, compared with the batches as they are read.
 pub(crate) struct IndexCheck {
     pub path: PathBuf,
     entries: Vec<IndexEntry>,
@@ -135,7 +133,7 @@ impl IndexCheck {
         Ok(Self { path, entries: usable_entries(&bytes, extent.base), stored, next: 0, astray: 0 })
     }
 
-    pub fn see(&mut self, position: u64, batch: &Batch) {
+    pub fn see(&mut self, position: u64, batch: &LogBatch) {
         while let Some(entry) = self.entries.get(self.next).filter(|entry| u64::from(entry.position.get()) <= position)
         {
             let is_right = (u64::from(entry.position.get()), entry.offset.get()) == (position, batch.base());
@@ -144,8 +142,8 @@ impl IndexCheck {
         }
     }
 
-    /// The number of unusable or wrong entries, and the number of all entries. Entries beyond the last batch are not checked: they refer to
-    /// the end of the segment, or to batches that no checkpoint covers yet.
+    /// The number of unusable or wrong entries, and of all entries. Entries beyond the last batch are not checked: they refer to the end of
+    /// the segment, or to batches that no checkpoint covers yet.
     pub fn outcome(&self) -> (usize, usize) {
         (self.stored - self.entries.len() + self.astray, self.stored)
     }

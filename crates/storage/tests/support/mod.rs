@@ -1,6 +1,6 @@
-//! A data folder that goes when the test ends, and short words for appending and reading.
+//! A data folder that is removed when the test ends, and short functions for appends and reads.
 
-#![allow(dead_code, reason = "each of the test programs takes what it needs of it")]
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 mod unsynced;
 
@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex};
 pub use unsynced::UnsyncedDisk;
 use whimbrel_storage::disk::RealDisk;
 use whimbrel_storage::{
-    Core, DataFolder, Event, OpenError, Outcome, Part, PartitionKey, Record, Recovered, Settings, Store, SystemClock,
-    Work,
+    Core, DataFolder, LogEvent, LogRecord, LogRecovery, LogReply, LogSettings, LogStore, LogWrite, OpenError,
+    PartitionKey, WallClock, WritePart,
 };
 
 pub struct Folder(tempfile::TempDir);
 
-pub type Events = Arc<Mutex<Vec<Event>>>;
+pub type Events = Arc<Mutex<Vec<LogEvent>>>;
 
 impl Folder {
     pub fn new() -> Self {
@@ -27,7 +27,7 @@ impl Folder {
         self.0.path()
     }
 
-    /// The folder as it is on the disk now, as if the process had been killed.
+    /// A copy of the folder as it is on the disk now, as after a kill of the process.
     pub fn copy(&self) -> Self {
         let copy = Self::new();
         copy_tree(self.path(), copy.path());
@@ -38,12 +38,11 @@ impl Folder {
         DataFolder::open(Arc::new(RealDisk::new()), self.path())
     }
 
-    /// The log without its threads, what its recovery found, and the events that it tells of. On a disk that is not synced:
-    /// nobody cuts the power here.
-    pub fn core(&self, settings: Settings) -> (Core, Recovered, Events) {
+    /// The log without its threads, the result of its recovery, and its events. The disk is not synced: these tests do not cut the power.
+    pub fn core(&self, settings: LogSettings) -> (Core, LogRecovery, Events) {
         let events = Events::default();
-        let told = events.clone();
-        let on_event = Box::new(move |event| told.lock().unwrap().push(event));
+        let reported = events.clone();
+        let on_event = Box::new(move |event| reported.lock().unwrap().push(event));
         let folder = Arc::new(self.unsynced_folder());
         let (core, recovered) = Core::open(folder, settings, 0, on_event).unwrap();
         (core, recovered, events)
@@ -53,14 +52,14 @@ impl Folder {
         DataFolder::open(Arc::new(UnsyncedDisk::default()), self.path()).unwrap()
     }
 
-    pub fn store(&self, settings: Settings) -> Store {
+    pub fn store(&self, settings: LogSettings) -> LogStore {
         let folder = Arc::new(self.try_folder().unwrap());
-        Store::open(folder, settings, Arc::new(SystemClock), Box::new(|_| {})).unwrap().0
+        LogStore::open(folder, settings, Arc::new(WallClock), Box::new(|_| {})).unwrap().0
     }
 }
 
-/// The log of a folder, without its threads, on a disk that is not synced.
-pub fn core_at(path: &Path, settings: Settings) -> Core {
+/// The log of a folder without its threads, on a disk that is not synced.
+pub fn core_at(path: &Path, settings: LogSettings) -> Core {
     let folder = DataFolder::open(Arc::new(UnsyncedDisk::default()), path).unwrap();
     Core::open(Arc::new(folder), settings, 0, Box::new(|_| {})).unwrap().0
 }
@@ -79,8 +78,8 @@ fn copy_tree(from: &Path, to: &Path) {
 }
 
 /// Settings whose files are small enough for tests.
-pub fn small() -> Settings {
-    Settings {
+pub fn small() -> LogSettings {
+    LogSettings {
         frame_bytes_max: 256 << 10,
         frame_bytes_target: 64 << 10,
         journal_file_bytes: 1 << 20,
@@ -90,7 +89,7 @@ pub fn small() -> Settings {
         index_interval_bytes: 4096,
         unsaved_bytes_max: 4 << 20,
         disk_reserve_bytes: 0,
-        ..Settings::default()
+        ..LogSettings::default()
     }
 }
 
@@ -98,21 +97,21 @@ pub fn key(topic: u32, partition: u32) -> PartitionKey {
     PartitionKey { topic, partition }
 }
 
-/// Records with the given values; each one's time is its offset times ten.
-pub fn part(partition: PartitionKey, from: u64, texts: &[&str]) -> Part {
+/// Records with the given values. The time of each is its offset times ten.
+pub fn part(partition: PartitionKey, from: u64, texts: &[&str]) -> WritePart {
     let mut records = Vec::new();
     for (offset, text) in (from..).zip(texts) {
-        Record::encode(&mut records, offset as i64 * 10, None, &[], text.as_bytes());
+        LogRecord::encode(&mut records, offset as i64 * 10, None, &[], text.as_bytes());
     }
     let max_timestamp = (from as i64 + texts.len() as i64 - 1) * 10;
-    Part { partition, count: texts.len() as u32, max_timestamp, records }
+    WritePart { partition, count: texts.len() as u32, max_timestamp, records }
 }
 
 /// Appends and returns the first offset.
-pub fn append(store: &Store, partition: PartitionKey, texts: &[&str]) -> u64 {
+pub fn append(store: &LogStore, partition: PartitionKey, texts: &[&str]) -> u64 {
     let (_, next) = store.bounds(partition).unwrap();
-    match store.submit(Work::Append(vec![part(partition, next, texts)])).unwrap().wait() {
-        Outcome::Appended(offsets) => offsets[0].clone().unwrap(),
+    match store.submit(LogWrite::Append(vec![part(partition, next, texts)])).unwrap().wait() {
+        LogReply::Appended(offsets) => offsets[0].clone().unwrap(),
         other => panic!("{other:?}"),
     }
 }

@@ -1,5 +1,5 @@
-//! The machine's disk without its syncs, for tests that open a log thousands of times and never cut the power, and for tests in which a sync
-//! waits or fails. The tests of the engines use it too.
+//! The disk of the machine without its syncs, for tests that open a log thousands of times and never cut the power, and for tests in which
+//! a sync waits or fails. The tests of the engines use it too.
 
 use std::io;
 use std::ops::Range;
@@ -28,24 +28,24 @@ pub struct UnsyncedDisk {
     bad_sectors: Option<BadSectors>,
 }
 
-#[allow(dead_code, reason = "each of the test programs takes what it needs of it")]
+#[allow(dead_code, reason = "each test program uses a part of it")]
 impl UnsyncedDisk {
-    /// One on which something else happens just before a lock is taken.
+    /// A disk that calls the hook before it takes a lock.
     pub fn with_before_lock(before_lock: impl Fn() + Send + Sync + 'static) -> Self {
         Self { before_lock: Some(Arc::new(before_lock)), ..Self::default() }
     }
 
-    /// One whose files have to wait for something before they are synced.
+    /// A disk that calls the hook before it syncs a file.
     pub fn with_before_sync(before_sync: impl Fn() + Send + Sync + 'static) -> Self {
         Self { before_sync: Some(Arc::new(before_sync)), ..Self::default() }
     }
 
-    /// One whose folders are synced by this, which may fail.
+    /// A disk that calls the hook to sync a folder, which fails if the hook does.
     pub fn with_folder_sync(sync_folder: impl Fn() -> io::Result<()> + Send + Sync + 'static) -> Self {
         Self { sync_folder: Some(Arc::new(sync_folder)), ..Self::default() }
     }
 
-    /// A disk that calls the hook before each call that reads: of a file, its length, its existence, or a folder.
+    /// A disk that calls the hook before each read of a file, a length, a folder or an existence check.
     pub fn with_before_read(before_read: impl Fn() + Send + Sync + 'static) -> Self {
         Self { before_read: Some(Arc::new(before_read)), ..Self::default() }
     }
@@ -65,12 +65,12 @@ impl UnsyncedDisk {
         Self { open: Some(Arc::new(open)), ..Self::default() }
     }
 
-    /// A disk that calls the hook before it looks whether a file exists, which fails if the hook does.
+    /// A disk that calls the hook before it checks whether a file exists, which fails if the hook does.
     pub fn with_before_lookup(self, before_lookup: impl Fn(&Path) -> io::Result<()> + Send + Sync + 'static) -> Self {
         Self { before_lookup: Some(Arc::new(before_lookup)), ..self }
     }
 
-    /// A disk that cannot read these bytes of these files.
+    /// A disk that cannot read the bytes for which the function returns true.
     pub fn with_bad_sectors(are_bad: impl Fn(&Path, Range<u64>) -> bool + Send + Sync + 'static) -> Self {
         Self { bad_sectors: Some(Arc::new(are_bad)), ..Self::default() }
     }

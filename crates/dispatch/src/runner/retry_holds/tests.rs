@@ -30,25 +30,25 @@ impl Holds for ListedHolds {
         1
     }
 
-    fn ask(&self, _: u32, ask: Ask) -> PortFuture<'_, Result<Told, HoldsError>> {
+    fn ask(&self, _: u32, ask: HoldRequest) -> PortFuture<'_, Result<HoldReply, HoldsError>> {
         let mut holds = self.0.lock().unwrap();
         let told = match ask {
-            Ask::Count(query) => {
+            HoldRequest::Count(query) => {
                 let count = holds.iter().filter(|hold| query.from.is_none_or(|from| hold.due >= from)).count();
-                Told::Counted(vec![(NOW, count as u64)])
+                HoldReply::Counted(vec![(NOW, count as u64)])
             }
-            Ask::List(query) => {
+            HoldRequest::List(query) => {
                 holds.sort_by_key(|hold| (hold.due, hold.id.clone()));
                 let is_after = |hold: &&HoldView| {
                     query.after.as_ref().is_none_or(|after| (hold.due, &hold.id) > (after.due, &after.id))
                         && query.from.is_none_or(|from| hold.due >= from)
                 };
-                Told::Listed(holds.iter().filter(is_after).take(query.limit).cloned().collect())
+                HoldReply::Listed(holds.iter().filter(is_after).take(query.limit).cloned().collect())
             }
-            Ask::Extend { id, to: NewDue::Until(due), if_version: Some(version), key: None } => {
+            HoldRequest::Extend { id, to: NewDueTime::Until(due), if_version: Some(version), key: None } => {
                 let hold = holds.iter_mut().find(|hold| hold.id == id && hold.version == version).unwrap();
                 (hold.due, hold.version) = (due, version + 1);
-                Told::Rescheduled { due, version: hold.version }
+                HoldReply::Rescheduled { due, version: hold.version }
             }
             other => panic!("{other:?} is not expected"),
         };
@@ -56,7 +56,7 @@ impl Holds for ListedHolds {
     }
 }
 
-/// A partition whose messages below offset 10 left the log. Each tenth message has an interval of 7 days.
+/// A partition whose messages below offset 10 left the log. Each tenth message has a retry interval of 7 days.
 struct PartLog;
 
 impl Log for PartLog {
@@ -120,7 +120,7 @@ async fn checked(retries: &[(u64, i64)]) -> Vec<i64> {
         in_place: false,
     };
     let holds = ListedHolds(Mutex::new(retries.iter().map(view).collect()));
-    let check = Check { holds: &holds, log: &PartLog, clock: &StillClock, rules: &rules, topic: RETRIES };
+    let check = RetryHoldCheck { holds: &holds, log: &PartLog, clock: &StillClock, rules: &rules, topic: RETRIES };
     check.run().await.unwrap();
     let holds = holds.0.into_inner().unwrap();
     let due_of = |(offset, _): &(u64, i64)| {
@@ -136,13 +136,13 @@ async fn a_retry_that_is_due_beyond_its_schedule_is_moved_to_its_step() {
 }
 
 #[tokio::test]
-async fn a_messages_own_interval_is_its_bound() {
+async fn a_messages_own_interval_is_the_bound_of_its_retry() {
     assert_eq!(checked(&[(20, 6 * DAY_MS), (30, 9 * DAY_MS)]).await, [6 * DAY_MS, 7 * DAY_MS]);
 }
 
 #[tokio::test]
 async fn a_retry_whose_message_left_the_log_is_not_moved() {
-    assert_eq!(checked(&[(5, DAY_MS)]).await, [DAY_MS], "its own rule cannot be known");
+    assert_eq!(checked(&[(5, DAY_MS)]).await, [DAY_MS], "its own rule cannot be read");
 }
 
 #[tokio::test]

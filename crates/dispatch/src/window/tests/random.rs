@@ -1,46 +1,46 @@
-//! Random runs of a window beside the naive model: everything that may happen, in any order.
+//! Random runs of a window compared with the naive model.
 
 use bytes::Bytes;
 use proptest::prelude::*;
 use whimbrel_model::partitioner::partition_of;
 
-use super::model::{Known, Message, Model};
+use super::model::{MessageProgress, ModelMessage, WindowModel};
 use super::scene::RETRIES;
 use super::*;
 
 const STEPS: usize = 400;
 const KEYS: u64 = 5;
 const SIZE_MAX: usize = 40;
-/// Reads and deliveries that a run may need to come to its end.
+/// The most reads and deliveries until a run has delivered everything.
 const ROUNDS_MAX: usize = 100_000;
 
-/// A second topic, which never grows and may be let go of.
+/// A second topic, which never grows and may be closed.
 const OTHER: PartitionId = PartitionId { topic: TopicNumber(2), index: 0 };
 
-struct Run {
+struct RandomRun {
     random: u64,
     ordering: Ordering,
     limits: WindowLimits,
-    window: Window<u64>,
-    model: Model,
-    reads: Vec<ReadWanted>,
+    window: DeliveryWindow<u64>,
+    model: WindowModel,
+    reads: Vec<ReadRequest>,
     count: u32,
     growths: Vec<Growth>,
     is_replay: bool,
     has_other: bool,
-    /// Most deliveries fail, and wait for long.
+    /// Whether most deliveries fail, and wait for long.
     is_failing: bool,
     now: i64,
 }
 
-impl Run {
+impl RandomRun {
     fn new(seed: u64) -> Self {
         let mut run = Self {
             random: seed,
             ordering: Ordering::None,
             limits: WindowLimits { body_bytes: 0, parked_bytes: 0 },
-            window: Window::new(Ordering::None, WindowLimits { body_bytes: 0, parked_bytes: 0 }),
-            model: Model::default(),
+            window: DeliveryWindow::new(Ordering::None, WindowLimits { body_bytes: 0, parked_bytes: 0 }),
+            model: WindowModel::default(),
             reads: Vec::new(),
             count: 0,
             growths: Vec::new(),
@@ -57,7 +57,7 @@ impl Run {
         run.is_failing = run.one_in(3);
         if run.is_replay {
             (0..60).for_each(|_| run.publish());
-            run.growths_happen_sometimes();
+            run.maybe_grow_topic();
             (0..60).for_each(|_| run.publish());
             let ids = run.ids();
             for id in ids {
@@ -96,9 +96,8 @@ impl Run {
         ids
     }
 
-    /// An owner begins from what was saved.
     fn take_over(&mut self) {
-        self.window = Window::new(self.ordering, self.limits);
+        self.window = DeliveryWindow::new(self.ordering, self.limits);
         for id in self.ids() {
             let until = self.model.until.get(&id).copied();
             self.window.open(id, self.model.resume(id), until, id == RETRIES);
@@ -118,7 +117,7 @@ impl Run {
             },
         };
         if self.one_in(10) {
-            // Offsets that are nobody's: what a transaction leaves in a log.
+            // Unused offsets, such as a transaction leaves in a log.
             let far = if self.one_in(3) { 50_000 } else { 1 };
             *self.model.next.entry(id).or_default() += far;
         }
@@ -126,7 +125,7 @@ impl Run {
         self.model.publish(id, key, size, is_wanted);
     }
 
-    fn growths_happen_sometimes(&mut self) {
+    fn maybe_grow_topic(&mut self) {
         if self.growths.len() >= 3 || self.one_in(2) {
             return;
         }
@@ -137,9 +136,9 @@ impl Run {
         self.count = to;
     }
 
-    /// The growth is known to the window before anything that came after it.
+    /// Grows the topic, and sets the growth in the window before any later message is read.
     fn grow(&mut self) {
-        self.growths_happen_sometimes();
+        self.maybe_grow_topic();
         self.window.set_growths(scene::TOPIC, &self.growths);
         for id in self.ids() {
             self.window.open(id, self.model.resume(id), None, id == RETRIES);
@@ -160,13 +159,13 @@ impl Run {
         let wanted = self.reads.swap_remove(index);
         let first = self.model.first.get(&wanted.partition).copied().unwrap_or(0);
         if may_fail && self.one_in(5) {
-            return self.window.read_over(wanted);
+            return self.window.end_read(wanted);
         }
         if wanted.from < first {
-            self.window.read_over(wanted);
-            return self.find_out_about_trim(wanted.partition, first);
+            self.window.end_read(wanted);
+            return self.observe_trim(wanted.partition, first);
         }
-        let of_it = |message: &&Message| message.spot.0 == wanted.partition && message.spot.1 >= wanted.from;
+        let of_it = |message: &&ModelMessage| message.spot.0 == wanted.partition && message.spot.1 >= wanted.from;
         let (mut arrivals, mut bytes) = (Vec::new(), 0);
         for message in self.model.messages.iter().filter(of_it) {
             bytes += message.size;
@@ -175,18 +174,18 @@ impl Run {
             }
             let key = message.key.map(|key| Bytes::from(format!("k{key}")));
             let body = message.is_wanted.then_some(message.spot.1);
-            arrivals.push(Arrival { offset: message.spot.1, key, size: message.size, body });
+            arrivals.push(ReadMessage { offset: message.spot.1, key, size: message.size, body });
         }
-        let next = arrivals.last().map_or(wanted.from, |last: &Arrival<u64>| last.offset + 1);
+        let next = arrivals.last().map_or(wanted.from, |last: &ReadMessage<u64>| last.offset + 1);
         if wanted.again {
             let lost = self.window.take_again(wanted, arrivals, next);
-            assert!(lost.is_empty(), "only retention takes something: {lost:?}");
+            assert!(lost.is_empty(), "only retention loses messages: {lost:?}");
         } else {
             self.window.take_in(wanted.partition, arrivals, next);
         }
     }
 
-    fn find_out_about_trim(&mut self, id: PartitionId, first: u64) {
+    fn observe_trim(&mut self, id: PartitionId, first: u64) {
         let most = 1 + self.below(4) as usize;
         let expected = self.model.lost_below(&self.window, id, first);
         let mut lost = Vec::new();
@@ -201,8 +200,8 @@ impl Run {
         }
         let mut offsets: Vec<u64> = lost.iter().map(|(_, offset)| *offset).collect();
         offsets.sort_unstable();
-        assert_eq!(offsets, expected, "what is lost in {id}");
-        self.model.pass_over(&self.window, id, first);
+        assert_eq!(offsets, expected, "lost messages in {id}");
+        self.model.skip_unread(&self.window, id, first);
         lost.into_iter().for_each(|(ticket, offset)| {
             self.model.settling.insert(ticket, (id, offset));
         });
@@ -217,9 +216,9 @@ impl Run {
         true
     }
 
-    fn some_ticket(&mut self, settling: bool) -> Option<Ticket> {
+    fn some_ticket(&mut self, settling: bool) -> Option<DeliveryTicket> {
         let of = if settling { &self.model.settling } else { &self.model.out };
-        let mut tickets: Vec<Ticket> = of.keys().copied().collect();
+        let mut tickets: Vec<DeliveryTicket> = of.keys().copied().collect();
         tickets.sort_unstable();
         let index = self.below(tickets.len() as u64) as usize;
         tickets.get(index).copied()
@@ -240,7 +239,8 @@ impl Run {
                 let (until, counts) = (self.now + self.below(longest) as i64, !self.one_in(4));
                 assert!(self.window.park(ticket, at(until), counts));
                 let known = self.model.message(spot).now;
-                self.model.message(spot).now = Known { attempts: known.attempts + u32::from(counts), until, ..known };
+                self.model.message(spot).now =
+                    MessageProgress { attempts: known.attempts + u32::from(counts), until, ..known };
             }
             _ => {
                 assert!(self.window.settle(ticket));
@@ -258,7 +258,7 @@ impl Run {
             let until = self.now + self.below(500) as i64;
             assert!(self.window.park_settling(ticket, at(until)));
             let known = self.model.message(spot).now;
-            self.model.message(spot).now = Known { attempts: known.attempts + 1, until, ..known };
+            self.model.message(spot).now = MessageProgress { attempts: known.attempts + 1, until, ..known };
         } else {
             assert!(self.window.done(ticket));
             self.model.finish(spot);
@@ -269,7 +269,8 @@ impl Run {
     fn answer_late(&mut self) {
         let index = self.below(self.model.over.len() as u64) as usize;
         let Some(ticket) = self.model.over.get(index).copied() else { return };
-        // Another owner's window has given the ticket to somebody else: only its incarnation tells, which is not the window's to know.
+        // A new owner's window may have issued the same ticket. Only the line's incarnation distinguishes them, which the window does not
+        // have.
         if self.model.out.contains_key(&ticket) || self.model.settling.contains_key(&ticket) {
             return;
         }
@@ -285,18 +286,18 @@ impl Run {
         let end = self.model.next.get(&id).copied().unwrap_or(0);
         let to = first + self.below((end - first).min(20) + 1);
         self.model.first.insert(id, to);
-        let gone = |message: &&mut Message| message.spot.0 == id && message.spot.1 < to;
+        let gone = |message: &&mut ModelMessage| message.spot.0 == id && message.spot.1 < to;
         self.model.messages.iter_mut().filter(gone).for_each(|message| message.is_gone = true);
     }
 
-    fn let_go_of_other(&mut self) {
+    fn close_other(&mut self) {
         if !self.has_other {
             return;
         }
         self.has_other = false;
         self.window.close(OTHER);
         self.reads.retain(|wanted| wanted.partition != OTHER);
-        let Model { out, settling, over, .. } = &mut self.model;
+        let WindowModel { out, settling, over, .. } = &mut self.model;
         for tickets in [out, settling] {
             over.extend(tickets.iter().filter(|(_, spot)| spot.0 == OTHER).map(|(ticket, _)| *ticket));
             tickets.retain(|_, spot| spot.0 != OTHER);
@@ -323,13 +324,13 @@ impl Run {
                 self.take_over();
             }
             97 if !self.is_replay => self.grow(),
-            98 if self.one_in(5) => self.let_go_of_other(),
+            98 if self.one_in(5) => self.close_other(),
             _ => {}
         }
     }
 
-    /// From here on everything succeeds.
-    fn come_to_the_end(&mut self) {
+    /// Completes the run: from here on all deliveries succeed.
+    fn deliver_the_rest(&mut self) {
         for _ in 0..ROUNDS_MAX {
             self.check();
             self.want_read();
@@ -364,7 +365,7 @@ impl Run {
             self.step();
             self.check();
         }
-        self.come_to_the_end();
+        self.deliver_the_rest();
     }
 }
 
@@ -372,7 +373,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, max_shrink_iters: 0, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_window_does_as_its_model_whatever_happens(seed in any::<u64>()) {
-        Run::new(seed).run();
+    fn a_window_behaves_like_its_model(seed in any::<u64>()) {
+        RandomRun::new(seed).run();
     }
 }

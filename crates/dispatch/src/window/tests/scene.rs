@@ -1,16 +1,16 @@
-//! A log in memory beside a window: what a scene is played on.
+//! A scene for tests: a window and a log in memory.
 
 use bytes::Bytes;
 use whimbrel_model::partitioner::partition_of;
 
 use super::*;
-use crate::saved;
+use crate::progress_format;
 
 pub const TOPIC: TopicNumber = TopicNumber(1);
 pub const RETRIES: PartitionId = PartitionId { topic: TopicNumber(9), index: 0 };
-/// Bytes of each message, unless another number is given.
+/// The size of each message in bytes, unless another one is given.
 pub const SIZE: usize = 10;
-/// Reads that a scene may need at one moment; more is a window that asks in circles.
+/// The most reads that a scene may need at one time. More means that the window requests the same reads repeatedly.
 const ROUNDS_MAX: usize = 10_000;
 
 pub fn at(ms: i64) -> Timestamp {
@@ -21,20 +21,19 @@ pub fn place(index: u32) -> PartitionId {
     PartitionId::new(TOPIC, index)
 }
 
-pub struct Scene {
-    pub window: Window<u64>,
+pub struct WindowScene {
+    pub window: DeliveryWindow<u64>,
     pub now: Timestamp,
     pub size: usize,
     ordering: Ordering,
     limits: WindowLimits,
-    /// Key and size by offset.
     log: HashMap<PartitionId, Vec<(String, usize)>>,
     first: HashMap<PartitionId, u64>,
     pub count: u32,
     pub growths: Vec<Growth>,
 }
 
-impl Scene {
+impl WindowScene {
     pub fn new(ordering: Ordering) -> Self {
         Self::with_limits(ordering, 1 << 20, 1 << 20)
     }
@@ -42,7 +41,7 @@ impl Scene {
     pub fn with_limits(ordering: Ordering, body_bytes: usize, parked_bytes: usize) -> Self {
         let limits = WindowLimits { body_bytes, parked_bytes };
         let mut scene = Self {
-            window: Window::new(ordering, limits),
+            window: DeliveryWindow::new(ordering, limits),
             now: at(0),
             size: SIZE,
             ordering,
@@ -56,7 +55,7 @@ impl Scene {
         scene
     }
 
-    /// With so many partitions from the beginning.
+    /// A scene that starts with this number of partitions.
     pub fn with_partitions(ordering: Ordering, partitions: u32) -> Self {
         let mut scene = Self::new(ordering);
         scene.count = partitions;
@@ -65,7 +64,7 @@ impl Scene {
     }
 
     pub fn open(&mut self, id: PartitionId, from: u64) {
-        self.window.open(id, Resume::at(from), None, id == RETRIES);
+        self.window.open(id, PartitionResume::at(from), None, id == RETRIES);
         self.log.entry(id).or_default();
     }
 
@@ -77,7 +76,7 @@ impl Scene {
         self.log.get_mut(&RETRIES).unwrap().push((String::new(), SIZE));
     }
 
-    /// Into the key's partition; without a key into the first. Answers with its place.
+    /// Publishes into the key's partition; without a key into partition 0. Returns the message's place.
     pub fn publish_sized(&mut self, key: &str, size: usize) -> (PartitionId, u64) {
         let index = if key.is_empty() { 0 } else { partition_of(key.as_bytes(), self.count) };
         let log = self.log.entry(place(index)).or_default();
@@ -95,7 +94,6 @@ impl Scene {
         });
     }
 
-    /// The topic grows, and the window is told.
     pub fn grow(&mut self, to: u32) {
         let ends = (0..self.count).map(|index| self.log.get(&place(index)).map_or(0, |log| log.len() as u64));
         self.growths.push(Growth { at_ms: 0, from: self.count, to, ends: ends.collect() });
@@ -108,13 +106,13 @@ impl Scene {
         self.first.insert(id, first);
     }
 
-    pub fn arrival(&self, id: PartitionId, offset: u64) -> Arrival<u64> {
+    pub fn arrival(&self, id: PartitionId, offset: u64) -> ReadMessage<u64> {
         let (key, size) = &self.log[&id][offset as usize];
         let key = (!key.is_empty()).then(|| Bytes::from(key.clone()));
-        Arrival { offset, key, size: *size, body: Some(offset) }
+        ReadMessage { offset, key, size: *size, body: Some(offset) }
     }
 
-    /// Carries out all reads that are wanted and find something.
+    /// Performs all requested reads that find messages.
     pub fn read(&mut self) {
         self.rounds_of_reading();
     }
@@ -129,7 +127,7 @@ impl Scene {
                 continue;
             }
             rounds += 1;
-            assert!(rounds < ROUNDS_MAX, "it asks in circles: {wanted:?}");
+            assert!(rounds < ROUNDS_MAX, "the same reads are requested repeatedly: {wanted:?}");
             let from = wanted.from.max(self.first.get(&wanted.partition).copied().unwrap_or(0));
             let (mut arrivals, mut bytes) = (Vec::new(), 0);
             for offset in from..end {
@@ -143,32 +141,31 @@ impl Scene {
             let next = arrivals.last().map_or(from, |last| last.offset + 1);
             if wanted.again {
                 let lost = self.window.take_again(wanted, arrivals, next);
-                assert!(lost.is_empty(), "a scene that loses something says so");
+                assert!(lost.is_empty(), "this scene loses no message");
             } else {
                 self.window.take_in(wanted.partition, arrivals, next);
             }
         }
-        empty.into_iter().for_each(|wanted| self.window.read_over(wanted));
+        empty.into_iter().for_each(|wanted| self.window.end_read(wanted));
         rounds
     }
 
-    pub fn next(&mut self) -> Option<Delivery<u64>> {
+    pub fn next(&mut self) -> Option<ReadyDelivery<u64>> {
         self.window.next_delivery(self.now, FRESH)
     }
 
-    /// Another owner begins from what is saved of this one.
     pub fn restart(&mut self) {
-        let mut fresh = Window::new(self.ordering, self.limits);
+        let mut fresh = DeliveryWindow::new(self.ordering, self.limits);
         for id in self.window.partition_ids() {
-            let standing = self.window.partitions[&id].standing();
-            let (resume, _) = saved::decode(&saved::encode(&standing, None)).unwrap();
+            let progress = self.window.partitions[&id].progress();
+            let (resume, _) = progress_format::decode(&progress_format::encode(&progress, None)).unwrap();
             fresh.open(id, resume, None, id == RETRIES);
         }
         fresh.set_growths(TOPIC, &self.growths);
         self.window = fresh;
     }
 
-    /// Delivers everything that can be, successfully; the places in order.
+    /// Delivers all messages successfully. Returns their places in order.
     pub fn deliver_all(&mut self) -> Vec<(u32, u64)> {
         let mut delivered = Vec::new();
         loop {
@@ -181,7 +178,7 @@ impl Scene {
     }
 }
 
-/// A key that is in the first partition number among so many partitions, in the second among so many, and so on.
+/// A key that each pair maps: with that number of partitions (first), to that partition (second).
 pub fn key_with(places: &[(u32, u32)]) -> String {
     let fits = |key: &String| places.iter().all(|(count, index)| partition_of(key.as_bytes(), *count) == *index);
     (0..100_000).map(|number| format!("key{number}")).find(fits).expect("there is such a key")

@@ -1,16 +1,16 @@
-//! A partition of inboxes as plainly as it can be written.
+//! A reference model of a partition of inboxes.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::Uid;
-use whimbrel_model::ports::timers::Applied;
+use whimbrel_model::ports::timers::ApplyOutcome;
 use whimbrel_model::ports::{InboxChange, InboxWrite, RowKey, reclaim_hour};
 
-/// A partition, and how it judges and takes writes.
+/// A partition: its state, and its answers to writes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Naive {
+pub struct NaiveInbox {
     pub epoch: u64,
     pub applied: u64,
     boxes: BTreeMap<Uid, (Bytes, Option<Timestamp>)>,
@@ -18,7 +18,7 @@ pub struct Naive {
     shared: BTreeMap<u64, (Bytes, u64)>,
 }
 
-impl Naive {
+impl NaiveInbox {
     pub fn open(&mut self, epoch: u64) -> Option<u64> {
         if epoch < self.epoch {
             return None;
@@ -27,19 +27,19 @@ impl Naive {
         Some(self.applied)
     }
 
-    pub fn apply(&mut self, write: &InboxWrite) -> Applied {
+    pub fn apply(&mut self, write: &InboxWrite) -> ApplyOutcome {
         if write.epoch < self.epoch {
-            return Applied::OlderEpoch;
+            return ApplyOutcome::OlderEpoch;
         }
         if write.expected != self.applied {
-            return Applied::Behind { at: self.applied };
+            return ApplyOutcome::Behind { at: self.applied };
         }
         if write.reset {
             *self = Self::default();
         }
         (self.epoch, self.applied) = (write.epoch, write.applied);
         write.changes.iter().cloned().for_each(|change| self.change(change));
-        Applied::Done
+        ApplyOutcome::Done
     }
 
     fn change(&mut self, change: InboxChange) {
@@ -70,7 +70,7 @@ impl Naive {
         }
     }
 
-    /// When the user's box may be reclaimed, where there is one and it has a time.
+    /// The time from which the user's box may be reclaimed, if there is one.
     pub fn reclaim_at(&self, uid: &Uid) -> Option<Timestamp> {
         self.boxes.get(uid)?.1
     }

@@ -1,36 +1,36 @@
-//! A partition with its owner, who knows by the naive model what the store must have.
+//! A partition with its owner, whose reference model has the expected state of the store.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::Uid;
-use whimbrel_model::ports::timers::Applied;
+use whimbrel_model::ports::timers::ApplyOutcome;
 use whimbrel_model::ports::{Inbox, InboxChange, InboxWrite, RowKey};
 
-use super::naive::Naive;
-use super::{Factory, OpenInbox};
+use super::naive::NaiveInbox;
+use super::{InboxFactory, OpenInbox};
 
 pub const HOUR_MS: i64 = 3_600_000;
 pub const START_HOUR: i64 = 500_000;
-/// Users and numbers that walks go among, so that they meet again.
+/// The numbers of users and rows in random walks. They are small, so that steps meet the same ones again.
 pub const USERS: u64 = 12;
 pub const NUMBERS: u64 = 20;
 
-pub struct Owner {
+pub struct InboxScene {
     pub inbox: Arc<dyn Inbox>,
     pub partition: u32,
-    pub naive: Naive,
+    pub naive: NaiveInbox,
 }
 
-pub async fn new_owner(factory: &dyn Factory) -> (OpenInbox, Owner) {
+pub async fn new_owner(factory: &dyn InboxFactory) -> (OpenInbox, InboxScene) {
     let open = factory.open().await;
     let owner = take(&open, 0).await;
     (open, owner)
 }
 
-pub async fn take(open: &OpenInbox, partition: u32) -> Owner {
-    let mut owner = Owner { inbox: Arc::clone(&open.inbox), partition, naive: Naive::default() };
+pub async fn take(open: &OpenInbox, partition: u32) -> InboxScene {
+    let mut owner = InboxScene { inbox: Arc::clone(&open.inbox), partition, naive: NaiveInbox::default() };
     owner.open(3).await;
     owner
 }
@@ -39,7 +39,7 @@ pub fn uid(number: u64) -> Uid {
     Uid::new(&format!("user-{number}")).expect("it is a good id")
 }
 
-/// So many hours after the beginning.
+/// A time, in hours after the start of the suite.
 pub fn hour(hours: i64) -> Timestamp {
     Timestamp::from_millis((START_HOUR + hours) * HOUR_MS)
 }
@@ -68,25 +68,25 @@ pub fn release(seq: u64, references: u32) -> InboxChange {
     InboxChange::ReleaseShared { seq, references }
 }
 
-impl Owner {
+impl InboxScene {
     pub async fn open(&mut self, epoch: u64) {
         let expected = self.naive.open(epoch);
         assert_eq!(self.inbox.open(self.partition, epoch).await, Ok(expected));
     }
 
-    /// A box as it is from now on; what it was is what the model has.
+    /// A change of a box to this state. The previous state is that of the model.
     pub fn put_box(&self, user: u64, state: Option<&str>, reclaim_at: Option<Timestamp>) -> InboxChange {
         let state = state.map(|state| Bytes::copy_from_slice(state.as_bytes()));
         InboxChange::PutBox { uid: uid(user), state, reclaim_at, was: self.naive.reclaim_at(&uid(user)) }
     }
 
     pub fn write(&self, changes: Vec<InboxChange>) -> InboxWrite {
-        let Naive { epoch, applied, .. } = self.naive;
+        let NaiveInbox { epoch, applied, .. } = self.naive;
         InboxWrite { epoch, expected: applied, reset: false, changes, applied: applied + 10, synced: false }
     }
 
-    /// Offers a write to the store and to the model, which must judge it alike.
-    pub async fn offer(&mut self, write: InboxWrite) -> Applied {
+    /// Applies a write to the store and to the model. Both must return the same result.
+    pub async fn offer(&mut self, write: InboxWrite) -> ApplyOutcome {
         let expected = self.naive.apply(&write);
         assert_eq!(self.inbox.apply(self.partition, write).await, Ok(expected));
         expected
@@ -94,7 +94,7 @@ impl Owner {
 
     pub async fn apply(&mut self, changes: Vec<InboxChange>) {
         let write = self.write(changes);
-        assert_eq!(self.offer(write).await, Applied::Done);
+        assert_eq!(self.offer(write).await, ApplyOutcome::Done);
     }
 
     pub async fn row(&self, key: RowKey) -> Option<Bytes> {
@@ -105,7 +105,7 @@ impl Owner {
         self.inbox.reclaimable(self.partition, before, limit).await.expect("the index can be read").found
     }
 
-    /// Everything that can be read is what the model has, at the model's place.
+    /// Asserts that all reads return the state of the model, at its applied offset.
     pub async fn agrees(&self) {
         let (inbox, partition, naive) = (&self.inbox, self.partition, &self.naive);
         let uids: Vec<Uid> = (0..USERS).map(uid).collect();

@@ -1,35 +1,36 @@
-//! All calls together: against the naive model, beside each other, and over a restart.
+//! All calls together: against the reference model, concurrently, and over a restart.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use whimbrel_model::Timestamp;
-use whimbrel_model::ports::timers::Applied;
+use whimbrel_model::ports::timers::ApplyOutcome;
 use whimbrel_model::ports::{InboxChange, InboxWrite};
 
 use super::scene::{
-    HOUR_MS, NUMBERS, Owner, USERS, drop_own, hour, new_owner, own, put_own, put_shared, release, shared, take, uid,
+    HOUR_MS, InboxScene, NUMBERS, USERS, drop_own, hour, new_owner, own, put_own, put_shared, release, shared, take,
+    uid,
 };
-use super::{Factory, OpenInbox};
-use crate::conformance::dice::Dice;
+use super::{InboxFactory, OpenInbox};
+use crate::conformance::seeded_random::SeededRandom;
 
 const ROUNDS: usize = 150;
 const SEED: u64 = 0x0069_6e62_6f78_6573;
 
-pub async fn a_random_walk_agrees_with_a_naive_model(factory: &dyn Factory) {
+pub async fn a_random_walk_agrees_with_a_naive_model(factory: &dyn InboxFactory) {
     let (mut open, mut owner) = new_owner(factory).await;
-    let mut dice = Dice(SEED);
+    let mut dice = SeededRandom(SEED);
     for round in 0..ROUNDS {
         let write = random_write(&owner, &mut dice);
         match dice.below(12) {
             0 => {
                 let behind = InboxWrite { expected: write.expected + 1, ..write };
-                assert_eq!(owner.offer(behind).await, Applied::Behind { at: owner.naive.applied });
+                assert_eq!(owner.offer(behind).await, ApplyOutcome::Behind { at: owner.naive.applied });
             }
             1 => {
                 let older = InboxWrite { epoch: write.epoch - 1, ..write };
-                assert_eq!(owner.offer(older).await, Applied::OlderEpoch);
+                assert_eq!(owner.offer(older).await, ApplyOutcome::OlderEpoch);
             }
             2 => owner.open(owner.naive.epoch + dice.below(2)).await,
             3 if dice.below(3) == 0 => (open, owner) = opened_again(factory, open, owner).await,
@@ -45,14 +46,14 @@ pub async fn a_random_walk_agrees_with_a_naive_model(factory: &dyn Factory) {
     drop(open);
 }
 
-fn random_write(owner: &Owner, dice: &mut Dice) -> InboxWrite {
+fn random_write(owner: &InboxScene, dice: &mut SeededRandom) -> InboxWrite {
     let changes = (0..dice.below(25)).map(|_| random_change(owner, dice)).collect();
     let (reset, synced) = (dice.below(20) == 0, dice.below(10) == 0);
     let applied = if reset { dice.below(50) } else { owner.naive.applied + dice.below(3) };
     InboxWrite { reset, synced, applied, ..owner.write(changes) }
 }
 
-fn random_change(owner: &Owner, dice: &mut Dice) -> InboxChange {
+fn random_change(owner: &InboxScene, dice: &mut SeededRandom) -> InboxChange {
     let (user, seq) = (dice.below(USERS), dice.below(NUMBERS));
     let text = format!("{}", dice.below(1 << 40));
     match dice.below(8) {
@@ -68,15 +69,15 @@ fn random_change(owner: &Owner, dice: &mut Dice) -> InboxChange {
     }
 }
 
-async fn opened_again(factory: &dyn Factory, open: OpenInbox, owner: Owner) -> (OpenInbox, Owner) {
-    let Owner { inbox, partition, naive } = owner;
+async fn opened_again(factory: &dyn InboxFactory, open: OpenInbox, owner: InboxScene) -> (OpenInbox, InboxScene) {
+    let InboxScene { inbox, partition, naive } = owner;
     drop(inbox);
     let open = factory.reopen(open).await;
-    let owner = Owner { inbox: Arc::clone(&open.inbox), partition, naive };
+    let owner = InboxScene { inbox: Arc::clone(&open.inbox), partition, naive };
     (open, owner)
 }
 
-pub async fn partitions_do_not_see_each_other(factory: &dyn Factory) {
+pub async fn partitions_do_not_see_each_other(factory: &dyn InboxFactory) {
     let (open, mut first) = new_owner(factory).await;
     let (mut second, mut third) = (take(&open, 1).await, take(&open, 256).await);
     for (owner, text) in [(&mut first, "first"), (&mut second, "second"), (&mut third, "third")] {
@@ -91,7 +92,7 @@ pub async fn partitions_do_not_see_each_other(factory: &dyn Factory) {
     }
 }
 
-pub async fn a_large_row_comes_back_whole(factory: &dyn Factory) {
+pub async fn a_large_row_is_returned_whole(factory: &dyn InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     let row: Bytes = (0..2_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let put = InboxChange::PutOwn { uid: uid(1), seq: 1, row: row.clone() };
@@ -100,7 +101,7 @@ pub async fn a_large_row_comes_back_whole(factory: &dyn Factory) {
     assert!(owner.row(own(1, 1)).await.as_ref() == Some(&row) && owner.row(shared(1)).await == Some(row));
 }
 
-pub async fn thousands_of_changes_are_one_write(factory: &dyn Factory) {
+pub async fn thousands_of_changes_are_one_write(factory: &dyn InboxFactory) {
     const CHANGED: u64 = 12_000;
     let (_open, mut owner) = new_owner(factory).await;
     let mut changes: Vec<_> = (0..CHANGED).map(|user| owner.put_box(user, Some("box"), Some(hour(1)))).collect();
@@ -121,7 +122,7 @@ pub async fn thousands_of_changes_are_one_write(factory: &dyn Factory) {
     assert_eq!(owner.reclaimable(hour(2), 10).await, []);
 }
 
-pub async fn a_store_opened_again_is_as_it_was(factory: &dyn Factory) {
+pub async fn a_store_opened_again_is_as_it_was(factory: &dyn InboxFactory) {
     let (open, mut owner) = new_owner(factory).await;
     let mut changes: Vec<_> =
         (0..USERS).map(|user| owner.put_box(user, Some("box"), Some(hour(user as i64)))).collect();
@@ -135,14 +136,14 @@ pub async fn a_store_opened_again_is_as_it_was(factory: &dyn Factory) {
     owner.agrees().await;
 }
 
-pub async fn reads_beside_writes_see_whole_writes_only(factory: &dyn Factory) {
+pub async fn reads_beside_writes_see_whole_writes_only(factory: &dyn InboxFactory) {
     let (open, mut owner) = new_owner(factory).await;
     let stop = Arc::new(AtomicBool::new(false));
     let reader = tokio::spawn({
         let (inbox, stop) = (Arc::clone(&open.inbox), Arc::clone(&stop));
         async move {
             while !stop.load(Ordering::Relaxed) {
-                // Every write puts its number everywhere.
+                // Every write puts its own number into every row and box.
                 let keys = (0..USERS).map(|user| own(user, 1)).collect();
                 let rows = inbox.rows(0, keys).await.expect("rows can be read");
                 let boxes = inbox.boxes(0, (0..USERS).map(uid).collect()).await.expect("boxes can be read");

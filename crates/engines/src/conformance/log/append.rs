@@ -5,11 +5,11 @@ use std::time::Duration;
 use whimbrel_model::ports::LogError;
 use whimbrel_model::{PartitionId, TopicNumber, TopicSpec};
 
-use super::Factory;
-use super::scene::{Scene, assert_growing, entry, entry_of_size, new_spec, text_of};
+use super::LogFactory;
+use super::scene::{LogScene, assert_growing, entry, entry_of_size, new_spec, text_of};
 
-pub async fn records_of_one_call_keep_their_order_within_a_partition(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 2).await;
+pub async fn records_of_one_call_keep_their_order_within_a_partition(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 2).await;
     let partition = |index| PartitionId::new(topic, index);
     let written: Vec<String> = (0..500).map(|n| n.to_string()).collect();
     let entries = written.iter().enumerate().map(|(at, text)| entry(partition(at as u32 % 2), text)).collect();
@@ -20,8 +20,8 @@ pub async fn records_of_one_call_keep_their_order_within_a_partition(factory: &d
     }
 }
 
-pub async fn offsets_grow_from_call_to_call(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn offsets_grow_from_call_to_call(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let mut offsets = Vec::new();
     for _ in 0..5 {
@@ -31,8 +31,8 @@ pub async fn offsets_grow_from_call_to_call(factory: &dyn Factory) {
     assert_eq!(offsets[0], 0, "a new partition begins at zero");
 }
 
-pub async fn a_call_over_several_partitions_is_answered_in_its_own_order(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 3).await;
+pub async fn a_call_over_several_partitions_is_answered_in_its_own_order(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 3).await;
     let other = scene.topic(1).await;
     let places: Vec<PartitionId> =
         (0..60).map(|n| if n % 4 == 3 { PartitionId::new(other, 0) } else { PartitionId::new(topic, n % 4) }).collect();
@@ -46,13 +46,13 @@ pub async fn a_call_over_several_partitions_is_answered_in_its_own_order(factory
     }
 }
 
-pub async fn an_empty_append_is_answered_with_nothing(factory: &dyn Factory) {
-    let scene = Scene::new(factory).await;
+pub async fn an_empty_append_returns_no_offsets(factory: &dyn LogFactory) {
+    let scene = LogScene::new(factory).await;
     assert!(scene.open.log.append(Vec::new()).await.is_empty());
 }
 
-pub async fn a_record_of_the_largest_size_is_taken(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn a_record_of_the_largest_size_is_taken(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let largest = entry_of_size(partition, scene.traits().record_bytes_max);
     scene.append(vec![largest.clone()]).await;
@@ -61,8 +61,8 @@ pub async fn a_record_of_the_largest_size_is_taken(factory: &dyn Factory) {
     assert!(read[0].record == largest.record, "the largest record comes back as it was");
 }
 
-pub async fn a_record_over_the_limit_is_refused_and_its_neighbours_are_taken(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn a_record_over_the_limit_is_refused_and_its_neighbours_are_taken(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let limit = scene.traits().record_bytes_max;
     let entries = vec![entry(partition, "before"), entry_of_size(partition, limit + 1), entry(partition, "after")];
@@ -72,8 +72,8 @@ pub async fn a_record_over_the_limit_is_refused_and_its_neighbours_are_taken(fac
     assert_eq!(scene.texts(partition).await, ["before", "after"]);
 }
 
-pub async fn an_unknown_partition_is_the_error_of_its_record_alone(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn an_unknown_partition_is_the_error_of_its_record_alone(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let unknown = [PartitionId::new(topic, 1), PartitionId::new(TopicNumber(999_999), 0)];
     let entries =
@@ -85,8 +85,8 @@ pub async fn an_unknown_partition_is_the_error_of_its_record_alone(factory: &dyn
     assert_eq!(scene.texts(partition).await, ["before", "after"]);
 }
 
-pub async fn an_append_that_nobody_waits_for_harms_no_other(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn a_dropped_append_does_not_affect_others(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     for _ in 0..20 {
         let unawaited = scene.open.log.append(vec![entry(partition, "unawaited")]);
@@ -96,8 +96,8 @@ pub async fn an_append_that_nobody_waits_for_harms_no_other(factory: &dyn Factor
     }
 }
 
-pub async fn what_was_acknowledged_is_there_after_a_restart(factory: &dyn Factory) {
-    let scene = Scene::new(factory).await;
+pub async fn acknowledged_records_survive_a_restart(factory: &dyn LogFactory) {
+    let scene = LogScene::new(factory).await;
     let spec = new_spec(2);
     scene.create(&spec).await;
     let partition = |index| PartitionId::new(spec.number, index);
@@ -105,7 +105,7 @@ pub async fn what_was_acknowledged_is_there_after_a_restart(factory: &dyn Factor
     scene.append_texts(partition(1), &["c"]).await;
     let ends = [scene.bounds(partition(0)).await, scene.bounds(partition(1)).await];
 
-    let scene = Scene { factory, open: factory.reopen(scene.open).await };
+    let scene = LogScene { factory, open: factory.reopen(scene.open).await };
     assert_eq!(scene.create(&TopicSpec { partitions: 1, ..spec.clone() }).await, 2, "the topic is known again");
     assert_eq!([scene.bounds(partition(0)).await, scene.bounds(partition(1)).await], ends);
     assert_eq!(scene.texts(partition(0)).await, ["a", "b"]);

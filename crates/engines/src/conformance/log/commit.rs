@@ -6,11 +6,11 @@ use futures_util::future::join_all;
 use whimbrel_model::ports::{CommitOutcome, Entry, LogError};
 use whimbrel_model::{PartitionId, TopicNumber};
 
-use super::Factory;
-use super::scene::{PATIENCE, Scene, assert_growing, entry, entry_of_size, new_fence_name, text_of};
+use super::LogFactory;
+use super::scene::{LogScene, PATIENCE, assert_growing, entry, entry_of_size, new_fence_name, text_of};
 
-pub async fn a_commit_over_partitions_and_topics_is_all_visible(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 3).await;
+pub async fn a_commit_over_partitions_and_topics_is_all_visible(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 3).await;
     let other = scene.topic(1).await;
     let fence = scene.fence(&new_fence_name()).await;
     let places: Vec<PartitionId> =
@@ -30,8 +30,8 @@ pub async fn a_commit_over_partitions_and_topics_is_all_visible(factory: &dyn Fa
     assert_eq!(found, places.len());
 }
 
-pub async fn commits_of_one_fence_land_in_the_order_of_their_calls(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn commits_of_one_fence_land_in_the_order_of_their_calls(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let fence = scene.fence(&new_fence_name()).await;
     let calls: Vec<_> =
@@ -41,30 +41,30 @@ pub async fn commits_of_one_fence_land_in_the_order_of_their_calls(factory: &dyn
     assert_eq!(scene.texts(partition).await, (0..20).map(|n| n.to_string()).collect::<Vec<_>>());
 }
 
-pub async fn an_empty_commit_is_done(factory: &dyn Factory) {
-    let scene = Scene::new(factory).await;
+pub async fn an_empty_commit_is_done(factory: &dyn LogFactory) {
+    let scene = LogScene::new(factory).await;
     let fence = scene.fence(&new_fence_name()).await;
     assert_eq!(scene.commit(&fence, Vec::new()).await, Vec::<u64>::new());
 }
 
-pub async fn a_zombie_is_fenced_and_wrote_nothing(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 2).await;
+pub async fn a_zombie_is_fenced_and_wrote_nothing(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 2).await;
     let partitions = [PartitionId::new(topic, 0), PartitionId::new(topic, 1)];
     let name = new_fence_name();
     let zombie = scene.fence(&name).await;
-    scene.commit(&zombie, vec![entry(partitions[0], "while it stood")]).await;
+    scene.commit(&zombie, vec![entry(partitions[0], "before the takeover")]).await;
     let _newer = scene.fence(&name).await;
     for _ in 0..2 {
         let entries = partitions.iter().map(|partition| entry(*partition, "by the zombie")).collect();
         assert_eq!(scene.open.log.commit(&zombie, entries).await, CommitOutcome::Fenced);
     }
     scene.append(partitions.iter().map(|partition| entry(*partition, "afterwards")).collect()).await;
-    assert_eq!(scene.texts(partitions[0]).await, ["while it stood", "afterwards"]);
+    assert_eq!(scene.texts(partitions[0]).await, ["before the takeover", "afterwards"]);
     assert_eq!(scene.texts(partitions[1]).await, ["afterwards"]);
 }
 
-pub async fn the_newest_fence_commits(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn the_newest_fence_commits(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let name = new_fence_name();
     for n in 0..4 {
@@ -75,8 +75,8 @@ pub async fn the_newest_fence_commits(factory: &dyn Factory) {
     assert_eq!(scene.texts(partition).await, ["0", "1", "2", "3"]);
 }
 
-pub async fn fences_of_different_names_stand_beside_each_other(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn fences_of_different_names_are_independent(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let fences = [scene.fence(&new_fence_name()).await, scene.fence(&new_fence_name()).await];
     for n in 0..6 {
@@ -85,9 +85,9 @@ pub async fn fences_of_different_names_stand_beside_each_other(factory: &dyn Fac
     assert_eq!(scene.texts(partition).await, (0..6).map(|n| n.to_string()).collect::<Vec<_>>());
 }
 
-pub async fn a_fence_of_another_instance_voids_this_one(factory: &dyn Factory) {
+pub async fn a_fence_of_another_instance_voids_this_one(factory: &dyn LogFactory) {
     let spec = super::scene::new_spec(1);
-    let here = Scene::new(factory).await;
+    let here = LogScene::new(factory).await;
     let Some(there) = here.beside().await else { return };
     here.create(&spec).await;
     there.create(&spec).await;
@@ -101,13 +101,13 @@ pub async fn a_fence_of_another_instance_voids_this_one(factory: &dyn Factory) {
     assert_eq!(here.texts(partition).await, ["here", "there"]);
 }
 
-pub async fn a_commit_with_a_record_too_large_is_refused_by_its_index_and_writes_nothing(factory: &dyn Factory) {
+pub async fn a_commit_with_a_record_too_large_is_refused_by_its_index_and_writes_nothing(factory: &dyn LogFactory) {
     let limit = factory.traits().record_bytes_max;
     let error = |_| LogError::TooLarge { size: limit + 1, limit };
     assert_refused(factory, |partition| entry_of_size(partition, limit + 1), error).await;
 }
 
-pub async fn a_commit_to_an_unknown_partition_is_refused_by_its_index_and_writes_nothing(factory: &dyn Factory) {
+pub async fn a_commit_to_an_unknown_partition_is_refused_by_its_index_and_writes_nothing(factory: &dyn LogFactory) {
     let unknown = |partition: PartitionId| PartitionId::new(partition.topic, 77);
     let error = |partition| LogError::UnknownPartition(unknown(partition));
     assert_refused(factory, |partition| entry(unknown(partition), "-"), error).await;
@@ -116,11 +116,11 @@ pub async fn a_commit_to_an_unknown_partition_is_refused_by_its_index_and_writes
 }
 
 async fn assert_refused(
-    factory: &dyn Factory,
+    factory: &dyn LogFactory,
     bad: impl Fn(PartitionId) -> Entry,
     error: impl Fn(PartitionId) -> LogError,
 ) {
-    let (scene, topic) = Scene::with_topic(factory, 2).await;
+    let (scene, topic) = LogScene::with_topic(factory, 2).await;
     let partitions = [PartitionId::new(topic, 0), PartitionId::new(topic, 1)];
     let fence = scene.fence(&new_fence_name()).await;
     let entries = vec![entry(partitions[0], "a"), entry(partitions[1], "b"), bad(partitions[0])];
@@ -131,8 +131,8 @@ async fn assert_refused(
     }
 }
 
-pub async fn a_fence_stands_after_a_refused_commit(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn a_fence_remains_valid_after_a_rejected_commit(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let fence = scene.fence(&new_fence_name()).await;
     let bad = vec![entry(partition, "not this"), entry(PartitionId::new(topic, 1), "nor this")];
@@ -141,14 +141,15 @@ pub async fn a_fence_stands_after_a_refused_commit(factory: &dyn Factory) {
     assert_eq!(scene.texts(partition).await, ["this"]);
 }
 
-pub async fn reading_passes_what_commits_leave_behind_and_reaches_the_end(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn reading_passes_what_commits_leave_behind_and_reaches_the_end(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let fence = scene.fence(&new_fence_name()).await;
     let (mut next, mut texts) = (0, Vec::new());
     for n in 0..8 {
         scene.commit(&fence, vec![entry(partition, &n.to_string())]).await;
-        // On Kafka the markers of a commit are written moments after its answer: the end is waited for, and it is reached.
+        // Kafka writes the markers of a commit moments after its answer: the test waits for the end of the partition, which must be
+        // reached.
         let end = scene.bounds(partition).await.next;
         while next < end {
             let batch = scene.try_read(partition, next, Duration::from_millis(50)).await.expect("it can be read");
@@ -162,8 +163,8 @@ pub async fn reading_passes_what_commits_leave_behind_and_reaches_the_end(factor
     assert!(at_end.records.is_empty());
 }
 
-pub async fn a_commit_that_nobody_waits_for_is_whole_or_absent(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 2).await;
+pub async fn a_dropped_commit_is_whole_or_absent(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 2).await;
     let partitions = [PartitionId::new(topic, 0), PartitionId::new(topic, 1)];
     let name = new_fence_name();
     for n in 0..5 {
@@ -172,7 +173,7 @@ pub async fn a_commit_that_nobody_waits_for_is_whole_or_absent(factory: &dyn Fac
         let unawaited = scene.open.log.commit(&fence, entries);
         let _ = tokio::time::timeout(Duration::from_millis(n), unawaited).await;
     }
-    // Opening the fence once more ends whatever was under way.
+    // Opening the fence again ends every commit in progress.
     let fence = scene.fence(&name).await;
     let last = partitions.iter().map(|partition| entry(*partition, "last")).collect();
     tokio::time::timeout(PATIENCE, scene.commit(&fence, last)).await.expect("the newest fence commits");

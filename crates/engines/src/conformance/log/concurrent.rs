@@ -1,4 +1,4 @@
-//! Many at once: appenders, committers, readers.
+//! Many concurrent appenders, committers and readers.
 
 use std::collections::{BTreeSet, HashMap};
 use std::pin::pin;
@@ -9,14 +9,14 @@ use futures_util::future::{Either, FutureExt as _, join_all, select};
 use whimbrel_model::ports::{Entry, ReadLimits};
 use whimbrel_model::{PartitionId, Record, Timestamp};
 
-use super::Factory;
-use super::scene::{PATIENCE, Scene, assert_growing, entry, new_fence_name, record, text_of, wide};
+use super::LogFactory;
+use super::scene::{LogScene, PATIENCE, assert_growing, entry, new_fence_name, record, text_of, wide};
 
-pub async fn many_appenders_at_once_lose_nothing_and_share_no_offset(factory: &dyn Factory) {
+pub async fn many_appenders_at_once_lose_nothing_and_share_no_offset(factory: &dyn LogFactory) {
     const APPENDERS: u32 = 32;
     const CALLS: u32 = 20;
     const PARTITIONS: u32 = 4;
-    let (scene, topic) = Scene::with_topic(factory, PARTITIONS).await;
+    let (scene, topic) = LogScene::with_topic(factory, PARTITIONS).await;
     let acknowledged = join_all((0..APPENDERS).map(|appender| {
         let scene = &scene;
         async move {
@@ -43,9 +43,9 @@ pub async fn many_appenders_at_once_lose_nothing_and_share_no_offset(factory: &d
     assert_eq!(found, by_place);
 }
 
-pub async fn appends_beside_commits_lose_nothing(factory: &dyn Factory) {
+pub async fn appends_beside_commits_lose_nothing(factory: &dyn LogFactory) {
     const ROUNDS: u32 = 15;
-    let (scene, topic) = Scene::with_topic(factory, 2).await;
+    let (scene, topic) = LogScene::with_topic(factory, 2).await;
     let partitions = [PartitionId::new(topic, 0), PartitionId::new(topic, 1)];
     let fence = scene.fence(&new_fence_name()).await;
     let appending = async {
@@ -69,10 +69,10 @@ pub async fn appends_beside_commits_lose_nothing(factory: &dyn Factory) {
     }
 }
 
-/// A reader that starts at a time must get every record of that time, also one that is appended during the search.
-pub async fn a_time_does_not_lead_past_a_record_that_is_being_appended(factory: &dyn Factory) {
+/// A reader that starts at a time must get every record of that time, also a record that is appended during the look-up.
+pub async fn a_time_lookup_does_not_skip_a_record_that_is_being_appended(factory: &dyn LogFactory) {
     const ROUNDS: i64 = 100;
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let base = super::scene::now().as_millis() - ROUNDS;
     for round in 0..ROUNDS {
@@ -97,9 +97,9 @@ pub async fn a_time_does_not_lead_past_a_record_that_is_being_appended(factory: 
     }
 }
 
-pub async fn readers_at_different_places_do_not_disturb_each_other(factory: &dyn Factory) {
+pub async fn readers_at_different_places_do_not_disturb_each_other(factory: &dyn LogFactory) {
     const READERS: usize = 12;
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let offsets = scene.append((0..2000).map(|n| entry(partition, &n.to_string())).collect()).await;
     join_all((0..READERS).map(|reader| {
@@ -120,9 +120,9 @@ pub async fn readers_at_different_places_do_not_disturb_each_other(factory: &dyn
     .await;
 }
 
-pub async fn waiting_readers_do_not_keep_others_from_reading(factory: &dyn Factory) {
+pub async fn waiting_readers_do_not_keep_others_from_reading(factory: &dyn LogFactory) {
     const WAITING: usize = 20;
-    let (scene, topic) = Scene::with_topic(factory, 2).await;
+    let (scene, topic) = LogScene::with_topic(factory, 2).await;
     let partitions = [PartitionId::new(topic, 0), PartitionId::new(topic, 1)];
     for partition in partitions {
         scene.append_texts(partition, &["a", "b", "c"]).await;
@@ -147,16 +147,16 @@ pub async fn waiting_readers_do_not_keep_others_from_reading(factory: &dyn Facto
     }
 }
 
-pub async fn many_waiting_readers_are_all_woken(factory: &dyn Factory) {
+pub async fn many_waiting_readers_are_all_woken(factory: &dyn LogFactory) {
     const READERS: usize = 50;
     const RECORDS: usize = 40;
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let follow = || async {
         let (mut next, mut seen) = (0, BTreeSet::new());
         while seen.len() < RECORDS {
             let batch = scene.try_read(partition, next, PATIENCE).await.expect("the partition can be read");
-            assert!(!batch.records.is_empty(), "a reader has waited in vain at {next} with {} records", seen.len());
+            assert!(!batch.records.is_empty(), "a reader timed out at {next} with {} records", seen.len());
             next = batch.next;
             seen.extend(batch.records.iter().map(text_of));
         }
@@ -172,32 +172,27 @@ pub async fn many_waiting_readers_are_all_woken(factory: &dyn Factory) {
     assert!(followed.iter().all(|seen| *seen == all));
 }
 
-pub async fn a_burst_reaches_every_reader_at_the_tail_whole_and_in_order(factory: &dyn Factory) {
+pub async fn a_burst_reaches_every_reader_at_the_tail_whole_and_in_order(factory: &dyn LogFactory) {
     const ROUNDS: usize = 5;
     const RECORD_BYTES: usize = 8 << 10;
     const BURST: usize = 160;
-    const {
-        assert!(
-            BURST * RECORD_BYTES > 1 << 20,
-            "a burst is more than an engine would keep for a reader that comes late"
-        )
-    };
-    /// How many records a reader takes at once: the fast ones are at the end while the slow ones have just begun.
+    const { assert!(BURST * RECORD_BYTES > 1 << 20, "a burst exceeds the records that an engine keeps for late readers") };
+    /// The maximum records per read of each reader: fast readers are at the end while slow ones have just begun.
     const AT_ONCE: [usize; 8] = [10_000, 10_000, 50, 7, 10_000, 3, 20, 10_000];
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let mut places = [0; AT_ONCE.len()];
     for round in 0..ROUNDS {
         let numbers = round * BURST..(round + 1) * BURST;
         let text = |n: usize| format!("{n:0>RECORD_BYTES$}");
-        // All readers begin to wait before the burst is sent: futures that are joined are polled in their order.
+        // All readers wait before the burst is sent: joined futures are polled in order.
         let following = join_all(places.iter_mut().zip(AT_ONCE).map(|(next, max_records)| {
             let (scene, mut expected) = (&scene, numbers.clone());
             async move {
                 while !expected.is_empty() {
                     let limits = ReadLimits { max_records, ..wide() };
                     let batch = scene.open.log.read(partition, *next, limits).await.expect("the partition can be read");
-                    assert!(!batch.records.is_empty(), "a reader has waited in vain at {next}");
+                    assert!(!batch.records.is_empty(), "a reader timed out at {next}");
                     for stored in &batch.records {
                         let (found, number) = (text_of(stored), expected.next());
                         let found = found.trim_start_matches('0').parse().unwrap_or(0);
@@ -212,13 +207,13 @@ pub async fn a_burst_reaches_every_reader_at_the_tail_whole_and_in_order(factory
     }
 }
 
-pub async fn a_reader_that_sleeps_while_others_read_on_misses_nothing(factory: &dyn Factory) {
+pub async fn a_reader_that_is_not_polled_while_others_read_misses_nothing(factory: &dyn LogFactory) {
     const RECORD_BYTES: usize = 16 << 10;
     const BURST: usize = 40;
     const BURSTS: usize = 10;
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
-    // Both begin where somebody has waited before, so that an engine that shares readers' memory shares it here.
+    // An earlier reader has waited at the same offset, so that an engine with memory that readers share uses it here.
     let (first, _) = tokio::join!(scene.try_read(partition, 0, PATIENCE), scene.append_texts(partition, &["first"]));
     let begin = first.expect("the partition can be read").next;
     let mut sleeping = scene.open.log.read(partition, begin, wide());

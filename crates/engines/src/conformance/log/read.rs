@@ -1,4 +1,4 @@
-//! Reading: waiting at the end, limits, places, times.
+//! Reading: waits at the end, limits, offsets, times.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use bytes::Bytes;
 use whimbrel_model::ports::{Entry, LogError, ReadLimits};
 use whimbrel_model::{PartitionId, Record, Timestamp, TopicNumber};
 
-use super::Factory;
-use super::scene::{PATIENCE, Scene, assert_growing, entry, new_fence_name, record, text_of, wide};
+use super::LogFactory;
+use super::scene::{LogScene, PATIENCE, assert_growing, entry, new_fence_name, record, text_of, wide};
 
-pub async fn a_reader_at_the_end_is_woken_by_an_append(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn a_reader_at_the_end_is_woken_by_an_append(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     scene.append_texts(partition, &["before"]).await;
     let end = scene.bounds(partition).await.next;
@@ -20,8 +20,8 @@ pub async fn a_reader_at_the_end_is_woken_by_an_append(factory: &dyn Factory) {
     assert_eq!(batch.records.iter().map(text_of).collect::<Vec<_>>(), ["woken"]);
 }
 
-pub async fn a_reader_at_the_end_is_woken_by_a_commit(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn a_reader_at_the_end_is_woken_by_a_commit(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let fence = scene.fence(&new_fence_name()).await;
     let reading = scene.try_read(partition, 0, PATIENCE);
@@ -30,8 +30,8 @@ pub async fn a_reader_at_the_end_is_woken_by_a_commit(factory: &dyn Factory) {
     assert_eq!(batch.records.iter().map(text_of).collect::<Vec<_>>(), ["woken"]);
 }
 
-pub async fn a_read_without_waiting_is_empty_at_the_end(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn a_read_without_waiting_is_empty_at_the_end(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let empty = scene.read_now(partition, 0).await;
     assert_eq!((empty.records.len(), empty.next), (0, 0));
@@ -41,30 +41,30 @@ pub async fn a_read_without_waiting_is_empty_at_the_end(factory: &dyn Factory) {
     assert_eq!((at_end.records.len(), at_end.next), (0, end));
 }
 
-pub async fn a_read_that_waited_in_vain_is_empty(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn a_read_that_times_out_is_empty(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let wait = Duration::from_millis(300);
     let began = std::time::Instant::now();
-    let batch = scene.try_read(partition, 0, wait).await.expect("waiting in vain is no error");
+    let batch = scene.try_read(partition, 0, wait).await.expect("a timeout is no error");
     assert_eq!((batch.records.len(), batch.next), (0, 0));
     assert!(began.elapsed() >= wait, "it did wait");
 }
 
-pub async fn a_read_finds_what_was_acknowledged_just_before(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn a_read_returns_a_record_acknowledged_just_before(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     for n in 0..50 {
         let offset = scene.append_texts(partition, &[&n.to_string()]).await[0];
         let batch = scene.read_now(partition, offset).await;
         assert_eq!(batch.records.iter().map(text_of).collect::<Vec<_>>(), [n.to_string()], "round {n}");
         let at_end = scene.read_now(partition, batch.next).await;
-        assert!(at_end.records.is_empty(), "nothing more is there in round {n}");
+        assert!(at_end.records.is_empty(), "round {n} has no further records");
     }
 }
 
-pub async fn an_offset_beyond_the_end_is_told_with_the_end(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn an_offset_beyond_the_end_is_rejected_with_the_end(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let beyond = |asked, next| Err(LogError::BeyondEnd { asked, next });
     assert_eq!(scene.try_read(partition, 1, PATIENCE).await, beyond(1, 0));
@@ -74,8 +74,8 @@ pub async fn an_offset_beyond_the_end_is_told_with_the_end(factory: &dyn Factory
     assert_eq!(scene.try_read(partition, end + 1000, Duration::ZERO).await, beyond(end + 1000, end));
 }
 
-pub async fn a_read_returns_no_more_records_than_asked(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn a_read_returns_no_more_records_than_asked(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     scene.append((0..10).map(|n| entry(partition, &n.to_string())).collect()).await;
     let limits = ReadLimits { max_records: 3, ..wide() };
@@ -85,8 +85,8 @@ pub async fn a_read_returns_no_more_records_than_asked(factory: &dyn Factory) {
     assert_eq!(batch.records.iter().map(text_of).collect::<Vec<_>>(), ["3", "4", "5"]);
 }
 
-pub async fn a_read_returns_no_more_bytes_than_asked_but_one_record_at_least(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn a_read_returns_no_more_bytes_than_asked_but_one_record_at_least(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     const RECORD_BYTES: usize = 1000;
     scene.append((0..10).map(|_| Entry { partition, record: record(vec![b'x'; RECORD_BYTES]) }).collect()).await;
@@ -97,8 +97,8 @@ pub async fn a_read_returns_no_more_bytes_than_asked_but_one_record_at_least(fac
     }
 }
 
-pub async fn reading_on_from_next_misses_and_repeats_nothing(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn reading_on_from_next_misses_and_repeats_nothing(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let offsets = scene.append((0..1000).map(|n| entry(partition, &n.to_string())).collect()).await;
     let (mut next, mut read) = (0, Vec::new());
@@ -115,8 +115,8 @@ pub async fn reading_on_from_next_misses_and_repeats_nothing(factory: &dyn Facto
     assert_eq!(read.iter().map(text_of).collect::<Vec<_>>(), (0..1000).map(|n| n.to_string()).collect::<Vec<_>>());
 }
 
-pub async fn reading_back_begins_where_it_was_asked(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn reading_back_begins_at_the_requested_offset(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let offsets = scene.append((0..200).map(|n| entry(partition, &n.to_string())).collect()).await;
     let fence = scene.fence(&new_fence_name()).await;
@@ -130,8 +130,8 @@ pub async fn reading_back_begins_where_it_was_asked(factory: &dyn Factory) {
     }
 }
 
-pub async fn a_time_leads_to_the_first_record_at_or_after_it(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn a_time_leads_to_the_first_record_at_or_after_it(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let base = super::scene::now().as_millis() - 100_000;
     let at = |ms: i64| Record { timestamp: Timestamp::from_millis(base + ms), ..record(Bytes::from_static(b"x")) };
@@ -149,14 +149,14 @@ pub async fn a_time_leads_to_the_first_record_at_or_after_it(factory: &dyn Facto
     }
 }
 
-pub async fn a_time_in_an_empty_partition_leads_to_its_end(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn a_time_in_an_empty_partition_leads_to_its_end(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let found = scene.open.log.offset_at(PartitionId::new(topic, 0), Timestamp::from_millis(1)).await;
     assert_eq!(found, Ok(0));
 }
 
-pub async fn an_unknown_partition_cannot_be_read(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn an_unknown_partition_cannot_be_read(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     for unknown in [PartitionId::new(topic, 1), PartitionId::new(TopicNumber(999_999), 0)] {
         let error = LogError::UnknownPartition(unknown);
         let log = &scene.open.log;

@@ -1,4 +1,4 @@
-//! What the properties stand on: an open log, topics that nobody else uses, and short words for what tests do all the time.
+//! The setting of the properties: an open log, topics of their own, and short functions for frequent steps.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -7,38 +7,36 @@ use bytes::Bytes;
 use whimbrel_model::ports::{Bounds, CommitOutcome, Entry, ExactTopic, Fence, LogError, ReadBatch, ReadLimits};
 use whimbrel_model::{Headers, PartitionId, Record, Retention, StoredRecord, Timestamp, TopicNumber, TopicSpec};
 
-use super::{Factory, LogTraits, OpenLog};
+use super::{LogFactory, LogTraits, OpenLog};
 
-/// How long a reader waits for what must come. It bounds a failure, not a success.
+/// The timeout of a read that must return records. It bounds a failure, not a success.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-pub struct Scene<'f> {
-    pub factory: &'f dyn Factory,
+pub struct LogScene<'f> {
+    pub factory: &'f dyn LogFactory,
     pub open: OpenLog,
 }
 
-impl<'f> Scene<'f> {
-    pub async fn new(factory: &'f dyn Factory) -> Self {
+impl<'f> LogScene<'f> {
+    pub async fn new(factory: &'f dyn LogFactory) -> Self {
         Self { factory, open: factory.open().await }
     }
 
-    /// A scene with one topic of that many partitions.
-    pub async fn with_topic(factory: &'f dyn Factory, partitions: u32) -> (Self, TopicNumber) {
+    pub async fn with_topic(factory: &'f dyn LogFactory, partitions: u32) -> (Self, TopicNumber) {
         let (scene, spec) = Self::with_spec(factory, partitions).await;
         (scene, spec.number)
     }
 
-    /// A scene with one topic of that many partitions, and its specification.
-    pub async fn with_spec(factory: &'f dyn Factory, partitions: u32) -> (Self, TopicSpec) {
+    pub async fn with_spec(factory: &'f dyn LogFactory, partitions: u32) -> (Self, TopicSpec) {
         let (scene, spec) = (Self::new(factory).await, new_spec(partitions));
         scene.create(&spec).await;
         (scene, spec)
     }
 
-    /// A second instance on the same store, where the engine can have one.
-    pub async fn beside(&self) -> Option<Scene<'f>> {
+    /// A second instance on the same store, if the engine supports that.
+    pub async fn beside(&self) -> Option<LogScene<'f>> {
         let open = self.factory.open_beside(&self.open).await?;
-        Some(Scene { factory: self.factory, open })
+        Some(LogScene { factory: self.factory, open })
     }
 
     pub async fn topic(&self, partitions: u32) -> TopicNumber {
@@ -55,7 +53,6 @@ impl<'f> Scene<'f> {
         self.open.topics.identity(spec.number, &spec.name).await.expect("the topic can be identified")
     }
 
-    /// Deletes the topic that has this identity.
     pub async fn delete_exactly(&self, spec: &TopicSpec, identity: Option<&str>) {
         let topic = ExactTopic { number: spec.number, name: &spec.name, identity };
         self.open.topics.delete(topic).await.expect("the topic can be deleted");
@@ -71,7 +68,7 @@ impl<'f> Scene<'f> {
         self.factory.traits()
     }
 
-    /// Appends, and expects that all is taken.
+    /// Appends, and expects that every record is accepted.
     pub async fn append(&self, entries: Vec<Entry>) -> Vec<u64> {
         let expected = entries.len();
         let outcome = self.open.log.append(entries).await;
@@ -79,7 +76,6 @@ impl<'f> Scene<'f> {
         outcome.into_iter().map(|each| each.expect("the record is taken")).collect()
     }
 
-    /// Appends the texts to one partition.
     pub async fn append_texts(&self, partition: PartitionId, texts: &[&str]) -> Vec<u64> {
         self.append(texts.iter().map(|text| entry(partition, text)).collect()).await
     }
@@ -88,7 +84,7 @@ impl<'f> Scene<'f> {
         self.open.log.fence(name, 1).await.expect("the fence can be opened")
     }
 
-    /// Commits, and expects that it is done.
+    /// Commits, and expects success.
     pub async fn commit(&self, fence: &Fence, entries: Vec<Entry>) -> Vec<u64> {
         let expected = entries.len();
         match self.open.log.commit(fence, entries).await {
@@ -113,14 +109,14 @@ impl<'f> Scene<'f> {
         self.try_read(partition, from, Duration::ZERO).await.expect("the partition can be read")
     }
 
-    /// Reads from `from` until the end as it was at the call.
+    /// Reads from `from` to the end that the partition had at the call.
     pub async fn read_to_end(&self, partition: PartitionId, from: u64) -> Vec<StoredRecord> {
         let end = self.bounds(partition).await.next;
         let mut records = Vec::new();
         let mut next = from;
         while next < end {
             let batch = self.try_read(partition, next, PATIENCE).await.expect("the partition can be read");
-            assert!(batch.next > next, "reading stands still at {next} before the end {end}");
+            assert!(batch.next > next, "reads make no progress at {next} before the end {end}");
             next = batch.next;
             records.extend(batch.records);
         }
@@ -168,7 +164,7 @@ pub fn now() -> Timestamp {
     Timestamp::from_millis(since_epoch.as_millis() as i64)
 }
 
-/// A record with that value, no key, no headers, of now.
+/// A record of the present time with that value, without a key and headers.
 pub fn record(value: impl Into<Bytes>) -> Record {
     Record { key: None, value: value.into(), headers: Headers::EMPTY, timestamp: now() }
 }
@@ -188,7 +184,6 @@ pub fn text_of(stored: &StoredRecord) -> String {
     String::from_utf8_lossy(&stored.record.value).into_owned()
 }
 
-/// Asserts that offsets grow from each to the next.
 pub fn assert_growing(offsets: &[u64]) {
     assert!(offsets.is_sorted_by(|earlier, later| earlier < later), "offsets do not grow: {offsets:?}");
 }

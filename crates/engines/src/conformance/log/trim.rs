@@ -1,4 +1,4 @@
-//! Bounds, and dropping what is old.
+//! Bounds, and trimming of old records.
 
 use std::time::{Duration, Instant};
 
@@ -6,17 +6,17 @@ use futures_util::future::FutureExt as _;
 use whimbrel_model::PartitionId;
 use whimbrel_model::ports::{Entry, LogError};
 
-use super::Factory;
-use super::scene::{PATIENCE, Scene, entry, new_fence_name, record, text_of, wide};
+use super::LogFactory;
+use super::scene::{LogScene, PATIENCE, entry, new_fence_name, record, text_of, wide};
 
-pub async fn an_empty_partition_begins_and_ends_at_zero(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn an_empty_partition_begins_and_ends_at_zero(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let bounds = scene.bounds(PartitionId::new(topic, 0)).await;
     assert_eq!((bounds.first, bounds.next), (0, 0));
 }
 
-pub async fn bounds_count_everything_acknowledged(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn bounds_count_everything_acknowledged(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let fence = scene.fence(&new_fence_name()).await;
     for _ in 0..10 {
@@ -28,8 +28,8 @@ pub async fn bounds_count_everything_acknowledged(factory: &dyn Factory) {
     assert_eq!(scene.bounds(partition).await.first, 0);
 }
 
-pub async fn trimming_never_goes_past_what_was_asked(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 2).await;
+pub async fn trimming_never_removes_more_than_requested(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 2).await;
     let (partition, other) = (PartitionId::new(topic, 0), PartitionId::new(topic, 1));
     let offsets = scene.append((0..100).map(|n| entry(partition, &n.to_string())).collect()).await;
     scene.append_texts(other, &["untouched"]).await;
@@ -40,12 +40,12 @@ pub async fn trimming_never_goes_past_what_was_asked(factory: &dyn Factory) {
     let first = scene.bounds(partition).await.first;
     let kept = scene.read_to_end(partition, first).await;
     assert_eq!(kept.last().map(text_of), Some("99".to_owned()));
-    assert!(kept.len() >= 50, "what was not asked for is kept");
+    assert!(kept.len() >= 50, "records after the requested offset are kept");
     assert_eq!(scene.texts(other).await, ["untouched"]);
 }
 
-pub async fn a_trimmed_offset_is_told_with_the_first_kept_one(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn a_trimmed_offset_is_rejected_with_the_first_kept_one(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let first = trim_until_the_first_moves(&scene, partition).await;
     for asked in [0, first - 1] {
@@ -55,8 +55,8 @@ pub async fn a_trimmed_offset_is_told_with_the_first_kept_one(factory: &dyn Fact
     assert_eq!(scene.read_now(partition, first).await.records.first().map(|stored| stored.offset), Some(first));
 }
 
-pub async fn what_a_trim_left_is_read_unharmed(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn records_kept_by_a_trim_are_readable(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     let first = trim_until_the_first_moves(&scene, partition).await;
     scene.append_texts(partition, &["after"]).await;
@@ -67,8 +67,8 @@ pub async fn what_a_trim_left_is_read_unharmed(factory: &dyn Factory) {
     assert_eq!(found, Ok(first), "the earliest time leads to the first kept record");
 }
 
-pub async fn trimming_does_not_move_the_end(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn trimming_does_not_move_the_end(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
     scene.append_texts(partition, &["a", "b", "c"]).await;
     let end = scene.bounds(partition).await.next;
@@ -79,22 +79,22 @@ pub async fn trimming_does_not_move_the_end(factory: &dyn Factory) {
     assert!(scene.append_texts(partition, &["d"]).await[0] >= end, "offsets are never used twice");
 }
 
-pub async fn a_reader_that_a_trim_overtakes_is_told_and_does_not_jump(factory: &dyn Factory) {
-    let (scene, topic) = Scene::with_topic(factory, 1).await;
+pub async fn a_waiting_reader_gets_an_error_when_a_trim_passes_its_offset(factory: &dyn LogFactory) {
+    let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
-    // The reader begins where somebody has waited before, so that an engine that shares readers' memory shares it here.
+    // An earlier reader has waited at the same offset, so that an engine with memory that readers share uses it here.
     let (first, _) = tokio::join!(scene.try_read(partition, 0, PATIENCE), scene.append_texts(partition, &["first"]));
     let asked = first.expect("the partition can be read").next;
     let mut sleeping = scene.open.log.read(partition, asked, wide());
     assert!((&mut sleeping).now_or_never().is_none(), "there is nothing to read yet");
     let first = trim_until_the_first_moves(&scene, partition).await;
-    assert!(first > asked, "the trim has passed the reader");
+    assert!(first > asked, "the trim has passed the reader's offset");
     assert_eq!(sleeping.await, Err(LogError::Trimmed { asked, first }));
 }
 
-/// Writes and trims until something was dropped, and answers with the first kept offset. Engines drop whole pieces, and may
-/// finish a piece in the background: what is waited for is the first offset itself.
-async fn trim_until_the_first_moves(scene: &Scene<'_>, partition: PartitionId) -> u64 {
+/// Appends and trims until records were dropped. Returns the first kept offset. Engines drop whole pieces, and may finish that in the
+/// background: the loop waits for the first offset itself.
+async fn trim_until_the_first_moves(scene: &LogScene<'_>, partition: PartitionId) -> u64 {
     const RECORD_BYTES: usize = 1000;
     let records_per_piece = scene.traits().trim_piece_bytes / RECORD_BYTES + 10;
     let began = Instant::now();
@@ -102,7 +102,7 @@ async fn trim_until_the_first_moves(scene: &Scene<'_>, partition: PartitionId) -
         let piece =
             (0..records_per_piece).map(|_| Entry { partition, record: record(vec![b'x'; RECORD_BYTES]) }).collect();
         let last = *scene.append(piece).await.last().expect("a piece has records");
-        // What a reader has just had must not be given out of some memory once it is trimmed.
+        // The engine must not return records from memory after they are trimmed, so a reader reads them first.
         scene.read_now(partition, 0).await;
         scene.open.log.trim(partition, last - 2).await.expect("the partition can be trimmed");
         let first = scene.bounds(partition).await.first;

@@ -1,20 +1,20 @@
-//! Reading what comes due, in order, page by page.
+//! Reads of due holds, in order, page by page.
 
-use whimbrel_model::ports::{DueCursor, Write};
+use whimbrel_model::ports::{DueCursor, TimersWrite};
 use whimbrel_model::{Hold, HoldId, Timestamp};
 
-use super::Factory;
+use super::TimersFactory;
 use super::naive::cursor_of;
-use super::scene::{MANY_BYTES, START_MS, Step, at, fired, hold, hold_of, ids_of, new_shard};
+use super::scene::{HoldStep, MANY_BYTES, START_MS, at, fired, hold, hold_of, ids_of, new_shard};
 
-pub async fn holds_come_in_due_order_and_by_id_where_due_together(factory: &dyn Factory) {
+pub async fn holds_are_returned_in_due_order_and_then_by_id(factory: &dyn TimersFactory) {
     let (_open, mut shard) = new_shard(factory).await;
     shard.put(vec![hold("d", 20), hold("c", 10), hold("b2", 20), hold("a", 300_000), hold("b", 20)]).await;
     shard.put(vec![hold("e", 9), hold("B", 20)]).await;
     assert_eq!(ids_of(&shard.due_all().await), ["e", "c", "B", "b", "b2", "d", "a"]);
 }
 
-pub async fn holds_come_back_as_they_were_put(factory: &dyn Factory) {
+pub async fn holds_are_returned_as_they_were_put(factory: &dyn TimersFactory) {
     let (_open, mut shard) = new_shard(factory).await;
     let moved = hold("moved", 1).moved(at(2), Some("again"), 77).moved(at(9), None, 78);
     let plain = Hold { fresh: false, ..hold_of("plain", 3, 1, b"") };
@@ -25,9 +25,9 @@ pub async fn holds_come_back_as_they_were_put(factory: &dyn Factory) {
     shard.agrees().await;
 }
 
-pub async fn reading_on_from_a_cursor_misses_and_repeats_nothing(factory: &dyn Factory) {
+pub async fn reading_on_from_a_cursor_misses_and_repeats_nothing(factory: &dyn TimersFactory) {
     let (_open, mut shard) = new_shard(factory).await;
-    // Many are due together, so that pages end between them.
+    // Many holds have the same due time, so that pages end between them.
     shard.put((0..100).map(|n| hold(&format!("hold-{n}"), n % 7)).collect()).await;
     for limit in [1, 2, 7, 33] {
         let (mut found, mut after) = (Vec::new(), None);
@@ -41,7 +41,7 @@ pub async fn reading_on_from_a_cursor_misses_and_repeats_nothing(factory: &dyn F
     }
 }
 
-pub async fn a_cursor_need_not_be_a_hold(factory: &dyn Factory) {
+pub async fn a_cursor_need_not_be_a_hold(factory: &dyn TimersFactory) {
     let (_open, mut shard) = new_shard(factory).await;
     shard.put(vec![hold("c", 10), hold("a", 11)]).await;
     shard.put(vec![hold("early", 10)]).await;
@@ -59,7 +59,7 @@ pub async fn a_cursor_need_not_be_a_hold(factory: &dyn Factory) {
     }
 }
 
-pub async fn until_is_not_included(factory: &dyn Factory) {
+pub async fn until_is_not_included(factory: &dyn TimersFactory) {
     let (_open, mut shard) = new_shard(factory).await;
     shard.put(vec![hold("a", 10), hold("b", 11), hold("c", 12)]).await;
     for (until, expected) in [(10, 0), (11, 1), (12, 2), (13, 3)] {
@@ -73,7 +73,7 @@ pub async fn until_is_not_included(factory: &dyn Factory) {
     );
 }
 
-pub async fn a_page_has_no_more_than_its_limit(factory: &dyn Factory) {
+pub async fn a_page_has_no_more_than_its_limit(factory: &dyn TimersFactory) {
     let (_open, mut shard) = new_shard(factory).await;
     shard.put((0..10).map(|n| hold(&format!("hold-{n}"), n)).collect()).await;
     for limit in [1, 9, 10, 11] {
@@ -81,7 +81,7 @@ pub async fn a_page_has_no_more_than_its_limit(factory: &dyn Factory) {
     }
 }
 
-pub async fn a_page_has_no_more_than_its_bytes_but_one_hold_at_least(factory: &dyn Factory) {
+pub async fn a_page_has_no_more_than_its_bytes_but_one_hold_at_least(factory: &dyn TimersFactory) {
     const LARGE: usize = 100_000;
     let (_open, mut shard) = new_shard(factory).await;
     shard.put((0..8).map(|n| hold_of(&format!("hold-{n}"), n, 7, &[b'x'; LARGE])).collect()).await;
@@ -97,7 +97,7 @@ pub async fn a_page_has_no_more_than_its_bytes_but_one_hold_at_least(factory: &d
     assert_eq!(found, shard.naive.pending());
 }
 
-pub async fn a_put_below_the_earlier_floor_is_found_without_a_cursor(factory: &dyn Factory) {
+pub async fn a_put_below_the_earlier_floor_is_found_without_a_cursor(factory: &dyn TimersFactory) {
     let (_open, mut shard) = new_shard(factory).await;
     shard.put(vec![hold("far", 500_000)]).await;
     shard.put(vec![hold("near", 3)]).await;
@@ -107,28 +107,28 @@ pub async fn a_put_below_the_earlier_floor_is_found_without_a_cursor(factory: &d
     shard.agrees().await;
 }
 
-pub async fn a_put_below_the_floor_of_its_own_write_is_found_without_a_cursor(factory: &dyn Factory) {
+pub async fn a_put_below_the_floor_of_its_own_write_is_found_without_a_cursor(factory: &dyn TimersFactory) {
     let (_open, mut shard) = new_shard(factory).await;
     shard.put(vec![hold("far", 500_000)]).await;
-    let write = Write { floor: at(400_000), ..shard.write(vec![Step::Put(hold("near", 3))]) };
+    let write = TimersWrite { floor: at(400_000), ..shard.write(vec![HoldStep::Put(hold("near", 3))]) };
     shard.done(write).await;
     shard.agrees().await;
 }
 
-pub async fn a_cursor_below_the_floor_finds_all(factory: &dyn Factory) {
+pub async fn a_cursor_below_the_floor_finds_all(factory: &dyn TimersFactory) {
     let (_open, mut shard) = new_shard(factory).await;
     shard.put(vec![hold("a", 500_000), hold("b", 500_001)]).await;
     let after = DueCursor { due: Timestamp::from_millis(0), id: HoldId::new("z") };
     assert_eq!(ids_of(&shard.due_page(Some(after), i64::MAX, 100, MANY_BYTES).await), ["a", "b"]);
 }
 
-pub async fn what_ended_below_the_floor_stays_away(factory: &dyn Factory) {
+pub async fn ended_holds_below_the_floor_are_not_returned(factory: &dyn TimersFactory) {
     let (_open, mut shard) = new_shard(factory).await;
     shard.put((0..50).map(|n| hold(&format!("hold-{n:02}"), n)).collect()).await;
-    let ends = (0..40).map(|n| Step::End(HoldId::new(&format!("hold-{n:02}")), fired(n))).collect();
+    let ends = (0..40).map(|n| HoldStep::End(HoldId::new(&format!("hold-{n:02}")), fired(n))).collect();
     shard.apply(ends).await;
     assert_eq!(shard.due_all().await.len(), 10);
-    // The floor goes back, and with it the beginning of every read.
+    // The floor decreases, and with it the start of every read.
     shard.put(vec![hold("back", 0)]).await;
     assert_eq!(shard.due_all().await.len(), 11);
     shard.agrees().await;

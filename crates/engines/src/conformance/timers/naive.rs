@@ -1,25 +1,25 @@
-//! A store of holds as anyone would write it who had all memory and all time: what the engines are compared with.
+//! A reference model of a store of holds, simple and unbounded, with which the engines are compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use whimbrel_model::ports::timers::bucket_start;
-use whimbrel_model::ports::{Change, CountQuery, DueCursor, HoldQuery, Known, Row};
-use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp};
+use whimbrel_model::ports::{CountQuery, DueCursor, DueKey, HoldQuery, StoredHold, TimerChange};
+use whimbrel_model::{Hold, HoldEnd, HoldEndKind, HoldId, Timestamp};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Default)]
-pub struct Naive {
-    known: BTreeMap<HoldId, Known>,
+pub struct NaiveTimers {
+    known: BTreeMap<HoldId, StoredHold>,
 }
 
-impl Naive {
-    pub fn change(&mut self, change: &Change) {
+impl NaiveTimers {
+    pub fn change(&mut self, change: &TimerChange) {
         match change {
-            Change::Put { hold, .. } => self.known.insert(hold.id.clone(), Known::Pending(Arc::clone(hold))),
-            Change::End { id, end, .. } => self.known.insert(id.clone(), Known::Ended(end.clone())),
+            TimerChange::Put { hold, .. } => self.known.insert(hold.id.clone(), StoredHold::Pending(Arc::clone(hold))),
+            TimerChange::End { id, end, .. } => self.known.insert(id.clone(), StoredHold::Ended(end.clone())),
         };
     }
 
@@ -27,15 +27,14 @@ impl Naive {
         self.known.clear();
     }
 
-    pub fn get(&self, id: &HoldId) -> Option<Known> {
+    pub fn get(&self, id: &HoldId) -> Option<StoredHold> {
         self.known.get(id).cloned()
     }
 
-    /// The row of a pending hold.
-    pub fn row(&self, id: &HoldId) -> Option<Row> {
+    pub fn row(&self, id: &HoldId) -> Option<DueKey> {
         match self.known.get(id)? {
-            Known::Pending(hold) => Some(Row { due: hold.due, topic: hold.topic }),
-            Known::Ended(_) => None,
+            StoredHold::Pending(hold) => Some(DueKey { due: hold.due, topic: hold.topic }),
+            StoredHold::Ended(_) => None,
         }
     }
 
@@ -43,7 +42,7 @@ impl Naive {
         self.known.keys().cloned().collect()
     }
 
-    /// Everything that is pending, in due order.
+    /// All pending holds, in due order.
     pub fn pending(&self) -> Vec<Arc<Hold>> {
         let mut pending: Vec<_> = self.known.values().filter_map(pending_of).collect();
         pending.sort_by_key(|hold| cursor_of(hold));
@@ -73,7 +72,7 @@ impl Naive {
 
     pub fn count(&self, query: &CountQuery) -> Vec<(Timestamp, u64)> {
         let from = query.from.map(|from| bucket_start(from, MINUTE));
-        // The minute that `to` lies in is counted whole, unless it lies at its very beginning.
+        // The minute of `to` is counted whole, unless `to` is the start of that minute.
         let to = query.to.map(|to| bucket_start(Timestamp::from_millis(to.as_millis() - 1), MINUTE));
         let mut counts = BTreeMap::new();
         for hold in self.pending() {
@@ -88,14 +87,14 @@ impl Naive {
         counts.into_iter().collect()
     }
 
-    /// The earliest due time of what is pending, or a time beyond all where there is none.
+    /// The earliest due time of a pending hold, or a time after all others if there is none.
     pub fn floor(&self) -> Timestamp {
         let dues: BTreeSet<_> = self.known.values().filter_map(pending_of).map(|hold| hold.due).collect();
         dues.first().copied().unwrap_or(Timestamp::from_millis(FLOOR_OF_NOTHING_MS))
     }
 }
 
-/// Where a shard without holds has its floor: later than any due time of the suite.
+/// The floor of a shard without holds: later than any due time of the suite.
 const FLOOR_OF_NOTHING_MS: i64 = 1 << 42;
 
 pub fn cursor_of(hold: &Hold) -> DueCursor {
@@ -108,16 +107,16 @@ fn in_range(query: &HoldQuery, place: DueCursor) -> bool {
         && query.after.as_ref().is_none_or(|after| place > *after)
 }
 
-fn pending_of(known: &Known) -> Option<Arc<Hold>> {
+fn pending_of(known: &StoredHold) -> Option<Arc<Hold>> {
     match known {
-        Known::Pending(hold) => Some(Arc::clone(hold)),
-        Known::Ended(_) => None,
+        StoredHold::Pending(hold) => Some(Arc::clone(hold)),
+        StoredHold::Ended(_) => None,
     }
 }
 
-fn dead_of(known: &Known) -> Option<HoldEnd> {
+fn dead_of(known: &StoredHold) -> Option<HoldEnd> {
     match known {
-        Known::Ended(end) if matches!(end.how, Ending::Dead { .. }) => Some(end.clone()),
-        Known::Ended(_) | Known::Pending(_) => None,
+        StoredHold::Ended(end) if matches!(end.how, HoldEndKind::Dead { .. }) => Some(end.clone()),
+        StoredHold::Ended(_) | StoredHold::Pending(_) => None,
     }
 }

@@ -19,7 +19,7 @@ async fn entries(catalogue: &FileCatalogue) -> Vec<(String, Versioned)> {
 }
 
 #[tokio::test]
-async fn no_flipped_bit_changes_what_the_catalogue_says_without_an_event() {
+async fn no_flipped_bit_changes_the_contents_without_an_event() {
     let folder = tempfile::tempdir().unwrap();
     let catalogue = open(&folder).unwrap();
     catalogue.put("topics/a", b"{\"number\":9}".to_vec(), None).await.unwrap();
@@ -46,7 +46,7 @@ async fn no_flipped_bit_changes_what_the_catalogue_says_without_an_event() {
 }
 
 #[tokio::test]
-async fn a_damaged_file_never_becomes_the_version_before() {
+async fn a_damaged_file_never_becomes_the_previous_version() {
     let folder = tempfile::tempdir().unwrap();
     let catalogue = open(&folder).unwrap();
     let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
@@ -64,7 +64,7 @@ async fn a_damaged_file_never_becomes_the_version_before() {
 }
 
 #[tokio::test]
-async fn without_a_version_before_a_damaged_file_is_refused_by_name() {
+async fn a_damaged_file_without_a_previous_version_is_named_in_the_error() {
     let folder = tempfile::tempdir().unwrap();
     open(&folder).unwrap().put("k", b"1".to_vec(), None).await.unwrap();
     std::fs::write(folder.path().join(FILE), b"garbage").unwrap();
@@ -90,7 +90,7 @@ async fn a_file_without_a_checksum_opens_and_gets_one_with_the_next_change() {
 }
 
 #[tokio::test]
-async fn a_change_that_was_cut_off_between_its_renames_is_there() {
+async fn a_change_that_was_interrupted_between_its_renames_is_complete_after_the_next_start() {
     let folder = tempfile::tempdir().unwrap();
     let catalogue = open(&folder).unwrap();
     let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
@@ -103,7 +103,7 @@ async fn a_change_that_was_cut_off_between_its_renames_is_there() {
     assert_eq!(catalogue.finding(), None);
     assert!(path.exists() && !beside(&path).exists(), "the change is in place");
     drop(catalogue);
-    // The next change is cut off before it is whole.
+    // The next change is interrupted before its file is complete.
     std::fs::write(beside(&path), b"{").unwrap();
     let catalogue = open(&folder).unwrap();
     assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2");
@@ -112,11 +112,11 @@ async fn a_change_that_was_cut_off_between_its_renames_is_there() {
     std::fs::remove_file(&path).unwrap();
     let catalogue = open(&folder).unwrap();
     assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"1");
-    assert!(catalogue.finding().is_some(), "a lost file is told of");
+    assert!(catalogue.finding().is_some(), "a lost file is reported");
 }
 
 #[tokio::test]
-async fn a_change_that_cannot_be_put_in_place_is_kept_until_it_can() {
+async fn a_change_whose_rename_fails_is_kept_until_a_rename_succeeds() {
     let folder = tempfile::tempdir().unwrap();
     let catalogue = open(&folder).unwrap();
     let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
@@ -132,7 +132,7 @@ async fn a_change_that_cannot_be_put_in_place_is_kept_until_it_can() {
     });
     let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
     let catalogue = FileCatalogue::open(data).unwrap();
-    assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2", "a full disk does not keep it from opening");
+    assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2", "the catalogue opens on a full disk");
     let whole = std::fs::read(beside(&path)).unwrap();
     assert!(catalogue.put("k", b"3".to_vec(), Some(second)).await.is_err());
     assert_eq!(std::fs::read(beside(&path)).unwrap(), whole, "the only copy of the change is not replaced");
@@ -168,7 +168,7 @@ async fn a_change_whose_rename_failed_is_complete_after_the_next_one() {
 }
 
 #[tokio::test]
-async fn a_change_whose_place_the_disk_could_not_tell_is_complete_after_the_next_one() {
+async fn a_change_whose_location_is_unknown_is_complete_after_the_next_one() {
     let folder = tempfile::tempdir().unwrap();
     let fails = Arc::new(AtomicBool::new(false));
     let error = |fails: &AtomicBool| match fails.load(Ordering::Relaxed) {
@@ -193,7 +193,7 @@ async fn a_change_whose_place_the_disk_could_not_tell_is_complete_after_the_next
 }
 
 #[tokio::test]
-async fn a_file_that_the_disk_cannot_read_for_a_moment_keeps_its_last_change() {
+async fn a_temporary_read_error_does_not_lose_the_last_change() {
     let folder = tempfile::tempdir().unwrap();
     let catalogue = open(&folder).unwrap();
     let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
@@ -247,8 +247,8 @@ async fn a_change_whose_folder_was_not_synced_has_an_unknown_outcome_and_is_seen
     let unknown = catalogue.put("k", b"2".to_vec(), Some(first)).await;
     assert!(matches!(unknown, Err(CatalogueError::OutcomeUnknown(_))), "{unknown:?}");
     let seen = catalogue.get("k").await.unwrap().unwrap();
-    assert_eq!(seen.value, b"2", "reading tells");
-    assert_eq!(catalogue.changed(first).await.unwrap(), seen.version, "and so does watching");
+    assert_eq!(seen.value, b"2", "a read returns the change");
+    assert_eq!(catalogue.changed(first).await.unwrap(), seen.version, "a watch reports the change");
     fails.store(false, Ordering::Relaxed);
     catalogue.put("k", b"3".to_vec(), Some(seen.version)).await.unwrap();
     drop(catalogue);

@@ -1,19 +1,19 @@
-//! How inboxes lie in the LSM.
+//! The format of inboxes in the LSM.
 //!
-//! A key begins with the partition and its generation, which grows with each reset: what stood before one is never read again. After
-//! that, a box has the user's id; a row the id and its number; a shared row and its references the number; an entry of the index of what
-//! may be reclaimed the hour and the id. Numbers are big-endian. Ids need no mark of their end: what follows one has a fixed length.
+//! A key begins with the partition and its generation. Each reset increments the generation, so rows from before a reset are never read
+//! again. The rest of the key is: for a box, the user's id; for a row, the id and the row's number; for a shared row and its references,
+//! the number; for an entry of the index of reclaimable boxes, the hour and the id. Numbers are big-endian. Ids need no terminator: the
+//! rest after an id has a fixed length.
 //!
-//! The values of boxes and rows are their owner's bytes and nothing else; the formats of the others are here.
+//! The values of boxes and rows are the owner's bytes only. This module defines the formats of the other values.
 
-/// The format of a partition's state; part of what is on disk.
+/// The format of a partition's state. It is persisted.
 const FORMAT: u8 = 1;
 const STATE_BYTES: usize = 1 + 8 + 8 + 4;
-/// Bytes of a key before what is its own.
+/// The length of a key's prefix: the partition and its generation.
 pub(super) const PREFIX_BYTES: usize = 8;
 const HOUR_BYTES: usize = 4;
 
-/// Where a partition is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PartitionState {
     pub epoch: u64,
@@ -22,7 +22,7 @@ pub(super) struct PartitionState {
 }
 
 impl PartitionState {
-    /// Of a partition that nobody wrote.
+    /// A partition that was never written.
     pub const UNKNOWN: Self = Self { epoch: 0, applied: 0, generation: 0 };
 
     pub fn encode(&self) -> [u8; STATE_BYTES] {
@@ -48,12 +48,12 @@ impl PartitionState {
 
 /// A generation of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct PartitionGeneration {
     pub partition: u32,
     pub generation: u32,
 }
 
-impl Place {
+impl PartitionGeneration {
     pub fn prefix(self) -> [u8; PREFIX_BYTES] {
         let mut prefix = [0; PREFIX_BYTES];
         prefix[..4].copy_from_slice(&self.partition.to_be_bytes());
@@ -90,7 +90,7 @@ impl Place {
     }
 }
 
-/// The user of an entry of the index of what may be reclaimed.
+/// The user in a key of the index of reclaimable boxes.
 pub(super) fn reclaim_user(key: &[u8]) -> Option<&str> {
     std::str::from_utf8(key.get(PREFIX_BYTES + HOUR_BYTES..)?).ok()
 }
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_survives_and_a_broken_one_is_refused() {
+    fn a_state_is_read_as_written_and_a_damaged_one_is_rejected() {
         let state = PartitionState { epoch: u64::MAX, applied: 7, generation: 9 };
         let value = state.encode();
         assert_eq!(PartitionState::decode(&value), Some(state));
@@ -112,12 +112,12 @@ mod tests {
             assert_eq!(PartitionState::decode(&value[..len]), None);
         }
         let newer = [&[FORMAT + 1], &value[1..]].concat();
-        assert_eq!(PartitionState::decode(&newer), None, "a format that is not known");
+        assert_eq!(PartitionState::decode(&newer), None, "an unknown format");
     }
 
     #[test]
-    fn rows_of_different_users_never_meet() {
-        let place = Place { partition: 3, generation: 1 };
+    fn rows_of_different_users_have_different_keys() {
+        let place = PartitionGeneration { partition: 3, generation: 1 };
         let ids = ["a", "aa", "aaaaaaaaa", "b"];
         let seqs = [0, 1, u64::from_be_bytes(*b"aaaaaaaa")];
         let mut keys: Vec<_> = ids.iter().flat_map(|id| seqs.map(|seq| place.own(id, seq))).collect();
@@ -125,6 +125,6 @@ mod tests {
         keys.dedup();
         assert_eq!(keys.len(), ids.len() * seqs.len());
         assert_eq!(reclaim_user(&place.reclaim(5, "b")), Some("b"));
-        assert_eq!(Place::of_prefix(place.prefix()), place);
+        assert_eq!(PartitionGeneration::of_prefix(place.prefix()), place);
     }
 }

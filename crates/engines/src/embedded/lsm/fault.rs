@@ -4,20 +4,19 @@ use std::io;
 
 /// Why a piece of work on a store did not succeed.
 #[derive(Debug)]
-pub(crate) enum Fault<E> {
-    /// The LSM failed.
+pub(crate) enum StoreFault<E> {
     Lsm(fjall::Error),
     /// The LSM works; the store returns this error.
     Refused(E),
 }
 
-impl<E> From<fjall::Error> for Fault<E> {
+impl<E> From<fjall::Error> for StoreFault<E> {
     fn from(error: fjall::Error) -> Self {
         Self::Lsm(error)
     }
 }
 
-impl<E> From<fjall::LsmError> for Fault<E> {
+impl<E> From<fjall::LsmError> for StoreFault<E> {
     fn from(error: fjall::LsmError) -> Self {
         Self::Lsm(error.into())
     }

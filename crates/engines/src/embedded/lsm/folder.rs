@@ -17,7 +17,7 @@ pub(super) const KEYSPACES: &str = "keyspaces";
 
 /// A folder that can be opened, or created again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FolderState {
+pub(crate) enum StoreFolderState {
     Absent,
     /// Its creation was interrupted. It never held an entry.
     Unfinished,
@@ -39,13 +39,13 @@ pub(crate) enum FolderError {
 }
 
 /// Examines a folder and changes nothing.
-pub(crate) fn inspect(folder: &Path) -> Result<FolderState, FolderError> {
+pub(crate) fn inspect(folder: &Path) -> Result<StoreFolderState, FolderError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| FolderError::Io { path, source }
     };
     if !folder.try_exists().map_err(failed(folder))? {
-        return Ok(FolderState::Absent);
+        return Ok(StoreFolderState::Absent);
     }
     let file = folder.join(VERSION_FILE);
     let version = match std::fs::read(&file) {
@@ -53,7 +53,7 @@ pub(crate) fn inspect(folder: &Path) -> Result<FolderState, FolderError> {
         read => Some(read.map_err(failed(&file))?),
     };
     if version.as_deref() == Some(&VERSION) {
-        return Ok(FolderState::Complete);
+        return Ok(StoreFolderState::Complete);
     }
     let has_batch = match journal::check(folder) {
         Ok(checked) => checked.last_seqno.is_some(),
@@ -67,7 +67,7 @@ pub(crate) fn inspect(folder: &Path) -> Result<FolderState, FolderError> {
         }
         Some([b'F', b'J', b'L', _]) => "it contains the version of another store format",
         Some([]) | None if !has_batch && !has_keyspaces(folder).map_err(failed(folder))? => {
-            return Ok(FolderState::Unfinished);
+            return Ok(StoreFolderState::Unfinished);
         }
         Some([]) | None => "the file is missing or empty, although the store has entries",
         Some(_) => "it does not contain the version of a store format",
@@ -77,7 +77,7 @@ pub(crate) fn inspect(folder: &Path) -> Result<FolderState, FolderError> {
 
 /// Removes a folder whose creation was interrupted: the LSM cannot open it.
 pub(crate) fn prepare(folder: &Path) -> Result<(), FolderError> {
-    if inspect(folder)? == FolderState::Unfinished {
+    if inspect(folder)? == StoreFolderState::Unfinished {
         tracing::warn!(folder = %folder.display(), "removing a store whose creation was interrupted");
         let failed = |source| FolderError::Io { path: folder.to_owned(), source };
         std::fs::remove_dir_all(folder).map_err(failed)?;

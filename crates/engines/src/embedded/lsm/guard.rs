@@ -5,7 +5,7 @@
 //! folder of a damaged store and starts with an empty one. So it may guard only views of the log, whose owners fold the log again. An owner
 //! detects the loss by the offset that every read of such a store reports.
 
-mod opening;
+mod checked_open;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,25 +17,25 @@ use std::time::{Duration, Instant};
 use fjall::{Database, Keyspace};
 use whimbrel_storage::disk::{Disk as _, RealDisk};
 
-use super::fault::{Fault, FaultKind, StoreError};
-use super::report::{Damage, StoreReport, StoreReports};
+use super::fault::{FaultKind, StoreError, StoreFault};
+use super::report::{StoreDamage, StoreReport, StoreReports};
 use super::verify;
-pub(super) use opening::damaged_table;
-use opening::{OpenFailure, open_checked, probe};
+pub(super) use checked_open::damaged_table;
+use checked_open::{OpenFailure, open_checked, probe};
 
 /// The pause before the store is opened again: it doubles with each attempt that fails.
 const REOPEN_PAUSE_MIN: Duration = Duration::from_millis(100);
 const REOPEN_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Consecutive attempts to open a store that fail with a device error, after which it is set aside.
 const UNREADABLE_ATTEMPTS_MAX: u32 = 3;
-/// How long a store must have been unreadable before it is set aside: a disk that is away for a moment still has the store.
+/// The time for which a store must be unreadable before it is set aside: a disk that is unavailable for a moment still has the store.
 const UNREADABLE_FOR: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(10) };
 /// Consecutive failures after which the guard reads all tables before it uses the store again: the LSM stops without a reason when its
 /// own thread meets a damaged table.
 const VERIFIED_AT_FAILURE: u32 = 3;
 /// A store that worked for this long is healthy: the failure counters restart at zero.
 const HEALTHY_AFTER: Duration = Duration::from_secs(60);
-/// How often the guard checks whether the calls that use a failed store have ended.
+/// The interval at which the guard checks whether the calls that use a failed store have ended.
 const USERS_POLL: Duration = Duration::from_millis(5);
 /// The suffix of the folder in which a damaged store is kept. A later one replaces it.
 const SET_ASIDE: &str = "damaged";
@@ -43,7 +43,6 @@ const SET_ASIDE: &str = "damaged";
 /// `log.disk_reserve_bytes`.
 const KEPT_FREE_BYTES: u64 = 256 << 20;
 
-/// An LSM with its keyspaces.
 pub(crate) trait LsmStore: Send + Sync + 'static {
     fn database(&self) -> &Database;
 
@@ -65,7 +64,7 @@ pub(crate) type AfterOpen<T> = Box<dyn Fn(&Arc<T>) + Send + Sync>;
 pub(crate) struct StoreGuard<T: LsmStore>(StoreHandle<T>);
 
 /// A handle to a guarded store. Clones share the store.
-pub(crate) struct StoreHandle<T: LsmStore>(Arc<Shared<T>>);
+pub(crate) struct StoreHandle<T: LsmStore>(Arc<GuardShared<T>>);
 
 impl<T: LsmStore> Clone for StoreHandle<T> {
     fn clone(&self) -> Self {
@@ -86,25 +85,24 @@ impl<T: LsmStore> Drop for StoreGuard<T> {
     }
 }
 
-struct Shared<T> {
+struct GuardShared<T> {
     path: PathBuf,
     open: OpenStore<T>,
     after_open: AfterOpen<T>,
     report: StoreReport,
-    state: Mutex<State<T>>,
+    state: Mutex<GuardState<T>>,
     /// Signalled when the store is closed for good.
     closing: Condvar,
 }
 
-struct State<T> {
+struct GuardState<T> {
     store: Option<Arc<T>>,
     opened_at: Instant,
-    /// Why the store is not open.
     reason: String,
     /// Consecutive failures of the open store.
     failures: u32,
     /// Since the disk failed to read the store at an attempt to open it.
-    unreadable: Option<Unreadable>,
+    unreadable: Option<UnreadableStore>,
     /// Whether the store was set aside since it was open: its files are new.
     is_new: bool,
     /// The pause before the next attempt to open the store. It grows until the store is healthy.
@@ -115,7 +113,7 @@ struct State<T> {
 }
 
 /// Consecutive attempts to open a store that failed with a device error.
-struct Unreadable {
+struct UnreadableStore {
     since: Instant,
     attempts: u32,
 }
@@ -124,8 +122,7 @@ struct Unreadable {
 struct Incident<T> {
     /// The store that failed. Others may still use it.
     failed: Option<Arc<T>>,
-    damage: Option<Damage>,
-    /// Whether the disk was full.
+    damage: Option<StoreDamage>,
     is_full: bool,
     /// Whether all tables are read first.
     is_verified: bool,
@@ -140,7 +137,7 @@ impl<T: LsmStore> StoreGuard<T> {
         open: impl Fn(&Path) -> fjall::Result<T> + Send + Sync + 'static,
         after_open: impl Fn(&Arc<T>) + Send + Sync + 'static,
     ) -> Result<Self, String> {
-        let state = State {
+        let state = GuardState {
             store: None,
             opened_at: Instant::now(),
             reason: String::new(),
@@ -152,7 +149,7 @@ impl<T: LsmStore> StoreGuard<T> {
             is_closed: false,
         };
         verify::remove_copy(path);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(GuardShared {
             path: path.to_owned(),
             open: Box::new(open),
             after_open: Box::new(after_open),
@@ -188,7 +185,7 @@ impl<T: LsmStore> StoreHandle<T> {
     }
 
     /// Runs a piece of work on the store. A failure of the LSM closes the store.
-    pub fn run<R, E: StoreError>(&self, work: impl FnOnce(&T) -> Result<R, Fault<E>>) -> Result<R, E> {
+    pub fn run<R, E: StoreError>(&self, work: impl FnOnce(&T) -> Result<R, StoreFault<E>>) -> Result<R, E> {
         let (store, is_reopening, reason) = {
             let state = self.0.state();
             (state.store.clone(), state.is_reopening || state.is_closed, state.reason.clone())
@@ -206,11 +203,11 @@ impl<T: LsmStore> StoreHandle<T> {
                 close(store);
                 return Ok(done);
             }
-            Ok(Err(Fault::Refused(error))) => {
+            Ok(Err(StoreFault::Refused(error))) => {
                 close(store);
                 return Err(error);
             }
-            Ok(Err(Fault::Lsm(error))) => (FaultKind::of(&error), error.to_string()),
+            Ok(Err(StoreFault::Lsm(error))) => (FaultKind::of(&error), error.to_string()),
             Err(panic) => (FaultKind::Damage, panic),
         };
         let error = E::unavailable(reason.clone());
@@ -219,8 +216,8 @@ impl<T: LsmStore> StoreHandle<T> {
     }
 }
 
-impl<T: LsmStore> Shared<T> {
-    fn state(&self) -> MutexGuard<'_, State<T>> {
+impl<T: LsmStore> GuardShared<T> {
+    fn state(&self) -> MutexGuard<'_, GuardState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -237,14 +234,14 @@ impl<T: LsmStore> Shared<T> {
         }
     }
 
-    /// Counts consecutive device errors while the store is opened. Returns the reason to set it aside when they are too many: bytes that the
-    /// disk cannot read do not come back, and the log has them. Files that are new are not set aside again.
-    fn count_unreadable(&self, problem: &Damage) -> Option<Damage> {
+    /// Counts consecutive device errors while the store is opened. Returns the reason to set it aside when they are too many: bytes that
+    /// the disk cannot read do not come back, and the log has them. Files that are new are not set aside again.
+    fn count_unreadable(&self, problem: &StoreDamage) -> Option<StoreDamage> {
         let mut state = self.state();
         if problem.kind != FaultKind::Device || state.is_new {
             return None;
         }
-        let unreadable = state.unreadable.get_or_insert_with(|| Unreadable { since: Instant::now(), attempts: 0 });
+        let unreadable = state.unreadable.get_or_insert_with(|| UnreadableStore { since: Instant::now(), attempts: 0 });
         unreadable.attempts += 1;
         let is_lasting = unreadable.attempts >= UNREADABLE_ATTEMPTS_MAX && unreadable.since.elapsed() >= UNREADABLE_FOR;
         is_lasting.then(|| problem.clone())
@@ -268,7 +265,7 @@ impl<T: LsmStore> Shared<T> {
             let is_damaged = kind == FaultKind::Damage;
             Incident {
                 failed: current,
-                damage: is_damaged.then(|| Damage::of_folder(&self.path, reason.clone())),
+                damage: is_damaged.then(|| StoreDamage::of_folder(&self.path, reason.clone())),
                 is_full: kind == FaultKind::Full,
                 is_verified: state.failures >= VERIFIED_AT_FAILURE,
             }
@@ -329,13 +326,15 @@ impl<T: LsmStore> Shared<T> {
                     if set_aside.is_ok() || is_unreadable {
                         damage = None;
                     }
-                    // The next attempt opens the store again after a pause: a disk on which no folder can be renamed is away.
+                    // The next attempt opens the store again after a pause: if no folder can be renamed, the disk is unavailable.
                     set_aside
                         .map_err(|problem| if is_unreadable { problem.of_kind(FaultKind::Passing) } else { problem })?;
                 }
                 let store = self.open_or_set_aside(is_verified).map_err(|failure| match failure {
                     OpenFailure::Passing(problem) | OpenFailure::Damaged(problem) => problem,
-                    OpenFailure::Refused(reason) => Damage::of_folder(&self.path, reason).of_kind(FaultKind::Passing),
+                    OpenFailure::Refused(reason) => {
+                        StoreDamage::of_folder(&self.path, reason).of_kind(FaultKind::Passing)
+                    }
                 })?;
                 is_verified = false;
                 probe(&self.path, &store)?;
@@ -345,7 +344,7 @@ impl<T: LsmStore> Shared<T> {
             let problem = match attempt {
                 Ok(Ok(())) => return self.report.recovered(),
                 Ok(Err(problem)) => problem,
-                Err(panic) => Damage::of_folder(&self.path, panic).of_kind(FaultKind::Passing),
+                Err(panic) => StoreDamage::of_folder(&self.path, panic).of_kind(FaultKind::Passing),
             };
             self.report.still_failed(&problem.reason);
             damage = damage.or_else(|| self.count_unreadable(&problem));
@@ -374,11 +373,11 @@ impl<T: LsmStore> Shared<T> {
     }
 
     /// Renames the folder, so that the store starts empty. Removes it if the disk has no space for it and the rebuilt store.
-    fn set_aside(&self, damage: &Damage) -> Result<(), Damage> {
+    fn set_aside(&self, damage: &StoreDamage) -> Result<(), StoreDamage> {
         let kept_as = self.kept_as();
         let failed = |error: io::Error| {
             let reason = format!("cannot move {} to {}: {error}", self.path.display(), kept_as.display());
-            Damage { reason, ..Damage::of_io(&self.path, &error) }
+            StoreDamage { reason, ..StoreDamage::of_io(&self.path, &error) }
         };
         match std::fs::remove_dir_all(&kept_as) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),

@@ -42,7 +42,7 @@ pub(crate) enum JournalError {
 
 /// The outcome of a check that found no damage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct JournalCheck {
+pub(crate) struct JournalReport {
     /// The sequence number of the last whole batch.
     pub last_seqno: Option<u64>,
     /// Whether the last journal ends in a torn batch.
@@ -51,7 +51,7 @@ pub(crate) struct JournalCheck {
     pub torn_seqno: Option<u64>,
 }
 
-impl JournalCheck {
+impl JournalReport {
     /// Whether the journals lack the write with this sequence number: it was in the torn batch or behind it.
     pub fn misses(&self, seqno: u64) -> bool {
         let first_missing = self.torn_seqno.or(self.last_seqno.map(|last| last + 1));
@@ -60,7 +60,7 @@ impl JournalCheck {
 }
 
 /// Checks all journals of an LSM's folder and cuts off a torn end, so that the LSM opens it.
-pub(crate) fn repair(folder: &Path) -> Result<JournalCheck, JournalError> {
+pub(crate) fn repair(folder: &Path) -> Result<JournalReport, JournalError> {
     check_all(folder, |file, length| {
         let journal = OpenOptions::new().write(true).open(file)?;
         journal.set_len(length)?;
@@ -85,21 +85,21 @@ pub(crate) fn salvage(folder: &Path) -> Result<(), JournalError> {
 }
 
 /// Checks all journals of an LSM's folder and changes nothing.
-pub(crate) fn check(folder: &Path) -> Result<JournalCheck, JournalError> {
+pub(crate) fn check(folder: &Path) -> Result<JournalReport, JournalError> {
     check_all(folder, |_, _| Ok(()))
 }
 
-fn check_all(folder: &Path, cut: impl Fn(&Path, u64) -> io::Result<()>) -> Result<JournalCheck, JournalError> {
+fn check_all(folder: &Path, cut: impl Fn(&Path, u64) -> io::Result<()>) -> Result<JournalReport, JournalError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| JournalError::Io { path, source }
     };
     let journals = journals(folder).map_err(failed(folder))?;
-    let mut checked = JournalCheck::default();
+    let mut checked = JournalReport::default();
     for (index, file) in journals.iter().enumerate() {
         let bytes = std::fs::read(file).map_err(failed(file))?;
         let damage = |position: usize, reason| JournalDamage { file: file.clone(), position: position as u64, reason };
-        let journal = Journal::of(&bytes, checked.last_seqno);
+        let journal = JournalExtent::of(&bytes, checked.last_seqno);
         checked.last_seqno = journal.last_seqno;
         let Some(reason) = journal.end else { continue };
         if index + 1 < journals.len() {
@@ -134,7 +134,7 @@ fn journals(folder: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// The readable part of one journal.
-struct Journal {
+struct JournalExtent {
     /// The end of the last whole batch.
     valid: usize,
     /// The end of the bytes that are not preallocated zeros.
@@ -144,11 +144,11 @@ struct Journal {
     end: Option<&'static str>,
 }
 
-impl Journal {
+impl JournalExtent {
     fn of(bytes: &[u8], seqno_before: Option<u64>) -> Self {
         let mut journal = Self { valid: 0, used: used(bytes), last_seqno: seqno_before, end: None };
         while journal.valid < journal.used {
-            match Batch::decode(&bytes[journal.valid..], journal.last_seqno) {
+            match JournalBatch::decode(&bytes[journal.valid..], journal.last_seqno) {
                 Ok(batch) => {
                     journal.valid += batch.length;
                     journal.last_seqno = Some(batch.seqno);
@@ -176,7 +176,7 @@ fn used(bytes: &[u8]) -> usize {
 
 /// Whether a whole batch follows a place that cannot be read: a crash tears only the end of what was written.
 fn is_batch_behind(bytes: &[u8], bad: usize, last_seqno: Option<u64>) -> bool {
-    (bad + 1..bytes.len()).any(|at| bytes[at] == TAG_START && Batch::decode(&bytes[at..], last_seqno).is_ok())
+    (bad + 1..bytes.len()).any(|at| bytes[at] == TAG_START && JournalBatch::decode(&bytes[at..], last_seqno).is_ok())
 }
 
 /// The sequence number at the start of a batch that is not whole, where it is plausible.
@@ -185,12 +185,12 @@ fn start_seqno(bytes: &[u8], seqno_before: Option<u64>) -> Option<u64> {
     Some(seqno).filter(|seqno| seqno_before.is_none_or(|before| *seqno > before))
 }
 
-struct Batch {
+struct JournalBatch {
     length: usize,
     seqno: u64,
 }
 
-impl Batch {
+impl JournalBatch {
     fn decode(bytes: &[u8], seqno_before: Option<u64>) -> Result<Self, &'static str> {
         const SHORT: &str = "a batch is incomplete";
         let mut rest = bytes;
@@ -291,7 +291,7 @@ mod tests {
     fn ends(bytes: &[u8]) -> Vec<usize> {
         let (mut ends, mut at, mut seqno) = (Vec::new(), 0, None);
         while at < used(bytes) {
-            let batch = Batch::decode(&bytes[at..], seqno).unwrap();
+            let batch = JournalBatch::decode(&bytes[at..], seqno).unwrap();
             (at, seqno) = (at + batch.length, Some(batch.seqno));
             ends.push(at);
         }
@@ -304,7 +304,7 @@ mod tests {
         let checked = check(folder.path()).unwrap();
         assert!(!checked.is_torn);
         assert_eq!(ends(&std::fs::read(journal).unwrap()).len(), BATCHES);
-        assert_eq!(check(Path::new("/does/not/exist")).unwrap(), JournalCheck::default());
+        assert_eq!(check(Path::new("/does/not/exist")).unwrap(), JournalReport::default());
     }
 
     #[test]
@@ -333,7 +333,7 @@ mod tests {
         for at in 0..last {
             let mut damaged = bytes.clone();
             damaged[at] ^= 1 << (at % 8);
-            let journal_read = Journal::of(&damaged, None);
+            let journal_read = JournalExtent::of(&damaged, None);
             let batch = ends.iter().position(|end| at < *end).unwrap();
             let start = if batch == 0 { 0 } else { ends[batch - 1] };
             let is_seqno = (start + 5..start + 13).contains(&at);

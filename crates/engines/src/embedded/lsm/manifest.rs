@@ -15,7 +15,7 @@ use lsm_tree::{AbstractTree as _, Cache, Config, Guard as _, SeqNo};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::fault::FaultKind;
-use super::folder::{self, FolderError, FolderState, KEYSPACES};
+use super::folder::{self, FolderError, KEYSPACES, StoreFolderState};
 use super::guard::caught;
 
 const CURRENT: &str = "current";
@@ -31,7 +31,7 @@ const CACHE_BYTES: u64 = 64 << 10;
 
 /// Checks the manifests of all keyspaces. `has_batch` is whether the journals have a batch, so that there must be a keyspace.
 pub(crate) fn check(folder: &Path, has_batch: bool) -> Result<(), FolderError> {
-    if folder::inspect(folder)? != FolderState::Complete {
+    if folder::inspect(folder)? != StoreFolderState::Complete {
         return Ok(());
     }
     let keyspaces = folder.join(KEYSPACES);
@@ -73,7 +73,6 @@ fn has_sound_manifest(keyspace: &Path) -> Result<bool, FolderError> {
     }
 }
 
-/// The number and the checksum of a manifest.
 fn decode(current: &[u8]) -> Option<(u64, u128)> {
     let (number, rest) = current.split_first_chunk()?;
     let (checksum, kind) = rest.split_first_chunk()?;

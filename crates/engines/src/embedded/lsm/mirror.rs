@@ -21,16 +21,16 @@ use fjall::Slice;
 use super::fault::FaultKind;
 use super::folder::{self, FolderError};
 use super::guard::close;
-use super::report::{Damage, StoreReport, StoreReports};
+use super::report::{StoreDamage, StoreReport, StoreReports};
 use super::verify;
-use copy::{Copied, CopyDb, CopyFailure};
+use copy::{CopyDb, CopyFailure, CopyResult};
 pub(crate) use thread::{MirrorThread, SyncRule};
 
 /// The pause before a copy is opened or rebuilt again: it doubles with each attempt that fails.
 const HEAL_PAUSE_MIN: Duration = Duration::from_millis(100);
 const HEAL_PAUSE_MAX: Duration = Duration::from_secs(5);
-/// How long the mirror waits for a copy that cannot be opened, although its files are not damaged, before it uses the other one: either
-/// may have batches that the other one lacks.
+/// The time for which the mirror waits for a copy that cannot be opened, although its files are not damaged, before it uses the other one:
+/// either may have batches that the other one lacks.
 const UNREADABLE_FOR: Duration = if cfg!(test) { Duration::from_millis(500) } else { Duration::from_secs(10) };
 /// The suffixes of the folders of the second copy, and of a copy that is being rebuilt.
 const SECOND: &str = "mirror";
@@ -42,9 +42,9 @@ pub(crate) struct MirrorSettings {
     pub store: &'static str,
     /// The keyspaces; calls refer to them by their index in this list.
     pub keyspaces: &'static [&'static str],
-    /// Memory that each copy may use for blocks of its tables.
+    /// Memory of each copy for cached blocks of its tables.
     pub cache_bytes: u64,
-    /// The maximum size of each copy's journal, which a start reads again.
+    /// The maximum size of each copy's journal, which a start replays.
     pub journal_bytes_max: u64,
 }
 
@@ -53,20 +53,18 @@ pub(crate) struct MirrorSettings {
 #[error("{0}")]
 pub(crate) struct MirrorFault(pub String);
 
-/// One change of a batch.
 #[derive(Debug, Clone)]
-pub(crate) enum Change {
+pub(crate) enum RowChange {
     Insert(Vec<u8>, Vec<u8>),
     Remove(Vec<u8>),
 }
 
-/// The changes of a batch, each in its keyspace.
-pub(crate) type Batch = Vec<(usize, Change)>;
+pub(crate) type MirrorBatch = Vec<(usize, RowChange)>;
 
-pub(crate) struct Mirror {
+pub(crate) struct LsmMirror {
     settings: MirrorSettings,
     report: StoreReport,
-    copies: [Side; 2],
+    copies: [MirrorSide; 2],
     /// The number of the last batch.
     seq: u64,
     /// The number of the last batch that every open copy has synced.
@@ -74,7 +72,7 @@ pub(crate) struct Mirror {
     /// Whether the mirror trusts neither copy, so that it must rebuild each from the other.
     is_suspect: bool,
     /// The part of the store that an event reported as failed.
-    reported: Reported,
+    reported: ReportedFailure,
     heal_at: Option<Instant>,
     heal_pause: Duration,
     /// Since one of the copies can be opened and the other one cannot, although its files are not damaged.
@@ -83,36 +81,36 @@ pub(crate) struct Mirror {
 
 /// How much of the store has failed in this incident.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Reported {
+enum ReportedFailure {
     Nothing,
     OneCopy,
     BothCopies,
 }
 
-struct Side {
+struct MirrorSide {
     path: PathBuf,
     db: Option<CopyDb>,
     /// Why the copy is not open, reported when it has been rebuilt.
-    problem: Option<Damage>,
+    problem: Option<StoreDamage>,
     /// Whether its files are sound and may have batches that the other copy lacks. A rebuild keeps them under another name.
     is_unread: bool,
 }
 
-impl Side {
-    /// Whether the copy has files. A disk that cannot tell may have them.
+impl MirrorSide {
+    /// Whether the copy has files. If the disk reports an error, it may have them.
     fn exists(&self) -> bool {
         self.path.try_exists().unwrap_or(true)
     }
 
     fn is_damaged(&self) -> bool {
-        self.problem.as_ref().is_some_and(Damage::is_damage)
+        self.problem.as_ref().is_some_and(StoreDamage::is_damage)
     }
 }
 
-impl Mirror {
+impl LsmMirror {
     /// Opens both copies, or creates them. If neither can be opened now, [`Self::heal`] tries again later.
     pub fn open(path: &Path, settings: MirrorSettings, reports: StoreReports) -> Result<Self, MirrorFault> {
-        let side = |path: PathBuf| Side { path, db: None, problem: None, is_unread: false };
+        let side = |path: PathBuf| MirrorSide { path, db: None, problem: None, is_unread: false };
         let mut mirror = Self {
             report: StoreReport::new(reports, settings.store),
             copies: [side(path.to_owned()), side(path.with_extension(SECOND))],
@@ -120,7 +118,7 @@ impl Mirror {
             seq: 0,
             synced: 0,
             is_suspect: false,
-            reported: Reported::Nothing,
+            reported: ReportedFailure::Nothing,
             heal_at: None,
             heal_pause: HEAL_PAUSE_MIN,
             undecided_since: None,
@@ -128,7 +126,8 @@ impl Mirror {
         mirror.refuse_newer()?;
         mirror.copies.iter().for_each(|side| verify::remove_copy(&side.path));
         mirror.open_copies();
-        let may_open_later = |side: &Side| side.exists() || side.problem.as_ref().is_some_and(Damage::is_of_disk);
+        let may_open_later =
+            |side: &MirrorSide| side.exists() || side.problem.as_ref().is_some_and(StoreDamage::is_of_disk);
         if mirror.is_closed() && !mirror.copies.iter().any(may_open_later) {
             return Err(MirrorFault(format!("cannot open the store `{}`: {}", settings.store, mirror.reason())));
         }
@@ -155,7 +154,7 @@ impl Mirror {
     }
 
     /// Writes a batch to every open copy. The batch survives a crash of the process; after [`Self::sync`], also of the machine.
-    pub fn commit(&mut self, batch: &Batch) -> Result<(), MirrorFault> {
+    pub fn commit(&mut self, batch: &MirrorBatch) -> Result<(), MirrorFault> {
         let (seq, synced) = (self.seq + 1, self.synced);
         self.on_each(|db| db.commit(batch, seq, synced))?;
         self.seq = seq;
@@ -230,7 +229,7 @@ impl Mirror {
     fn fail(&mut self, side: usize, failure: CopyFailure) {
         let closed = &mut self.copies[side];
         let mut damage = failure.damage(&closed.path);
-        // The LSM does not tell which file is damaged.
+        // The error of the LSM does not name the damaged file.
         if damage.is_damage()
             && let Some(table) = closed.db.as_ref().and_then(CopyDb::damaged_table)
         {
@@ -247,12 +246,12 @@ impl Mirror {
 
     /// Reports that a copy is closed: a warning of `/readyz` while the other one serves, and a failure otherwise. Each gets one event
     /// per incident.
-    fn report_closed(&mut self, problem: &Damage) {
+    fn report_closed(&mut self, problem: &StoreDamage) {
         let (file, reason) = (Path::new(&problem.file), &problem.reason);
-        let failed = if self.is_closed() { Reported::BothCopies } else { Reported::OneCopy };
+        let failed = if self.is_closed() { ReportedFailure::BothCopies } else { ReportedFailure::OneCopy };
         match (failed, self.reported < failed) {
-            (Reported::BothCopies, true) => self.report.failed(file, reason),
-            (Reported::BothCopies, false) => self.report.still_failed(reason),
+            (ReportedFailure::BothCopies, true) => self.report.failed(file, reason),
+            (ReportedFailure::BothCopies, false) => self.report.still_failed(reason),
             (_, true) => self.report.copy_failed(file, reason),
             (_, false) => self.report.copy_still_failed(reason),
         }
@@ -265,7 +264,7 @@ impl Mirror {
         if is_whole {
             self.heal_at = None;
             self.heal_pause = HEAL_PAUSE_MIN;
-            if std::mem::replace(&mut self.reported, Reported::Nothing) != Reported::Nothing {
+            if std::mem::replace(&mut self.reported, ReportedFailure::Nothing) != ReportedFailure::Nothing {
                 self.report.recovered();
             }
             return;
@@ -294,7 +293,7 @@ impl Mirror {
         self.rebuild_copies();
         if self.is_closed() {
             let problem = self.copies.iter().find_map(|side| side.problem.clone());
-            let unknown = || Damage::of_folder(&self.copies[0].path, self.reason());
+            let unknown = || StoreDamage::of_folder(&self.copies[0].path, self.reason());
             self.report_closed(&problem.unwrap_or_else(unknown));
         }
         self.plan();
@@ -350,7 +349,7 @@ impl Mirror {
             close(side.db.take());
             // Batches that were not synced may be in one copy only after a crash.
             let reason = format!("it has {has} of {} batches, of which {} were synced", ahead.seq, ahead.synced);
-            side.problem = (has < ahead.synced).then(|| Damage::of_folder(&side.path, reason));
+            side.problem = (has < ahead.synced).then(|| StoreDamage::of_folder(&side.path, reason));
         }
         if let Some(state) = self.copies.iter().find_map(|side| side.db.as_ref().map(CopyDb::state)) {
             (self.seq, self.synced) = (state.seq, state.seq);
@@ -402,14 +401,14 @@ impl Mirror {
         let (path, is_unread) = (self.copies[target].path.clone(), self.copies[target].is_unread);
         let rebuilt = copy::guarded(|| db.copy_to(&path.with_extension(REBUILD), &path, is_unread, &self.settings));
         match rebuilt {
-            Ok(Copied { db: copy, lost }) => {
+            Ok(CopyResult { db: copy, lost }) => {
                 self.copies[target].db = Some(copy);
                 self.copies[target].is_unread = false;
                 if let Some(problem) = self.copies[target].problem.take() {
                     self.report.copy_rebuilt(&problem);
                 }
                 if let Some(lost) = lost {
-                    self.report.data_lost(&Damage::of_folder(&self.copies[source].path, lost));
+                    self.report.data_lost(&StoreDamage::of_folder(&self.copies[source].path, lost));
                     close(self.copies[source].db.take());
                     return self.rebuild(target, source);
                 }

@@ -26,21 +26,21 @@ impl Default for StoreReports {
 
 /// Why a store or a copy cannot be used, was set aside or rebuilt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Damage {
+pub(crate) struct StoreDamage {
     pub file: String,
     pub position: Option<u64>,
     pub reason: String,
     pub kind: FaultKind,
 }
 
-impl From<JournalDamage> for Damage {
+impl From<JournalDamage> for StoreDamage {
     fn from(damage: JournalDamage) -> Self {
         let place = Self::of_file(&damage.file, damage.reason);
         Self { position: Some(damage.position), ..place }
     }
 }
 
-impl From<JournalError> for Damage {
+impl From<JournalError> for StoreDamage {
     fn from(error: JournalError) -> Self {
         match error {
             JournalError::Damaged(damage) => damage.into(),
@@ -49,7 +49,7 @@ impl From<JournalError> for Damage {
     }
 }
 
-impl From<FolderError> for Damage {
+impl From<FolderError> for StoreDamage {
     fn from(error: FolderError) -> Self {
         match error {
             FolderError::Damaged { file, reason } => Self::of_file(&file, reason),
@@ -59,7 +59,7 @@ impl From<FolderError> for Damage {
     }
 }
 
-impl Damage {
+impl StoreDamage {
     pub fn of_file(file: &Path, reason: impl Into<String>) -> Self {
         let file = file.display().to_string();
         Self { file, position: None, reason: reason.into(), kind: FaultKind::Damage }
@@ -69,7 +69,6 @@ impl Damage {
         Self::of_file(folder, reason)
     }
 
-    /// An error of the LSM that has this folder.
     pub fn of_lsm(folder: &Path, error: &fjall::Error) -> Self {
         Self::of_folder(folder, error.to_string()).of_kind(FaultKind::of(error))
     }
@@ -113,7 +112,6 @@ impl Damage {
     }
 }
 
-/// The reports of one store.
 #[derive(Clone)]
 pub(crate) struct StoreReport {
     reports: StoreReports,
@@ -145,7 +143,7 @@ impl StoreReport {
 
     /// The store cannot serve yet: an attempt to open it failed.
     pub fn still_failed(&self, error: &str) {
-        tracing::warn!(store = self.store, error, "store cannot be opened; the next attempt follows");
+        tracing::warn!(store = self.store, error, "cannot open the store; retrying");
         self.down(error);
     }
 
@@ -161,7 +159,7 @@ impl StoreReport {
 
     /// A copy is still closed: an attempt to rebuild it failed.
     pub fn copy_still_failed(&self, error: &str) {
-        tracing::warn!(store = self.store, error, "a copy of a store cannot be rebuilt; the next attempt follows");
+        tracing::warn!(store = self.store, error, "cannot rebuild a copy of a store; retrying");
         self.one_copy(error);
     }
 
@@ -188,7 +186,7 @@ impl StoreReport {
     }
 
     /// Reports that readers skip a damaged part of the store, which has no other copy.
-    pub fn skipped(&self, damage: &Damage) {
+    pub fn skipped(&self, damage: &StoreDamage) {
         let (store, place, reason) = (self.store, damage.place(), &damage.reason);
         tracing::warn!(store, place, reason, "a part of a store is damaged; readers skip it");
         let detail = format!("a part of the store `{store}` is damaged ({place}: {reason}); readers skip it");
@@ -196,7 +194,7 @@ impl StoreReport {
     }
 
     /// The store begins empty and is rebuilt from the log.
-    pub fn set_aside(&self, damage: &Damage, kept_as: &Path) {
+    pub fn set_aside(&self, damage: &StoreDamage, kept_as: &Path) {
         let (store, place, reason) = (self.store, damage.place(), &damage.reason);
         metrics::counter!("whimbrel_store_rebuilds_total", "store" => store).increment(1);
         tracing::warn!(store, place, reason, kept_as = %kept_as.display(), "store is damaged; rebuilding it from the log");
@@ -215,7 +213,7 @@ impl StoreReport {
     }
 
     /// One of two copies was rebuilt from the other.
-    pub fn copy_rebuilt(&self, damage: &Damage) {
+    pub fn copy_rebuilt(&self, damage: &StoreDamage) {
         let (store, place, reason) = (self.store, damage.place(), &damage.reason);
         metrics::counter!("whimbrel_store_rebuilds_total", "store" => store).increment(1);
         tracing::warn!(store, place, reason, "a copy of a store was rebuilt from the other copy");
@@ -225,7 +223,7 @@ impl StoreReport {
     }
 
     /// Neither copy has everything.
-    pub fn data_lost(&self, damage: &Damage) {
+    pub fn data_lost(&self, damage: &StoreDamage) {
         let (store, place, reason) = (self.store, damage.place(), &damage.reason);
         tracing::error!(store, place, reason, "both copies of a store are damaged; entries are lost");
         let detail = format!("both copies of the store `{store}` are damaged ({place}: {reason}); entries are lost");

@@ -9,12 +9,12 @@ use super::report::StoreReports;
 
 /// The events of a store, and its health.
 #[derive(Clone, Default)]
-pub(crate) struct Seen {
+pub(crate) struct ObservedReports {
     pub events: Arc<Mutex<Vec<Event>>>,
     pub health: Arc<StoreHealth>,
 }
 
-impl Seen {
+impl ObservedReports {
     pub fn reports(&self) -> StoreReports {
         let events = Arc::clone(&self.events);
         let sink = move |event| events.lock().unwrap().push(event);
@@ -32,7 +32,6 @@ impl Seen {
     }
 }
 
-/// Flips one bit of a file.
 pub(crate) fn flip(file: &Path, at: usize) {
     let mut bytes = std::fs::read(file).unwrap();
     bytes[at] ^= 1;

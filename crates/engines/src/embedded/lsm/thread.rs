@@ -11,11 +11,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::fault::StoreError;
 
-type Work<C> = Box<dyn FnOnce(&mut C) + Send>;
+type StoreWork<C> = Box<dyn FnOnce(&mut C) + Send>;
 
 /// The thread. When this is dropped, the thread completes the queued work and exits.
 pub(crate) struct WorkThread<C> {
-    works: Option<mpsc::Sender<Work<C>>>,
+    works: Option<mpsc::Sender<StoreWork<C>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -32,7 +32,7 @@ impl<C: Send + 'static> WorkThread<C> {
         mut context: C,
         mut idle: impl FnMut(&mut C) -> bool + Send + 'static,
     ) -> std::io::Result<Self> {
-        let (works, mut handed) = mpsc::channel::<Work<C>>(waiting_max);
+        let (works, mut handed) = mpsc::channel::<StoreWork<C>>(waiting_max);
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
             let mut has_more = true;
             loop {
@@ -73,7 +73,7 @@ impl<C: Send + 'static> WorkThread<C> {
         is_write: bool,
     ) -> Result<R, E> {
         let (answer, answered) = oneshot::channel();
-        let work: Work<C> = Box::new(move |context| {
+        let work: StoreWork<C> = Box::new(move |context| {
             if is_write || !answer.is_closed() {
                 let _ = answer.send(work(context));
             }

@@ -13,7 +13,7 @@ use fjall::{AbstractTree as _, Keyspace, KeyspaceCreateOptions};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::fault::FaultKind;
-use super::folder::{self, FolderError, FolderState};
+use super::folder::{self, FolderError, StoreFolderState};
 use super::guard::caught;
 use super::journal::{self, JournalError};
 use super::manifest;
@@ -33,7 +33,6 @@ const CACHE_BYTES: u64 = 8 << 20;
 /// Receives the number of bytes of each read.
 pub(crate) type OnRead<'a> = &'a dyn Fn(u64);
 
-/// The outcome of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StoreCheck {
     /// The check could read everything, in this many files.
@@ -80,9 +79,9 @@ pub(crate) fn verify(folder: &Path, on_read: OnRead<'_>) -> StoreCheck {
 
 fn verify_once(folder: &Path, on_read: OnRead<'_>) -> StoreCheck {
     match folder::inspect(folder) {
-        Ok(FolderState::Complete) => {}
+        Ok(StoreFolderState::Complete) => {}
         // The server creates it again.
-        Ok(FolderState::Absent | FolderState::Unfinished) => return StoreCheck::Sound { files: 0 },
+        Ok(StoreFolderState::Absent | StoreFolderState::Unfinished) => return StoreCheck::Sound { files: 0 },
         Err(FolderError::Damaged { file, reason }) => {
             return StoreCheck::Damaged { file, position: 0, reason };
         }
@@ -96,7 +95,7 @@ fn verify_once(folder: &Path, on_read: OnRead<'_>) -> StoreCheck {
         }
         Err(error) => return StoreCheck::NotChecked { reason: error.to_string() },
     }
-    let copy = Copy(folder.with_extension(COPY));
+    let copy = StoreCopy(folder.with_extension(COPY));
     let files = match copy.make(folder, on_read) {
         Ok(files) => files,
         Err(error) => return StoreCheck::NotChecked { reason: format!("cannot copy it: {error}") },
@@ -118,7 +117,7 @@ fn original(file: &Path, copy: &Path, folder: &Path) -> Option<PathBuf> {
     (!inside.as_os_str().is_empty()).then(|| folder.join(inside))
 }
 
-/// A damaged table or manifest, or the folder where the LSM does not tell which one it is.
+/// A damaged table or manifest, or the folder if the LSM does not report which one it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TableDamage {
     pub file: PathBuf,
@@ -181,13 +180,13 @@ fn checksum_of(table: &Path, on_read: OnRead<'_>) -> io::Result<u128> {
 
 /// Removes the copy that a killed check left behind.
 pub(super) fn remove_copy(folder: &Path) {
-    Copy(folder.with_extension(COPY)).remove();
+    StoreCopy(folder.with_extension(COPY)).remove();
 }
 
 /// The folder of the copy, removed when this is dropped.
-struct Copy(PathBuf);
+struct StoreCopy(PathBuf);
 
-impl Copy {
+impl StoreCopy {
     fn make(&self, folder: &Path, on_read: OnRead<'_>) -> io::Result<usize> {
         self.remove();
         copy_folder(folder, &self.0, on_read)
@@ -198,7 +197,7 @@ impl Copy {
     }
 }
 
-impl Drop for Copy {
+impl Drop for StoreCopy {
     fn drop(&mut self) {
         self.remove();
     }
@@ -256,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_store_is_sound_also_while_it_is_open_and_nothing_is_left_behind() {
+    fn an_open_store_passes_the_check_and_the_copy_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("holds");
         let database = store(&path);

@@ -1,82 +1,81 @@
-//! How attempts lie in a chunk: those of one subscription and partition, in the order in which they were noted.
+//! The format of attempts in a chunk. A chunk has attempts of one subscription and partition, in the order in which they were noted.
 //!
-//! Each begins with a byte of [flags](FAILED), then come the differences of offset and time from the one before, and the time that it
-//! took. What is as nearly always (the first attempt, the same run, an answer of 200) is not written: a success takes 4 to 6 bytes. A
-//! failure adds its status, its reason, its answer, and what comes next.
+//! An entry begins with a byte of [flags](FAILED). The differences of offset and time from the entry before follow, and the duration. Usual
+//! values (the first attempt, the same run, a status of 200) are omitted: a success takes 4 to 6 bytes. A failure adds its status, its
+//! reason, its answer, and the follow-up.
 
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use whimbrel_model::ports::{ANSWER_KEPT_BYTES, AfterFailure, AttemptNote, AttemptOutcome};
+use whimbrel_model::ports::{ANSWER_KEPT_BYTES, AfterFailure, AttemptOutcome, AttemptRecord};
 use whimbrel_model::{PartitionId, SubscriptionNumber, Timestamp, TopicNumber};
 
-use super::slice::{BODY_BYTES_MAX, ChunkHead, Group};
+use super::slice::{BODY_BYTES_MAX, ChunkHead, ChunkKey};
 use super::varint::{put, put_bytes, put_signed, take, take_as, take_bytes, take_signed};
 
-/// What a byte of flags may have.
+/// The bits of the flags.
 const FAILED: u8 = 1;
-/// The number of the attempt follows; else it is the first.
+/// The number of the attempt follows; otherwise it is the first attempt.
 const LATER_ATTEMPT: u8 = 2;
-/// The run follows; else it is that of the entry before. The first entry has it.
+/// The run follows; otherwise it is that of the entry before. The first entry of a chunk has the run.
 const OTHER_RUN: u8 = 4;
-/// The status of a success follows; else it is 200.
+/// The status of a success follows; otherwise it is 200.
 const OTHER_STATUS: u8 = 8;
 
-/// What comes after a failure.
+/// The follow-up of a failure.
 const RETRY_AT: u8 = 0;
 const DEAD_LETTER: u8 = 1;
 const DROPPED: u8 = 2;
 
 const STATUS_USUAL: u16 = 200;
-/// Bytes of a reason that are kept.
+/// The maximum bytes of a reason that are stored.
 const REASON_BYTES_MAX: usize = 1 << 10;
-/// Bytes of an entry at most: its numbers, its reason, its answer.
+/// The maximum bytes of an entry: its numbers, its reason, its answer.
 const ENTRY_BYTES_MAX: usize = 128 + REASON_BYTES_MAX + ANSWER_KEPT_BYTES;
 /// A body is closed when the next entry might not fit.
 const BODY_CLOSED_AT: usize = 256 << 10;
 const _: () = assert!(BODY_CLOSED_AT + ENTRY_BYTES_MAX <= BODY_BYTES_MAX);
 
-/// Bodies that are open, beyond which all are closed: their memory is bounded, whatever the number of subscriptions.
+/// The maximum number of open bodies; beyond it, all are closed. It bounds their memory for any number of subscriptions.
 const OPEN_MAX: usize = 16 << 10;
 
-pub fn attempts_group(subscription: SubscriptionNumber, partition: PartitionId) -> Group {
+pub fn attempts_group(subscription: SubscriptionNumber, partition: PartitionId) -> ChunkKey {
     [subscription.0, partition.topic.0, partition.index]
 }
 
-/// Brings together what belongs to one chunk.
 #[derive(Default)]
 pub struct AttemptChunks {
-    open: HashMap<Group, Body>,
+    open: HashMap<ChunkKey, OpenChunk>,
     closed: Vec<u8>,
 }
 
 /// A chunk that is being written.
 #[derive(Default)]
-struct Body {
+struct OpenChunk {
     bytes: Vec<u8>,
     count: u32,
     first: u64,
     last: u64,
     base: i64,
-    previous: Previous,
+    previous: PreviousAttempt,
 }
 
-/// What the next entry is a difference from.
+/// The values from which the differences of the next entry count.
 #[derive(Debug, Clone, Copy, Default)]
-struct Previous {
+struct PreviousAttempt {
     offset: u64,
     at: i64,
     run: Option<u32>,
 }
 
-impl Previous {
+impl PreviousAttempt {
     fn before_the_first(base: i64) -> Self {
         Self { offset: 0, at: base, run: None }
     }
 }
 
 impl AttemptChunks {
-    pub fn add(&mut self, note: &AttemptNote) {
+    pub fn add(&mut self, note: &AttemptRecord) {
         let group = attempts_group(note.subscription, note.partition);
         if self.open.len() >= OPEN_MAX && !self.open.contains_key(&group) {
             self.close_all();
@@ -88,13 +87,13 @@ impl AttemptChunks {
         }
     }
 
-    /// All chunks so far, one after the other.
+    /// Returns all chunks so far, concatenated.
     pub fn take(&mut self) -> Vec<u8> {
         self.close_all();
         std::mem::take(&mut self.closed)
     }
 
-    /// Takes back what it gave, so that its memory is used again.
+    /// Returns the buffer of [`Self::take`], to use its memory again.
     pub fn give_back(&mut self, mut bytes: Vec<u8>) {
         if bytes.capacity() <= BODY_BYTES_MAX {
             bytes.clear();
@@ -109,20 +108,20 @@ impl AttemptChunks {
     }
 }
 
-impl Body {
-    fn add(&mut self, note: &AttemptNote) {
+impl OpenChunk {
+    fn add(&mut self, note: &AttemptRecord) {
         let (offset, at) = (note.offset, note.at.as_millis());
         if self.count == 0 {
             (self.first, self.last, self.base) = (offset, offset, at);
-            self.previous = Previous::before_the_first(at);
+            self.previous = PreviousAttempt::before_the_first(at);
         }
         (self.first, self.last) = (self.first.min(offset), self.last.max(offset));
         self.count += 1;
         encode(&mut self.bytes, note, self.previous);
-        self.previous = Previous { offset, at, run: Some(note.run) };
+        self.previous = PreviousAttempt { offset, at, run: Some(note.run) };
     }
 
-    fn close(&mut self, group: Group, out: &mut Vec<u8>) {
+    fn close(&mut self, group: ChunkKey, out: &mut Vec<u8>) {
         let Self { bytes, count, first, last, base, .. } = std::mem::take(self);
         if count > 0 {
             out.extend_from_slice(&ChunkHead::of(group, first..=last, base, count, &bytes).encode());
@@ -131,7 +130,7 @@ impl Body {
     }
 }
 
-fn encode(out: &mut Vec<u8>, note: &AttemptNote, previous: Previous) {
+fn encode(out: &mut Vec<u8>, note: &AttemptRecord, previous: PreviousAttempt) {
     let mut flags = 0;
     if note.attempt != 1 {
         flags |= LATER_ATTEMPT;
@@ -173,36 +172,36 @@ fn encode(out: &mut Vec<u8>, note: &AttemptNote, previous: Previous) {
     }
 }
 
-/// Adds the attempts at one offset. A body that passed its checksum and cannot be read to its end was written by a newer version: what is
-/// understood of it counts.
-pub fn find(head: &ChunkHead, mut body: &[u8], offset: u64, found: &mut Vec<AttemptNote>) {
-    let mut previous = Previous::before_the_first(head.base);
+/// Adds the attempts at one offset to `found`. A newer version wrote a body that passes its checksum and cannot be decoded to its end: the
+/// entries up to that point count.
+pub fn find(head: &ChunkHead, mut body: &[u8], offset: u64, found: &mut Vec<AttemptRecord>) {
+    let mut previous = PreviousAttempt::before_the_first(head.base);
     for _ in 0..head.count {
-        let Some(entry) = Entry::take(&mut body, previous) else { return };
-        previous = Previous { offset: entry.offset, at: entry.at, run: Some(entry.run) };
+        let Some(entry) = EncodedAttempt::take(&mut body, previous) else { return };
+        previous = PreviousAttempt { offset: entry.offset, at: entry.at, run: Some(entry.run) };
         if entry.offset == offset {
             found.push(entry.to_note(head.group));
         }
     }
 }
 
-/// An entry as it lies in a body: nothing is copied of those that nobody wants.
-struct Entry<'a> {
+/// An entry in a body. It borrows its bytes: entries of other offsets are not copied.
+struct EncodedAttempt<'a> {
     run: u32,
     offset: u64,
     attempt: u32,
     at: i64,
     took_ms: u32,
-    outcome: EntryOutcome<'a>,
+    outcome: EncodedOutcome<'a>,
 }
 
-enum EntryOutcome<'a> {
+enum EncodedOutcome<'a> {
     Delivered { status: u16 },
     Failed { status: Option<u16>, reason: &'a [u8], answer: &'a [u8], next: AfterFailure },
 }
 
-impl<'a> Entry<'a> {
-    fn take(body: &mut &'a [u8], previous: Previous) -> Option<Self> {
+impl<'a> EncodedAttempt<'a> {
+    fn take(body: &mut &'a [u8], previous: PreviousAttempt) -> Option<Self> {
         let (flags, rest) = body.split_first()?;
         *body = rest;
         let has = |flag: u8| flags & flag != 0;
@@ -215,7 +214,7 @@ impl<'a> Entry<'a> {
         let attempt = if has(LATER_ATTEMPT) { take_as(body)? } else { 1 };
         let run = if has(OTHER_RUN) { take_as(body)? } else { previous.run? };
         let outcome = if has(FAILED) {
-            EntryOutcome::Failed {
+            EncodedOutcome::Failed {
                 status: match take(body)? {
                     0 => None,
                     status => Some(u16::try_from(status - 1).ok()?),
@@ -225,13 +224,13 @@ impl<'a> Entry<'a> {
                 next: take_next(body, at)?,
             }
         } else {
-            EntryOutcome::Delivered { status: if has(OTHER_STATUS) { take_as(body)? } else { STATUS_USUAL } }
+            EncodedOutcome::Delivered { status: if has(OTHER_STATUS) { take_as(body)? } else { STATUS_USUAL } }
         };
         Some(Self { run, offset, attempt, at, took_ms, outcome })
     }
 
-    fn to_note(&self, [subscription, topic, index]: Group) -> AttemptNote {
-        AttemptNote {
+    fn to_note(&self, [subscription, topic, index]: ChunkKey) -> AttemptRecord {
+        AttemptRecord {
             subscription: SubscriptionNumber(subscription),
             run: self.run,
             partition: PartitionId::new(TopicNumber(topic), index),
@@ -240,8 +239,8 @@ impl<'a> Entry<'a> {
             at: Timestamp::from_millis(self.at),
             took_ms: self.took_ms,
             outcome: match self.outcome {
-                EntryOutcome::Delivered { status } => AttemptOutcome::Delivered { status },
-                EntryOutcome::Failed { status, reason, answer, next } => AttemptOutcome::Failed {
+                EncodedOutcome::Delivered { status } => AttemptOutcome::Delivered { status },
+                EncodedOutcome::Failed { status, reason, answer, next } => AttemptOutcome::Failed {
                     status,
                     reason: String::from_utf8_lossy(reason).into(),
                     answer: Bytes::copy_from_slice(answer),

@@ -1,21 +1,20 @@
-//! How the row of a topic's minute lies in a chunk of its own. Several chunks of one minute add up.
+//! The format of a topic's minute: a chunk with one row. The rows of several chunks of one minute are added.
 
-use whimbrel_model::ports::{MinuteRow, Spread};
+use whimbrel_model::ports::{DurationHistogram, MinuteRow};
 use whimbrel_model::{Timestamp, TopicNumber};
 
-use super::slice::{ChunkHead, Group};
+use super::slice::{ChunkHead, ChunkKey};
 use super::varint::{put, take, take_as};
 
-pub fn minutes_group(topic: TopicNumber) -> Group {
+pub fn minutes_group(topic: TopicNumber) -> ChunkKey {
     [topic.0, 0, 0]
 }
 
-/// A time as a number without a sign that sorts as it does: what chunks of minutes are looked up by.
+/// A time as an unsigned number that sorts as the time does: the look-up key of chunks of minutes.
 pub fn sortable(time: Timestamp) -> u64 {
     time.as_millis() as u64 ^ 1 << 63
 }
 
-/// Appends the chunk of one row.
 pub fn minute_chunk(topic: TopicNumber, minute: Timestamp, row: &MinuteRow, out: &mut Vec<u8>) {
     let mut body = Vec::new();
     [row.published, row.fired, row.delivered, row.failed].into_iter().for_each(|count| put(&mut body, count));
@@ -35,7 +34,7 @@ pub fn minute_chunk(topic: TopicNumber, minute: Timestamp, row: &MinuteRow, out:
     out.extend_from_slice(&body);
 }
 
-/// `None` where it cannot be understood.
+/// `None` if it cannot be decoded.
 pub fn read(head: &ChunkHead, mut body: &[u8]) -> Option<(Timestamp, MinuteRow)> {
     let body = &mut body;
     let row = MinuteRow {
@@ -50,7 +49,7 @@ pub fn read(head: &ChunkHead, mut body: &[u8]) -> Option<(Timestamp, MinuteRow)>
     Some((Timestamp::from_millis(head.base), row))
 }
 
-fn take_spread(body: &mut &[u8]) -> Option<Spread> {
+fn take_spread(body: &mut &[u8]) -> Option<DurationHistogram> {
     let (sum_us, count) = (take(body)?, take_as::<u16>(body)?);
     let mut buckets = Vec::new();
     let mut previous = 0u16;
@@ -58,5 +57,5 @@ fn take_spread(body: &mut &[u8]) -> Option<Spread> {
         previous = previous.wrapping_add(take_as(body)?);
         buckets.push((previous, take_as(body)?));
     }
-    Some(Spread { sum_us, buckets })
+    Some(DurationHistogram { sum_us, buckets })
 }

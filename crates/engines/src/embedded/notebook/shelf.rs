@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use whimbrel_model::Timestamp;
 
-use super::slice::{MAGIC, MAGIC_BYTES, SliceDamage, SliceSeen, survey};
+use super::slice::{MAGIC, MAGIC_BYTES, SliceDamage, SliceSnapshot, survey};
 use super::slice_reports::SliceReports;
 
 const EXTENSION: &str = ".slice";
@@ -24,7 +24,6 @@ const SLICE_BYTES_MAX: u64 = 256 << 20;
 /// block, so that a full disk rejects them.
 static PROBE: [u8; 64 << 10] = [0; 64 << 10];
 
-/// The size of a shelf.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShelfSettings {
     pub slice_time: Duration,
@@ -57,12 +56,12 @@ impl ShelfError {
 #[derive(Debug, Clone, Copy)]
 pub struct Moment {
     pub now: Timestamp,
-    /// The time that decides which slices are too old. It stands still while the wall clock is in doubt.
+    /// The time by which slices expire. It stands still while the wall clock is in doubt.
     pub expiry: Timestamp,
 }
 
-/// Where the next chunks go.
-enum Tail {
+/// The destination of the next chunks.
+enum TailFile {
     /// To the last slice. Its file ends with its last complete chunk.
     Open(File),
     /// To the last slice. Its file must be opened and truncated to its length first.
@@ -79,9 +78,9 @@ pub struct Shelf {
     reports: SliceReports,
     /// Whether the slices of an earlier process were listed.
     is_listed: bool,
-    /// By the time when they began.
-    slices: Vec<SliceSeen>,
-    tail: Tail,
+    /// Sorted by start time.
+    slices: Vec<SliceSnapshot>,
+    tail: TailFile,
     is_failing: bool,
 }
 
@@ -89,7 +88,7 @@ impl Shelf {
     /// Creates a shelf. The first [`Self::open`] or [`Self::append`] that succeeds lists its slices.
     pub fn new(folder: &Path, family: &'static str, settings: ShelfSettings, reports: SliceReports) -> Self {
         let (folder, slices) = (folder.to_owned(), Vec::new());
-        Self { folder, family, settings, reports, is_listed: false, slices, tail: Tail::Ended, is_failing: false }
+        Self { folder, family, settings, reports, is_listed: false, slices, tail: TailFile::Ended, is_failing: false }
     }
 
     /// Finds the slices of an earlier process, and reports the damage of the last one.
@@ -99,7 +98,7 @@ impl Shelf {
         opened
     }
 
-    pub fn seen(&self) -> Vec<SliceSeen> {
+    pub fn seen(&self) -> Vec<SliceSnapshot> {
         self.slices.clone()
     }
 
@@ -126,7 +125,7 @@ impl Shelf {
         }
         let slices = list(&self.folder, self.family).map_err(ShelfError::of(&self.folder))?;
         self.slices = without_empty(slices);
-        self.tail = self.slices.last_mut().map_or(Tail::Ended, |last| resume(last, &self.reports));
+        self.tail = self.slices.last_mut().map_or(TailFile::Ended, |last| resume(last, &self.reports));
         self.is_listed = true;
         Ok(())
     }
@@ -134,9 +133,9 @@ impl Shelf {
     /// Opens the file of the last slice and truncates it to its complete chunks, or begins a new slice.
     fn make_ready(&mut self, now: Timestamp) -> Result<(), ShelfError> {
         let is_full = self.is_full(now);
-        if let (Tail::Closed, Some(last), false) = (&self.tail, self.slices.last(), is_full) {
+        if let (TailFile::Closed, Some(last), false) = (&self.tail, self.slices.last(), is_full) {
             match open_cut(last) {
-                Ok(file) => self.tail = Tail::Open(file),
+                Ok(file) => self.tail = TailFile::Open(file),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => drop(self.slices.pop()),
                 // The slice is empty, so a new slice would be no better.
                 Err(error) if last.is_empty() => return Err(ShelfError::of(&last.path)(error)),
@@ -146,7 +145,7 @@ impl Shelf {
             }
         }
         match self.tail {
-            Tail::Open(_) if !is_full => Ok(()),
+            TailFile::Open(_) if !is_full => Ok(()),
             _ => self.begin(now),
         }
     }
@@ -165,23 +164,23 @@ impl Shelf {
         let begins = now.as_millis().max(after);
         let path = self.folder.join(format!("{}-{begins:013}{EXTENSION}", self.family));
         let file = OpenOptions::new().append(true).create_new(true).open(&path).map_err(ShelfError::of(&path))?;
-        self.tail = Tail::Open(file);
-        self.slices.push(SliceSeen { path, begins: Timestamp::from_millis(begins), len: 0 });
+        self.tail = TailFile::Open(file);
+        self.slices.push(SliceSnapshot { path, begins: Timestamp::from_millis(begins), len: 0 });
         Ok(())
     }
 
     fn write(&mut self, chunks: &[u8]) -> Result<(), ShelfError> {
-        let (Tail::Open(file), Some(slice)) = (&mut self.tail, self.slices.last_mut()) else {
+        let (TailFile::Open(file), Some(slice)) = (&mut self.tail, self.slices.last_mut()) else {
             return Err(ShelfError::of(&self.folder)(io::ErrorKind::NotFound.into()));
         };
         let written = if chunks.is_empty() { probe(file, slice) } else { extend(file, slice, chunks) };
         if written.is_err() && file.set_len(slice.len).is_err() {
-            self.tail = Tail::Closed;
+            self.tail = TailFile::Closed;
         }
         written.map_err(ShelfError::of(&slice.path))
     }
 
-    /// Deletes the oldest slices while there is too much, and those that are too old; never the one that is written to.
+    /// Deletes the oldest slices while their total exceeds the bound, and expired ones; never the slice that is being written.
     fn clear(&mut self, expiry: Timestamp) {
         let mut total: u64 = self.slices.iter().map(|slice| slice.len).sum();
         let not_before = expiry.saturating_sub(self.settings.keep);
@@ -206,7 +205,7 @@ impl Shelf {
 }
 
 /// The slices of a family in a folder, by the time when they began. Creates the folder if it is missing.
-fn list(folder: &Path, family: &str) -> io::Result<Vec<SliceSeen>> {
+fn list(folder: &Path, family: &str) -> io::Result<Vec<SliceSnapshot>> {
     std::fs::create_dir_all(folder)?;
     let mut slices = Vec::new();
     for entry in std::fs::read_dir(folder)? {
@@ -216,7 +215,7 @@ fn list(folder: &Path, family: &str) -> io::Result<Vec<SliceSeen>> {
         let begins = begins.and_then(|name| name.strip_suffix(EXTENSION)?.parse().ok());
         if let Some(begins) = begins {
             let (begins, len) = (Timestamp::from_millis(begins), entry.metadata()?.len());
-            slices.push(SliceSeen { path: entry.path(), begins, len });
+            slices.push(SliceSnapshot { path: entry.path(), begins, len });
         }
     }
     slices.sort_by_key(|slice| slice.begins);
@@ -224,47 +223,47 @@ fn list(folder: &Path, family: &str) -> io::Result<Vec<SliceSeen>> {
 }
 
 /// Deletes the slices without chunks, except the last one, which is used again.
-fn without_empty(mut slices: Vec<SliceSeen>) -> Vec<SliceSeen> {
+fn without_empty(mut slices: Vec<SliceSnapshot>) -> Vec<SliceSnapshot> {
     let last = slices.pop();
-    let is_kept = |slice: &SliceSeen| !slice.is_empty() || std::fs::remove_file(&slice.path).is_err();
+    let is_kept = |slice: &SliceSnapshot| !slice.is_empty() || std::fs::remove_file(&slice.path).is_err();
     slices.into_iter().filter(is_kept).chain(last).collect()
 }
 
 /// Reads the last slice and sets its length to the end of its last sound chunk.
-fn resume(slice: &mut SliceSeen, reports: &SliceReports) -> Tail {
+fn resume(slice: &mut SliceSnapshot, reports: &SliceReports) -> TailFile {
     if slice.len < MAGIC_BYTES {
         slice.len = 0;
-        return Tail::Closed;
+        return TailFile::Closed;
     }
     match survey(slice) {
         Ok(Some(found)) => {
             found.damages.iter().for_each(|damage| reports.damaged(&slice.path, damage));
             // Bytes after an unreadable place may be sound chunks: the slice is not truncated.
-            let Some(sound) = found.sound_len() else { return Tail::Ended };
+            let Some(sound) = found.sound_len() else { return TailFile::Ended };
             if sound < slice.len {
                 let bytes = slice.len - sound;
                 tracing::info!(slice = %slice.path.display(), bytes, "cutting off the torn tail of a slice of notes");
             }
             slice.len = sound;
-            Tail::Closed
+            TailFile::Closed
         }
-        // A slice of another format is left alone.
-        Ok(None) => Tail::Ended,
+        // A slice of another format is not changed.
+        Ok(None) => TailFile::Ended,
         Err(error) => {
             reports.damaged(&slice.path, &SliceDamage { position: 0, reason: error.to_string() });
-            Tail::Ended
+            TailFile::Ended
         }
     }
 }
 
 /// Opens a slice for appending and truncates it to its length.
-fn open_cut(slice: &SliceSeen) -> io::Result<File> {
+fn open_cut(slice: &SliceSnapshot) -> io::Result<File> {
     let file = OpenOptions::new().append(true).open(&slice.path)?;
     file.set_len(slice.len)?;
     Ok(file)
 }
 
-fn extend(file: &mut File, slice: &mut SliceSeen, chunks: &[u8]) -> io::Result<()> {
+fn extend(file: &mut File, slice: &mut SliceSnapshot, chunks: &[u8]) -> io::Result<()> {
     if slice.len == 0 {
         file.write_all(&MAGIC)?;
         slice.len = MAGIC_BYTES;
@@ -275,7 +274,7 @@ fn extend(file: &mut File, slice: &mut SliceSeen, chunks: &[u8]) -> io::Result<(
 }
 
 /// Writes [`PROBE`] and removes it again.
-fn probe(file: &mut File, slice: &mut SliceSeen) -> io::Result<()> {
+fn probe(file: &mut File, slice: &mut SliceSnapshot) -> io::Result<()> {
     extend(file, slice, &[])?;
     file.write_all(&PROBE)?;
     file.set_len(slice.len)

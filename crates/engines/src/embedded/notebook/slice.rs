@@ -27,13 +27,12 @@ const DAMAGES_MAX: usize = 64;
 const HEAD_DAMAGED: &str = "the head of a chunk is damaged";
 const BODY_DAMAGED: &str = "the checksum of a chunk is wrong";
 
-/// The key of a chunk.
-pub type Group = [u32; 3];
+pub type ChunkKey = [u32; 3];
 
 /// The description of a chunk in front of its body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkHead {
-    pub group: Group,
+    pub group: ChunkKey,
     /// The least and the greatest key under which its entries are looked up.
     pub first: u64,
     pub last: u64,
@@ -45,7 +44,7 @@ pub struct ChunkHead {
 }
 
 impl ChunkHead {
-    pub fn of(group: Group, range: RangeInclusive<u64>, base: i64, count: u32, body: &[u8]) -> Self {
+    pub fn of(group: ChunkKey, range: RangeInclusive<u64>, base: i64, count: u32, body: &[u8]) -> Self {
         debug_assert!(body.len() <= BODY_BYTES_MAX);
         let (first, last) = range.into_inner();
         Self { group, first, last, base, count, body_len: body.len() as u32, body_crc: crc_fast::crc32_iscsi(body) }
@@ -99,20 +98,19 @@ impl ChunkHead {
 
 /// A slice with the length that it had at one moment. Bytes behind that length were written later.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SliceSeen {
+pub struct SliceSnapshot {
     pub path: PathBuf,
     pub begins: Timestamp,
     pub len: u64,
 }
 
-impl SliceSeen {
+impl SliceSnapshot {
     /// Whether the slice has no chunks.
     pub fn is_empty(&self) -> bool {
         self.len <= MAGIC_BYTES
     }
 }
 
-/// A damaged place of a slice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SliceDamage {
     pub position: u64,
@@ -121,7 +119,7 @@ pub struct SliceDamage {
 
 /// The outcome of reading a whole slice.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Survey {
+pub struct SliceSurvey {
     /// The end of the last sound chunk that was read.
     whole: u64,
     /// Whether the slice could be read to its end. Then bytes behind the last sound chunk are a torn tail.
@@ -129,7 +127,7 @@ pub struct Survey {
     pub damages: Vec<SliceDamage>,
 }
 
-impl Survey {
+impl SliceSurvey {
     /// The length of the slice without its torn tail; `None` if a part of it could not be read.
     pub fn sound_len(&self) -> Option<u64> {
         self.is_read.then_some(self.whole)
@@ -137,7 +135,7 @@ impl Survey {
 }
 
 /// Reads all chunks of a slice; `None` if it is not a slice of this format. A read error is one of the damages.
-pub fn survey(slice: &SliceSeen) -> io::Result<Option<Survey>> {
+pub fn survey(slice: &SliceSnapshot) -> io::Result<Option<SliceSurvey>> {
     let Some(mut chunks) = Chunks::open(slice)? else { return Ok(None) };
     let (mut whole, mut body) = (MAGIC_BYTES, Vec::new());
     let read = loop {
@@ -155,13 +153,13 @@ pub fn survey(slice: &SliceSeen) -> io::Result<Option<Survey>> {
     let mut damages = chunks.into_damages();
     let is_read = read.is_ok();
     damages.extend(read.err().map(|error| SliceDamage { position, reason: error.to_string() }));
-    Ok(Some(Survey { whole, is_read, damages }))
+    Ok(Some(SliceSurvey { whole, is_read, damages }))
 }
 
 /// Passes the chunks of a group that may have entries in that range to `show`, in the order in which they were written.
 pub fn scan(
-    slices: &[SliceSeen],
-    group: Group,
+    slices: &[SliceSnapshot],
+    group: ChunkKey,
     wanted: RangeInclusive<u64>,
     reports: &SliceReports,
     mut show: impl FnMut(&ChunkHead, &[u8]),
@@ -188,7 +186,7 @@ pub fn scan(
 
 fn scan_slice(
     chunks: &mut Chunks,
-    group: Group,
+    group: ChunkKey,
     wanted: &RangeInclusive<u64>,
     body: &mut Vec<u8>,
     show: &mut impl FnMut(&ChunkHead, &[u8]),
@@ -216,7 +214,7 @@ struct Chunks {
 
 impl Chunks {
     /// `None` if it is not a slice of this format.
-    fn open(slice: &SliceSeen) -> io::Result<Option<Self>> {
+    fn open(slice: &SliceSnapshot) -> io::Result<Option<Self>> {
         let mut file = BufReader::with_capacity(READ_BYTES, File::open(&slice.path)?);
         let mut magic = [0; MAGIC.len()];
         if slice.len < MAGIC_BYTES {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::slice::SliceDamage;
 use crate::embedded::lsm::fault::FaultKind;
-use crate::embedded::lsm::report::{Damage, StoreReport};
+use crate::embedded::lsm::report::{StoreDamage, StoreReport};
 
 /// The maximum number of damaged places that a process reports.
 const REPORTED_MAX: usize = 64;
@@ -30,6 +30,6 @@ impl SliceReports {
         }
         drop(reported);
         let (file, position) = (slice.display().to_string(), Some(damage.position));
-        self.report.skipped(&Damage { file, position, reason: damage.reason.clone(), kind: FaultKind::Damage });
+        self.report.skipped(&StoreDamage { file, position, reason: damage.reason.clone(), kind: FaultKind::Damage });
     }
 }

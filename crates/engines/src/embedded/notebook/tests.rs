@@ -5,9 +5,9 @@ use std::fs::OpenOptions;
 use bytes::Bytes;
 use tempfile::TempDir;
 use whimbrel_model::SystemClock;
-use whimbrel_model::ports::{AfterFailure, Spread};
+use whimbrel_model::ports::{AfterFailure, DurationHistogram};
 
-use super::super::lsm::testing::Seen as SeenReports;
+use super::super::lsm::testing::ObservedReports;
 use super::*;
 
 #[path = "tests/faults.rs"]
@@ -20,8 +20,8 @@ fn at(ms: i64) -> Timestamp {
     Timestamp::from_millis(1_800_000_000_000 + ms)
 }
 
-fn delivered(offset: u64) -> AttemptNote {
-    AttemptNote {
+fn delivered(offset: u64) -> AttemptRecord {
+    AttemptRecord {
         subscription: SUB,
         run: 1,
         partition: ORDERS,
@@ -33,14 +33,14 @@ fn delivered(offset: u64) -> AttemptNote {
     }
 }
 
-fn failed(offset: u64, attempt: u32, next: AfterFailure) -> AttemptNote {
+fn failed(offset: u64, attempt: u32, next: AfterFailure) -> AttemptRecord {
     let outcome = AttemptOutcome::Failed {
         status: attempt.is_multiple_of(2).then_some(503),
         reason: "status".into(),
         answer: Bytes::from(format!("busy, attempt {attempt}")),
         next,
     };
-    AttemptNote { attempt, at: at(i64::from(attempt) * 10_000), outcome, ..delivered(offset) }
+    AttemptRecord { attempt, at: at(i64::from(attempt) * 10_000), outcome, ..delivered(offset) }
 }
 
 fn open(folder: &TempDir) -> FileNotebook {
@@ -67,15 +67,15 @@ fn slice_of(folder: &TempDir, family: &str) -> (std::path::PathBuf, u64) {
 }
 
 #[tokio::test]
-async fn attempts_come_back_as_they_were_noted_in_the_order_of_their_times() {
+async fn attempts_are_returned_as_noted_in_the_order_of_their_times() {
     let (folder, offset) = (folder(), 1 << 40);
     let notebook = open(&folder);
     let notes = [
         failed(offset, 1, AfterFailure::RetryAt(at(20_000))),
         failed(offset, 2, AfterFailure::DeadLetter),
         failed(offset, 3, AfterFailure::Dropped),
-        AttemptNote { run: 2, at: at(50_000), ..delivered(offset) },
-        AttemptNote {
+        AttemptRecord { run: 2, at: at(50_000), ..delivered(offset) },
+        AttemptRecord {
             run: u32::MAX,
             attempt: u32::MAX,
             took_ms: u32::MAX,
@@ -98,9 +98,9 @@ async fn attempts_of_others_are_not_shown() {
     let other_partition = PartitionId::new(ORDERS.topic, 2);
     let other_topic = PartitionId::new(TopicNumber(4), ORDERS.index);
     notebook.note(vec![
-        AttemptNote { subscription: SubscriptionNumber(8), ..delivered(5) },
-        AttemptNote { partition: other_partition, ..delivered(5) },
-        AttemptNote { partition: other_topic, ..delivered(5) },
+        AttemptRecord { subscription: SubscriptionNumber(8), ..delivered(5) },
+        AttemptRecord { partition: other_partition, ..delivered(5) },
+        AttemptRecord { partition: other_topic, ..delivered(5) },
     ]);
     assert_eq!(notebook.attempts(SUB, ORDERS, 5).await, []);
     notebook.note(vec![delivered(5)]);
@@ -108,7 +108,7 @@ async fn attempts_of_others_are_not_shown() {
 }
 
 #[tokio::test]
-async fn notes_of_every_size_come_back_through_many_chunks() {
+async fn notes_of_every_size_are_returned_from_many_chunks() {
     let folder = folder();
     let notebook = open(&folder);
     let mut seed = 1u64;
@@ -116,7 +116,7 @@ async fn notes_of_every_size_come_back_through_many_chunks() {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (seed >> 33) % below
     };
-    let notes: Vec<AttemptNote> = (0..4_000)
+    let notes: Vec<AttemptRecord> = (0..4_000)
         .map(|number| {
             let answer = Bytes::from(vec![next(256) as u8; next(4 << 10) as usize]);
             let next_time = at(number * 1_000 + next(1 << 40) as i64);
@@ -130,7 +130,7 @@ async fn notes_of_every_size_come_back_through_many_chunks() {
             };
             let (run, attempt, took_ms) = (next(3) as u32, 1 + next(4) as u32, next(1 << 32) as u32);
             let offset = next(100);
-            AttemptNote { run, attempt, took_ms, at: at(number), outcome, ..delivered(offset) }
+            AttemptRecord { run, attempt, took_ms, at: at(number), outcome, ..delivered(offset) }
         })
         .collect();
     notes.chunks(100).for_each(|some| notebook.note(some.to_vec()));
@@ -147,7 +147,7 @@ async fn an_answer_is_kept_up_to_its_bound() {
     let answer = Bytes::from(vec![b'x'; whimbrel_model::ports::ANSWER_KEPT_BYTES + 1]);
     let outcome =
         AttemptOutcome::Failed { status: None, reason: "y".repeat(5_000).into(), answer, next: AfterFailure::Dropped };
-    notebook.note(vec![AttemptNote { outcome, ..delivered(1) }]);
+    notebook.note(vec![AttemptRecord { outcome, ..delivered(1) }]);
     let found = notebook.attempts(SUB, ORDERS, 1).await;
     let AttemptOutcome::Failed { reason, answer, .. } = &found[0].outcome else { panic!("it failed") };
     assert_eq!((reason.len(), answer.len()), (1 << 10, whimbrel_model::ports::ANSWER_KEPT_BYTES));
@@ -185,7 +185,7 @@ async fn a_torn_tail_is_cut_wherever_it_was_torn() {
         assert_eq!(notebook.attempts(SUB, ORDERS, 1).await, expected, "{len} bytes are left");
         notebook.note(vec![failed(1, 3, AfterFailure::DeadLetter)]);
         let after = notebook.attempts(SUB, ORDERS, 1).await;
-        assert_eq!(after.last(), Some(&failed(1, 3, AfterFailure::DeadLetter)), "what comes after is found");
+        assert_eq!(after.last(), Some(&failed(1, 3, AfterFailure::DeadLetter)), "a later entry is found");
         drop(notebook);
         slice_of(&folder, "attempts");
     }
@@ -208,7 +208,7 @@ async fn a_tail_that_was_never_written_is_cut() {
 }
 
 #[tokio::test]
-async fn a_slice_of_another_format_is_left_alone() {
+async fn a_slice_of_another_format_is_not_changed() {
     let folder = folder();
     let path = folder.path().join("notebook");
     std::fs::create_dir_all(&path).unwrap();
@@ -224,7 +224,7 @@ async fn a_slice_of_another_format_is_left_alone() {
 async fn a_success_costs_less_than_ten_bytes() {
     let folder = folder();
     let notebook = open(&folder);
-    let notes = (0..10_000u64).map(|number| AttemptNote {
+    let notes = (0..10_000u64).map(|number| AttemptRecord {
         // As many in flight, which end out of order.
         took_ms: 20 + (number % 150) as u32,
         ..delivered(5_000_000 + (number ^ 15))
@@ -240,7 +240,7 @@ async fn rows_of_one_minute_add_up_and_others_are_apart() {
     let folder = folder();
     let notebook = open(&folder);
     let minute = |number: i64| Timestamp::from_millis(number * 60_000);
-    let mut callback = Spread::default();
+    let mut callback = DurationHistogram::default();
     [5, 1_000, 1_000_000].into_iter().for_each(|us| callback.note(us));
     let row = MinuteRow { delivered: 3, callback, ..MinuteRow::default() };
     for number in [-1, 0, 1, 2] {
@@ -258,7 +258,7 @@ async fn rows_of_one_minute_add_up_and_others_are_apart() {
 }
 
 #[test]
-fn a_full_heap_drops_what_comes_and_never_waits() {
+fn a_full_heap_drops_notes_and_never_waits() {
     // No thread takes from this heap.
     let notebook = FileNotebook { heap: Arc::default(), reports: slice_reports(), thread: Mutex::new(None) };
     let notes: Vec<_> = (0..100_000).map(delivered).collect();
@@ -266,14 +266,14 @@ fn a_full_heap_drops_what_comes_and_never_waits() {
     assert_eq!(notebook.heap.waiting().note_count, 500_000);
     let answer = Bytes::from(vec![0; 16 << 10]);
     let outcome = AttemptOutcome::Failed { status: None, reason: "".into(), answer, next: AfterFailure::Dropped };
-    (0..5_000).for_each(|_| notebook.note(vec![AttemptNote { outcome: outcome.clone(), ..delivered(1) }]));
+    (0..5_000).for_each(|_| notebook.note(vec![AttemptRecord { outcome: outcome.clone(), ..delivered(1) }]));
     assert_eq!(notebook.heap.waiting().note_bytes, BYTES_WAITING_MAX);
     (0..100_000).for_each(|_| notebook.note_minute(ORDERS.topic, at(0), MinuteRow::default()));
     assert_eq!(notebook.heap.waiting().minutes.len(), MINUTES_WAITING_MAX);
 }
 
 #[tokio::test]
-async fn beyond_the_bound_the_oldest_slices_go_whole() {
+async fn beyond_the_bound_the_oldest_slices_are_deleted() {
     let folder = folder();
     let bytes_max = 256 << 10;
     let settings = NotebookSettings { attempts_bytes_max: bytes_max, ..NotebookSettings::default() };
@@ -282,7 +282,7 @@ async fn beyond_the_bound_the_oldest_slices_go_whole() {
     for offset in 0..100 {
         let next = AfterFailure::Dropped;
         let outcome = AttemptOutcome::Failed { status: None, reason: "".into(), answer: answer(offset), next };
-        notebook.note(vec![AttemptNote { outcome, ..delivered(offset) }]);
+        notebook.note(vec![AttemptRecord { outcome, ..delivered(offset) }]);
         notebook.close().await;
     }
     let entries = std::fs::read_dir(folder.path().join("notebook")).unwrap();
@@ -310,7 +310,7 @@ fn moment(ms: i64) -> Moment {
 }
 
 #[test]
-fn a_slice_ends_with_its_time_and_goes_when_it_is_too_old() {
+fn a_slice_ends_after_its_duration_and_is_deleted_when_it_expires() {
     let (folder, mut minutes) = (folder(), 0);
     let mut shelf = shelf(&folder, 1 << 30);
     let mut counts = Vec::new();

@@ -1,4 +1,5 @@
-//! Numbers in as few bytes as they need: seven bits in each, the lowest first. Signed ones are folded so that small ones stay small.
+//! Numbers in as few bytes as they need: seven bits per byte, the lowest first. Signed numbers are zigzag-encoded, so that small ones stay
+//! small.
 
 pub fn put(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
@@ -17,7 +18,7 @@ pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Takes a number off the front; `None` where there is none.
+/// Removes a number from the front. `None` if there is none.
 pub fn take(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0u64;
     for shift in (0..64).step_by(7) {
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back_and_what_is_cut_off_does_not() {
+    fn numbers_are_read_as_written_and_truncated_ones_are_rejected() {
         for number in [0, 1, 127, 128, 300, 1 << 35, u64::MAX - 1, u64::MAX] {
             let mut bytes = Vec::new();
             put(&mut bytes, number);
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_too_large_are_refused() {
+    fn too_large_numbers_are_rejected() {
         assert_eq!(take(&mut &[0xff; 11][..]), None);
         assert_eq!(take_as::<u16>(&mut &[0xff, 0xff, 0x07][..]), None);
         assert_eq!(take_bytes(&mut &[5, 1, 2][..]), None);

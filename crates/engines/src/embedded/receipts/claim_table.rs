@@ -11,7 +11,7 @@ use whimbrel_model::{PartitionId, Timestamp};
 use super::store::Receipt;
 
 /// A claim whose answer is not in the store.
-pub(super) struct UnderWay {
+pub(super) struct ClaimInProgress {
     pub fingerprint: u64,
     /// The partition of each attempt, and the partition's end when the attempt began. The offset of the record is at least that end.
     places: Vec<(PartitionId, u64)>,
@@ -25,7 +25,7 @@ pub(super) struct UnderWay {
     pub unsaved: Option<Receipt>,
 }
 
-impl UnderWay {
+impl ClaimInProgress {
     /// Whether the next attempt may take the claim over.
     pub fn has_lapsed(&self, now: Timestamp, lease: Duration) -> bool {
         self.is_left && self.began_at.is_none_or(|began_at| began_at <= now.saturating_sub(lease))
@@ -34,7 +34,7 @@ impl UnderWay {
 
 #[derive(Default)]
 pub(super) struct ClaimTable {
-    claims: HashMap<Vec<u8>, UnderWay>,
+    claims: HashMap<Vec<u8>, ClaimInProgress>,
     /// For each partition and end offset, the number of attempts that began there.
     ends: BTreeMap<(PartitionId, u64), usize>,
     /// The claims with an unknown outcome, by the time of their first attempt.
@@ -44,7 +44,7 @@ pub(super) struct ClaimTable {
 }
 
 impl ClaimTable {
-    pub fn get(&self, key: &[u8]) -> Option<&UnderWay> {
+    pub fn get(&self, key: &[u8]) -> Option<&ClaimInProgress> {
         self.claims.get(key)
     }
 
@@ -53,7 +53,8 @@ impl ClaimTable {
         self.remove(&key);
         *self.ends.entry(place).or_default() += 1;
         let places = vec![place];
-        let claim = UnderWay { fingerprint, places, first_at: now, began_at: Some(now), is_left: false, unsaved: None };
+        let claim =
+            ClaimInProgress { fingerprint, places, first_at: now, began_at: Some(now), is_left: false, unsaved: None };
         self.claims.insert(key, claim);
     }
 

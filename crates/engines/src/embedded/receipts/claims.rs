@@ -1,33 +1,33 @@
-//! The claims in progress, and the store of answers. One thread owns both, so no claim can come between a check and its write.
+//! The claims in progress, and the store of answers. One thread owns both, so no claim can begin between a check and its write.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use whimbrel_model::ports::{Answer, Begun, Claim, ReceiptsError};
+use whimbrel_model::ports::{Claim, ClaimState, PublishReceipt, ReceiptsError};
 use whimbrel_model::{PartitionId, Timestamp};
 
 use super::ReceiptSettings;
-use super::claim_table::{ClaimTable, UnderWay};
+use super::claim_table::{ClaimInProgress, ClaimTable};
 use super::keys::claim_key;
 use super::store::{Receipt, ReceiptStore};
 use crate::embedded::lsm::{self, StoreHandle};
 
-/// The maximum number of answers that one call of [`Claims::note_all`] saves, and of claims that it forgets. Publishes with an
+/// The maximum number of answers that one call of [`ClaimStore::note_all`] saves, and of claims that it forgets. Publishes with an
 /// `Idempotency-Key` or an id wait for the call.
 const SAVED_AT_ONCE: usize = 1_000;
 const FORGOTTEN_AT_ONCE: usize = 10_000;
 
-type Fault = lsm::Fault<ReceiptsError>;
+type ReceiptsFault = lsm::StoreFault<ReceiptsError>;
 
-pub(super) struct Claims {
+pub(super) struct ClaimStore {
     settings: ReceiptSettings,
     store: StoreHandle<ReceiptStore>,
     under_way: ClaimTable,
     /// The offsets that were written last, so that the store skips writes for idle partitions.
     noted: HashMap<PartitionId, u64>,
-    /// How often the store was opened. It may have lost answers each time.
+    /// The number of openings of the store. It may have lost answers at each.
     opened: Arc<AtomicU64>,
     /// The opening after which the store has followed the log to its end. No claim begins before: the store would not recognise a repeat.
     followed: u64,
@@ -35,7 +35,7 @@ pub(super) struct Claims {
     unfollowed: HashSet<PartitionId>,
 }
 
-impl Claims {
+impl ClaimStore {
     pub fn new(settings: ReceiptSettings, store: StoreHandle<ReceiptStore>, opened: Arc<AtomicU64>) -> Self {
         let (under_way, noted, unfollowed) = (ClaimTable::default(), HashMap::new(), HashSet::new());
         Self { settings, store, under_way, noted, opened, followed: 0, unfollowed }
@@ -48,36 +48,36 @@ impl Claims {
         end: u64,
         now: Timestamp,
         expiry: Timestamp,
-    ) -> Result<Begun, ReceiptsError> {
+    ) -> Result<ClaimState, ReceiptsError> {
         let (key, place) = (claim_key(claim), (claim.partition, end));
         let not_before = expiry.saturating_sub(self.settings.window + self.settings.lease);
         // Ignores a claim whose outcome is still unknown after the window and the lease.
-        let is_known = |earlier: &&UnderWay| !earlier.is_left || earlier.first_at >= not_before;
+        let is_known = |earlier: &&ClaimInProgress| !earlier.is_left || earlier.first_at >= not_before;
         if let Some(earlier) = self.under_way.get(&key).filter(is_known) {
             if earlier.fingerprint != claim.fingerprint {
-                return Ok(Begun::Different);
+                return Ok(ClaimState::Different);
             }
             if let Some(unsaved) = &earlier.unsaved {
-                return Ok(Begun::Earlier(unsaved.answer.clone()));
+                return Ok(ClaimState::Earlier(unsaved.answer.clone()));
             }
             if !earlier.has_lapsed(now, self.settings.lease) {
-                return Ok(Begun::UnderWay);
+                return Ok(ClaimState::UnderWay);
             }
-            return Ok(Begun::Lapsed { places: self.under_way.retake(&key, place, now) });
+            return Ok(ClaimState::Lapsed { places: self.under_way.retake(&key, place, now) });
         }
         let since = expiry.saturating_sub(self.settings.window);
         self.check_followed(claim)?;
-        let answer = self.store.run(|store| -> Result<_, Fault> { Ok(store.answer(&key, since)?) })?;
+        let answer = self.store.run(|store| -> Result<_, ReceiptsFault> { Ok(store.answer(&key, since)?) })?;
         if let Some((fingerprint, answer)) = answer {
             let is_same = fingerprint == claim.fingerprint;
-            return Ok(if is_same { Begun::Earlier(answer) } else { Begun::Different });
+            return Ok(if is_same { ClaimState::Earlier(answer) } else { ClaimState::Different });
         }
         self.under_way.insert(key, claim.fingerprint, place, now);
-        Ok(Begun::New)
+        Ok(ClaimState::New)
     }
 
     /// Saves the answer: in memory, if the store cannot save it now.
-    pub fn finish(&mut self, claim: &Claim, answer: Answer) -> Result<(), ReceiptsError> {
+    pub fn finish(&mut self, claim: &Claim, answer: PublishReceipt) -> Result<(), ReceiptsError> {
         let (kind, text, key, fingerprint) = (claim.kind, claim.text.clone(), claim_key(claim), claim.fingerprint);
         let receipt = Receipt { kind, text, key: key.clone(), fingerprint, answer };
         match self.keep(&receipt) {
@@ -101,11 +101,11 @@ impl Claims {
     }
 
     fn keep(&self, receipt: &Receipt) -> Result<(), ReceiptsError> {
-        self.store.run(|store| -> Result<_, Fault> { Ok(store.keep(receipt)?) })
+        self.store.run(|store| -> Result<_, ReceiptsFault> { Ok(store.keep(receipt)?) })
     }
 
-    pub fn find(&self, id: &str) -> Result<Vec<Answer>, ReceiptsError> {
-        self.store.run(|store| -> Result<_, Fault> { Ok(store.find(id)?) })
+    pub fn find(&self, id: &str) -> Result<Vec<PublishReceipt>, ReceiptsError> {
+        self.store.run(|store| -> Result<_, ReceiptsFault> { Ok(store.find(id)?) })
     }
 
     /// Whether the store has followed the log since it was opened, except for [`Self::unfollowed`].
@@ -142,7 +142,6 @@ impl Claims {
         self.opening()
     }
 
-    /// Whether the store is open.
     pub fn is_open(&self) -> bool {
         self.store.is_open()
     }
@@ -168,7 +167,7 @@ impl Claims {
 
     /// The partitions with older offsets whose ids are not in the store yet.
     pub fn backlogs(&self) -> Result<Vec<(PartitionId, Range<u64>)>, ReceiptsError> {
-        self.store.run(|store| -> Result<_, Fault> { Ok(store.backlogs()?) })
+        self.store.run(|store| -> Result<_, ReceiptsFault> { Ok(store.backlogs()?) })
     }
 
     /// Records which older offsets of a partition have ids that the store lacks, and saves the ids found before those offsets.
@@ -180,7 +179,7 @@ impl Claims {
         opened: u64,
     ) -> Result<(), ReceiptsError> {
         self.check_opening(opened)?;
-        self.store.run(|store| -> Result<_, Fault> {
+        self.store.run(|store| -> Result<_, ReceiptsFault> {
             found.iter().try_for_each(|receipt| store.keep_id(receipt))?;
             Ok(store.set_backlog(partition, left)?)
         })
@@ -194,12 +193,12 @@ impl Claims {
 
     pub fn applied(&self, partition: PartitionId, opened: u64) -> Result<Option<u64>, ReceiptsError> {
         self.check_opening(opened)?;
-        self.store.run(|store| -> Result<_, Fault> { Ok(store.applied(partition)?) })
+        self.store.run(|store| -> Result<_, ReceiptsFault> { Ok(store.applied(partition)?) })
     }
 
     fn note(&mut self, partition: PartitionId, offset: u64) -> Result<(), ReceiptsError> {
         if self.noted.get(&partition) != Some(&offset) {
-            self.store.run(|store| -> Result<_, Fault> { Ok(store.set_applied(partition, offset)?) })?;
+            self.store.run(|store| -> Result<_, ReceiptsFault> { Ok(store.set_applied(partition, offset)?) })?;
             self.noted.insert(partition, offset);
         }
         Ok(())
@@ -221,7 +220,7 @@ impl Claims {
         // The store would have dropped the answer by now, so a later repeat has no guarantee.
         let not_before = now.saturating_sub(self.settings.window + self.settings.lease);
         self.under_way.forget_left_before(not_before, FORGOTTEN_AT_ONCE);
-        self.store.run(|store| -> Result<_, Fault> { Ok(store.drop_before(now)?) })
+        self.store.run(|store| -> Result<_, ReceiptsFault> { Ok(store.drop_before(now)?) })
     }
 
     fn save_unsaved(&mut self) -> Result<(), ReceiptsError> {

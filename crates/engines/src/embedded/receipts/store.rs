@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fjall::{Database, Keyspace};
-use whimbrel_model::ports::{Answer, ClaimKind};
+use whimbrel_model::ports::{ClaimKind, PublishReceipt};
 use whimbrel_model::{PartitionId, Timestamp};
 
 use super::keys::{
@@ -14,7 +14,7 @@ use super::keys::{
 use crate::embedded::lsm::LsmStore;
 use crate::embedded::slices::{Slices, small_database, small_keyspace};
 
-/// Memory that the LSM may use for blocks.
+/// Memory for cached blocks of the LSM.
 const CACHE_BYTES: u64 = 8 << 20;
 
 pub(super) struct ReceiptStore {
@@ -27,15 +27,14 @@ pub(super) struct ReceiptStore {
     backlogs: Keyspace,
 }
 
-/// An answer with the names under which it is kept.
+/// An answer with the keys under which it is stored.
 #[derive(Debug, Clone)]
 pub(super) struct Receipt {
     pub kind: ClaimKind,
     pub text: String,
-    /// The key of the claim.
     pub key: Vec<u8>,
     pub fingerprint: u64,
-    pub answer: Answer,
+    pub answer: PublishReceipt,
 }
 
 impl LsmStore for ReceiptStore {
@@ -62,7 +61,7 @@ impl ReceiptStore {
     }
 
     /// The answer to a claim, with its fingerprint, unless it is older than this.
-    pub fn answer(&self, key: &[u8], not_before: Timestamp) -> fjall::Result<Option<(u64, Answer)>> {
+    pub fn answer(&self, key: &[u8], not_before: Timestamp) -> fjall::Result<Option<(u64, PublishReceipt)>> {
         for slice in self.answers.newest_first() {
             if let Some(found) = slice.get(key)?.as_deref().and_then(decode_answer)
                 && found.1.answered_at >= not_before
@@ -95,7 +94,7 @@ impl ReceiptStore {
     }
 
     /// The answers under an id, oldest first.
-    pub fn find(&self, id: &str) -> fjall::Result<Vec<Answer>> {
+    pub fn find(&self, id: &str) -> fjall::Result<Vec<PublishReceipt>> {
         let mut answers = Vec::new();
         for slice in self.ids.newest_first().into_iter().rev() {
             for entry in slice.prefix(id_prefix(id)) {

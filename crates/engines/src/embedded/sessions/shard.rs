@@ -1,52 +1,51 @@
-//! The sessions of one shard and what news does to them. Pure: the time is passed in.
+//! The sessions of one shard, and the effects of news. Pure: the time is passed in.
 //!
-//! Made to be small: a session costs a slot of its user, an entry of its own and a slot of its gateway's; its platform's name is shared by
-//! all that are of it, as far as names are kept, its user's id by both slots. What is remembered of those that are gone is bounded.
+//! Compact: a session costs a slot of its user, an entry of its own, and a slot of its gateway. Sessions share the name of their platform,
+//! within a bound, and both slots share the user's id. The memory for ended sessions is bounded.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, Uid};
-use whimbrel_model::ports::{SessionNews, UserChange, UserSessions};
+use whimbrel_model::ports::{SessionUpdate, UserChange, UserSessions};
 
-/// How long it is remembered that a session is gone, so that late news of its coming loses: longer than gateways keep packets to be
-/// asked for again.
+/// The time for which an ended session is remembered, so that late news of its beginning is ignored. It is longer than gateways keep
+/// packets for repetition.
 const GONE_KEPT_MS: i64 = 120_000;
-/// Sessions that are remembered to be gone; beyond, the oldest are forgotten sooner.
+/// The maximum number of ended sessions that are remembered; beyond it, the oldest are removed sooner.
 const GONE_MAX: usize = 1 << 18;
-/// Users of whom nothing but the time they were last seen is remembered; beyond, the oldest are forgotten.
+/// The maximum number of users of whom only the last-seen time is remembered; beyond it, the oldest are removed.
 const LEFT_MAX: usize = 1 << 16;
 
-/// Names of platforms that are kept once for all sessions of theirs. A session of a further one has its own: devices may say any name.
-const PLATFORMS_ALIKE_MAX: usize = 4096;
+/// The maximum number of platform names that sessions share. A session with a further name has its own copy: devices may send any name.
+const SHARED_PLATFORMS_MAX: usize = 4096;
 
-/// One shard.
 #[derive(Default)]
-pub(super) struct Shard {
-    users: HashMap<Uid, User>,
-    gateways: HashMap<GatewayId, Gateway>,
-    /// By node, the newest incarnation that is void: earlier ones are too.
+pub(super) struct SessionShard {
+    users: HashMap<Uid, UserSlot>,
+    gateways: HashMap<GatewayId, GatewaySessions>,
+    /// The newest void incarnation of each node. Earlier incarnations are void too.
     void: HashMap<u16, u64>,
-    /// At most [`PLATFORMS_ALIKE_MAX`]: they are never forgotten.
+    /// At most [`SHARED_PLATFORMS_MAX`]: names are never removed.
     platforms: HashSet<Platform>,
     gone: HashMap<SessionId, u64>,
-    /// When each became gone, the oldest first.
+    /// The ended sessions by the time of their end, oldest first.
     gone_since: VecDeque<(i64, SessionId)>,
-    /// Users without sessions by when they were left, the oldest first. Those who came back since are still in it.
+    /// Users by the time when their last session ended, oldest first. It also contains users that are online again.
     left: VecDeque<(Uid, Timestamp)>,
-    /// Of the last step.
+    /// The version of the last step.
     version: u64,
 }
 
 #[derive(Default)]
-struct User {
-    sessions: Box<[Held]>,
+struct UserSlot {
+    sessions: Box<[StoredSession]>,
     last_seen: Option<Timestamp>,
-    /// Whether the last step that touched the user told that it is online.
+    /// Whether the last step that touched the user reported it online.
     was_told_online: bool,
 }
 
-struct Held {
+struct StoredSession {
     session: SessionId,
     version: u64,
     since: Timestamp,
@@ -55,22 +54,22 @@ struct Held {
 }
 
 #[derive(Default)]
-struct Gateway {
-    /// The version of its last whole picture.
+struct GatewaySessions {
+    /// The version of the gateway's last whole picture.
     picture: u64,
-    /// By the session's number, whose it is.
+    /// The user of each session, by the session's number.
     sessions: HashMap<u64, Uid>,
 }
 
-/// The users that a step touches, in the order of first mention, and what was last told of each.
+/// The users that a step touches, in the order of first mention, and whether each was last reported online.
 #[derive(Default)]
-struct Touched {
+struct TouchedUsers {
     order: Vec<(Uid, bool)>,
     seen: HashSet<Uid>,
 }
 
-impl Touched {
-    fn add(&mut self, users: &HashMap<Uid, User>, uid: &Uid) {
+impl TouchedUsers {
+    fn add(&mut self, users: &HashMap<Uid, UserSlot>, uid: &Uid) {
         if self.seen.insert(uid.clone()) {
             let was_online = users.get(uid).is_some_and(|user| user.was_told_online);
             self.order.push((uid.clone(), was_online));
@@ -78,22 +77,22 @@ impl Touched {
     }
 }
 
-impl Shard {
-    pub fn put(&mut self, news: Vec<SessionNews>, now: Timestamp) -> Vec<UserChange> {
-        self.forget_gone(now);
-        let mut touched = Touched::default();
-        for SessionNews { uid, version, session, gone_at } in news {
+impl SessionShard {
+    pub fn put(&mut self, news: Vec<SessionUpdate>, now: Timestamp) -> Vec<UserChange> {
+        self.expire_ended(now);
+        let mut touched = TouchedUsers::default();
+        for SessionUpdate { uid, version, session, gone_at } in news {
             touched.add(&self.users, &uid);
             let gateway = session.session.gateway;
             if self.is_void(gateway) || version < self.gateways.get(&gateway).map_or(0, |gateway| gateway.picture) {
                 continue;
             }
             match gone_at {
-                None => self.come(&uid, session, version),
-                Some(at) => self.go(&uid, session.session, version, at, now),
+                None => self.add_session(&uid, session, version),
+                Some(at) => self.end_session(&uid, session.session, version, at, now),
             }
         }
-        self.told(touched, now)
+        self.finish_step(touched, now)
     }
 
     pub fn replace(
@@ -103,18 +102,18 @@ impl Shard {
         sessions: Vec<(Uid, OnlineSession)>,
         now: Timestamp,
     ) -> Vec<UserChange> {
-        self.forget_gone(now);
+        self.expire_ended(now);
         if self.is_void(gateway) || self.gateways.get(&gateway).is_some_and(|known| known.picture > version) {
             return Vec::new();
         }
         self.gateways.entry(gateway).or_default().picture = version;
-        let mut touched = Touched::default();
+        let mut touched = TouchedUsers::default();
         let mut listed = HashSet::with_capacity(sessions.len());
         for (uid, session) in sessions {
             if session.session.gateway == gateway {
                 touched.add(&self.users, &uid);
                 listed.insert(session.session.number);
-                self.come(&uid, session, version);
+                self.add_session(&uid, session, version);
             }
         }
         let known = self.gateways.get(&gateway).map(|gateway| &gateway.sessions).into_iter().flatten();
@@ -125,10 +124,10 @@ impl Shard {
             let session = SessionId { gateway, number };
             if self.version_of(&uid, session).is_some_and(|known| known < version) {
                 touched.add(&self.users, &uid);
-                self.go(&uid, session, version, now, now);
+                self.end_session(&uid, session, version, now, now);
             }
         }
-        self.told(touched, now)
+        self.finish_step(touched, now)
     }
 
     pub fn void(&mut self, gateway: GatewayId) {
@@ -139,7 +138,7 @@ impl Shard {
     pub fn sweep(&mut self, limit: usize, now: Timestamp) -> Vec<UserChange> {
         let mut void: Vec<GatewayId> = self.gateways.keys().copied().filter(|gateway| self.is_void(*gateway)).collect();
         void.sort_unstable();
-        let (mut touched, mut left) = (Touched::default(), limit);
+        let (mut touched, mut left) = (TouchedUsers::default(), limit);
         for gateway in void {
             let known = self.gateways.get(&gateway).map(|gateway| &gateway.sessions).into_iter().flatten();
             let swept: Vec<(u64, Uid)> = known.take(left).map(|(number, uid)| (*number, uid.clone())).collect();
@@ -153,7 +152,7 @@ impl Shard {
                 self.gateways.remove(&gateway);
             }
         }
-        self.told(touched, now)
+        self.finish_step(touched, now)
     }
 
     pub fn gateways(&self) -> Vec<GatewayId> {
@@ -166,7 +165,7 @@ impl Shard {
     pub fn of(&self, uid: &Uid) -> UserSessions {
         let Some(user) = self.users.get(uid) else { return UserSessions::default() };
         let live = user.sessions.iter().filter(|held| !self.is_void(held.session.gateway));
-        let mut sessions: Vec<OnlineSession> = live.map(Held::shown).collect();
+        let mut sessions: Vec<OnlineSession> = live.map(StoredSession::shown).collect();
         sessions.sort_unstable_by_key(|session| (session.since, session.session));
         UserSessions { sessions, last_seen: user.last_seen }
     }
@@ -180,7 +179,7 @@ impl Shard {
         user.sessions.iter().find(|held| held.session == session).map(|held| held.version)
     }
 
-    fn come(&mut self, uid: &Uid, session: OnlineSession, version: u64) {
+    fn add_session(&mut self, uid: &Uid, session: OnlineSession, version: u64) {
         let id = session.session;
         if self.gone.get(&id).is_some_and(|gone| *gone >= version) {
             return;
@@ -188,13 +187,13 @@ impl Shard {
         let platform = match self.platforms.get(&session.platform) {
             Some(shared) => shared.clone(),
             None => {
-                if self.platforms.len() < PLATFORMS_ALIKE_MAX {
+                if self.platforms.len() < SHARED_PLATFORMS_MAX {
                     self.platforms.insert(session.platform.clone());
                 }
                 session.platform
             }
         };
-        let held = Held { session: id, version, since: session.since, platform, device: session.device };
+        let held = StoredSession { session: id, version, since: session.since, platform, device: session.device };
         let uid = match self.users.get_key_value(uid) {
             Some((known, _)) => known.clone(),
             None => uid.clone(),
@@ -211,7 +210,7 @@ impl Shard {
         }
     }
 
-    fn go(&mut self, uid: &Uid, session: SessionId, version: u64, at: Timestamp, now: Timestamp) {
+    fn end_session(&mut self, uid: &Uid, session: SessionId, version: u64, at: Timestamp, now: Timestamp) {
         let known = self.version_of(uid, session).into_iter().chain(self.gone.get(&session).copied()).max();
         if known.is_some_and(|known| known > version) {
             return;
@@ -238,7 +237,7 @@ impl Shard {
         user.last_seen = user.last_seen.max(Some(at));
     }
 
-    fn forget_gone(&mut self, now: Timestamp) {
+    fn expire_ended(&mut self, now: Timestamp) {
         let too_old = now.as_millis() - GONE_KEPT_MS;
         while let Some((since, session)) = self.gone_since.front()
             && (*since < too_old || self.gone_since.len() > GONE_MAX)
@@ -251,8 +250,8 @@ impl Shard {
         }
     }
 
-    /// Ends a step: what it did to each user that it touched.
-    fn told(&mut self, touched: Touched, now: Timestamp) -> Vec<UserChange> {
+    /// Ends a step. Returns its effect on each user that it touched.
+    fn finish_step(&mut self, touched: TouchedUsers, now: Timestamp) -> Vec<UserChange> {
         self.version = (self.version + 1).max(now.as_millis().max(0).unsigned_abs());
         let version = self.version;
         let mut changes = Vec::with_capacity(touched.order.len());
@@ -270,15 +269,15 @@ impl Shard {
             }
             changes.push(UserChange { uid, was_online, is_online, version });
         }
-        self.forget_left();
+        self.evict_offline();
         changes
     }
 
-    fn forget_left(&mut self) {
+    fn evict_offline(&mut self) {
         while self.left.len() > LEFT_MAX
             && let Some((uid, seen)) = self.left.pop_front()
         {
-            let is_left = |user: &User| user.sessions.is_empty() && user.last_seen == Some(seen);
+            let is_left = |user: &UserSlot| user.sessions.is_empty() && user.last_seen == Some(seen);
             if self.users.get(&uid).is_some_and(is_left) {
                 self.users.remove(&uid);
             }
@@ -286,7 +285,7 @@ impl Shard {
     }
 }
 
-impl Held {
+impl StoredSession {
     fn shown(&self) -> OnlineSession {
         OnlineSession {
             session: self.session,
@@ -301,43 +300,43 @@ impl Held {
 mod tests {
     use super::*;
 
-    /// Slots of a hash table for each entry, at the worst moment after it has grown, on average between two growths.
+    /// Slots of a hash table per entry, in the worst case after it has grown, as an average between two growths.
     const SLOTS_PER_ENTRY: f64 = 1.6;
 
     #[test]
     fn a_session_costs_at_most_two_hundred_bytes_beside_its_strings() {
-        let slots = size_of::<(Uid, User)>() + size_of::<(u64, Uid)>() + 2;
-        let bytes = slots as f64 * SLOTS_PER_ENTRY + size_of::<Held>() as f64;
+        let slots = size_of::<(Uid, UserSlot)>() + size_of::<(u64, Uid)>() + 2;
+        let bytes = slots as f64 * SLOTS_PER_ENTRY + size_of::<StoredSession>() as f64;
         assert!(bytes <= 205.0, "{bytes}");
     }
 
     #[test]
-    fn platforms_of_sessions_that_went_do_not_add_up_without_end() {
-        let mut shard = Shard::default();
+    fn shared_platform_names_are_bounded() {
+        let mut shard = SessionShard::default();
         let (gateway, uid) = (GatewayId { node: 1, incarnation: 1 }, Uid::new("u").unwrap());
         let now = Timestamp::from_millis(1);
         let mut put = |number: u64, gone_at| {
             let platform = Platform::new(&format!("p{number}")).unwrap();
             let session =
                 OnlineSession { session: SessionId { gateway, number }, platform, device: "".into(), since: now };
-            shard.put(vec![SessionNews { uid: uid.clone(), version: number + 1, session, gone_at }], now);
+            shard.put(vec![SessionUpdate { uid: uid.clone(), version: number + 1, session, gone_at }], now);
         };
-        let last = PLATFORMS_ALIKE_MAX as u64 + 10;
+        let last = SHARED_PLATFORMS_MAX as u64 + 10;
         for number in 0..last {
             put(number, None);
             put(number, Some(now));
         }
         put(last, None);
-        assert_eq!(shard.platforms.len(), PLATFORMS_ALIKE_MAX);
+        assert_eq!(shard.platforms.len(), SHARED_PLATFORMS_MAX);
         let shown = shard.of(&uid).sessions;
-        assert_eq!(shown[0].platform.as_str(), format!("p{last}"), "a session of a further one is shown as any other");
+        assert_eq!(shown[0].platform.as_str(), format!("p{last}"), "a further platform name is returned");
     }
 
     #[test]
-    fn users_who_left_are_forgotten_beyond_a_number_and_the_rest_stays() {
-        let mut shard = Shard::default();
+    fn only_the_oldest_offline_users_beyond_the_maximum_are_removed() {
+        let mut shard = SessionShard::default();
         let gateway = GatewayId { node: 1, incarnation: 1 };
-        let news = |number: u64, gone_at| SessionNews {
+        let news = |number: u64, gone_at| SessionUpdate {
             uid: Uid::new(&format!("u{number}")).unwrap(),
             version: number + 1,
             session: OnlineSession {

@@ -1,23 +1,23 @@
-//! How the holds of a shard are written in the LSM. All keys begin with their shard and its generation: a shard that is emptied
-//! goes on in the next generation, and what the earlier one left is out of sight at once.
+//! The format of the holds of a shard in the LSM. All keys begin with their shard and its generation. A shard that is emptied continues in
+//! the next generation, and no read sees the rows of the earlier one.
 //!
 //! ```text
 //! shards   shard                                      -> format, epoch, applied, generation, floor, line, now
-//!          shard, generation                          -> nothing: that generation is to be erased
+//!          shard, generation                          -> empty: that generation must be erased
 //! rows     shard, generation, due, id                 -> the hold, with its payload
 //! ids      shard, generation, id                      -> due, of rows and of garbage
-//! late     shard, generation, due, id                 -> the hold, of holds that were put below the line
-//! late_ids shard, generation, id                      -> due, of late ones
-//! counts   shard, generation, topic, minute           -> how many are due in it, and in which of its seconds there were any
+//! late     shard, generation, due, id                 -> the hold, for holds that were put below the line
+//! late_ids shard, generation, id                      -> due, of late holds
+//! counts   shard, generation, topic, minute           -> the number of holds due, and the seconds that had any
 //! ends-*   shard, generation, id                      -> applied, the end
-//! dead-*   shard, generation, due, id                 -> nothing
+//! dead-*   shard, generation, due, id                 -> empty
 //! ```
 //!
-//! What a topic has is found through its counts: only the seconds in which it has something are looked through. So a hold costs
-//! two keys and not three.
+//! The counts are the index by topic: a list of a topic scans only the seconds in which the topic has holds. So a hold costs two keys and
+//! not three.
 //!
-//! Numbers in keys are big endian, and times have their sign turned, so that the order of bytes is the order of numbers. An id
-//! stands last in its key, so it needs no length.
+//! Numbers in keys are big-endian, and times have their sign bit inverted, so that keys sort as the numbers do. An id is the last part of
+//! its key, so it needs no length.
 
 use std::time::Duration;
 
@@ -25,29 +25,28 @@ use whimbrel_model::ports::DueCursor;
 use whimbrel_model::{HoldId, Timestamp, TopicNumber};
 
 const FORMAT: u8 = 2;
-/// What counts are kept by.
+/// The unit of the counts.
 pub(super) const MINUTE: Duration = Duration::from_secs(60);
 const SIGN: u64 = 1 << 63;
-/// In place of a topic where all topics are counted together; no topic has this number.
+/// Stands for a topic where all topics are counted together; no topic has this number.
 pub(super) const ALL_TOPICS: TopicNumber = TopicNumber(u32::MAX);
 const _: () = assert!(whimbrel_model::limits::TOPIC_NUMBER_MAX < ALL_TOPICS.0);
 
-/// Where a shard is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ShardState {
+pub(super) struct TimerShardState {
     pub epoch: u64,
     pub applied: u64,
     pub generation: u32,
-    /// No row is due below this.
+    /// No row is due below this time.
     pub floor: Timestamp,
-    /// Below this, what is pending is among the late ones, and rows are garbage.
+    /// Below this time, pending holds are in the keyspaces for late holds, and rows are garbage.
     pub line: Timestamp,
-    /// The latest time of a write.
+    /// The `now` of the last write.
     pub now: Timestamp,
 }
 
-impl ShardState {
-    /// A shard that nobody took yet.
+impl TimerShardState {
+    /// A shard that was never opened.
     pub const UNKNOWN: Self = Self {
         epoch: 0,
         applied: 0,
@@ -87,19 +86,18 @@ impl ShardState {
     }
 }
 
-/// What all keys of a generation of a shard begin with.
+/// A generation of a shard: the prefix of its keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ShardGeneration {
     pub shard: u32,
     pub generation: u32,
 }
 
-impl Place {
+impl ShardGeneration {
     pub fn prefix(self) -> [u8; 8] {
         (u64::from(self.shard) << 32 | u64::from(self.generation)).to_be_bytes()
     }
 
-    /// The place whose prefix this is.
     pub fn of_prefix(prefix: [u8; 8]) -> Self {
         let both = u64::from_be_bytes(prefix);
         Self { shard: (both >> 32) as u32, generation: both as u32 }
@@ -132,11 +130,11 @@ impl Place {
     }
 }
 
-/// What a topic has in a minute.
+/// The pending holds of a topic in a minute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Minute {
     pub count: u64,
-    /// A bit for each second in which there was any since there was none in the whole minute.
+    /// A bit for each second that had holds since the count of the minute was last zero.
     pub seconds: u64,
 }
 
@@ -153,7 +151,7 @@ impl Minute {
         Some(Self { count: u64::from_le_bytes(*count), seconds: u64::from_le_bytes(seconds) })
     }
 
-    /// Stretches of seconds, in milliseconds of the minute, that may have some: from, to.
+    /// The ranges of seconds that may have holds, in milliseconds of the minute: from, to.
     pub fn stretches(self) -> impl Iterator<Item = (i64, i64)> {
         let mut seconds = self.seconds;
         std::iter::from_fn(move || {
@@ -168,18 +166,18 @@ impl Minute {
     }
 }
 
-/// The bit of the second of its minute that a time is in.
+/// The bit of the second of a time within its minute.
 pub(super) fn second_of(time: Timestamp) -> u64 {
     1 << time.as_millis().rem_euclid(60_000).div_euclid(1000)
 }
 
-/// The place in due order that a key of [`Place::by_due`] ends with.
+/// The place in due order at the end of a key of [`ShardGeneration::by_due`].
 pub(super) fn due_of(key: &[u8]) -> Option<DueCursor> {
     let (due, id) = key.get(8..)?.split_first_chunk::<8>()?;
     Some(DueCursor { due: unsortable(*due), id: HoldId::new(std::str::from_utf8(id).ok()?) })
 }
 
-/// The minute that a key of [`Place::count`] ends with.
+/// The minute at the end of a key of [`ShardGeneration::count`].
 pub(super) fn minute_of(key: &[u8]) -> Option<Timestamp> {
     key.get(12..)?.first_chunk().map(|minute| unsortable(*minute))
 }
@@ -196,7 +194,7 @@ pub(super) fn unsortable(bytes: [u8; 8]) -> Timestamp {
 pub(super) mod tests {
     use super::*;
 
-    const PLACE: Place = Place { shard: 3, generation: 9 };
+    const PLACE: ShardGeneration = ShardGeneration { shard: 3, generation: 9 };
 
     pub fn at(millis: i64) -> Timestamp {
         Timestamp::from_millis(millis)
@@ -211,16 +209,16 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_key_tells_its_due_time_and_id() {
+    fn a_key_contains_its_due_time_and_id() {
         let expected = Some(DueCursor { due: at(-7), id: HoldId::new("order-1") });
         assert_eq!(due_of(&PLACE.by_due(at(-7), "order-1")), expected);
         assert_eq!(due_of(&PLACE.prefix()), None);
         assert_eq!(minute_of(&PLACE.count(TopicNumber(1), at(60_000))), Some(at(60_000)));
-        assert_eq!(Place::of_prefix(PLACE.prefix()), PLACE);
+        assert_eq!(ShardGeneration::of_prefix(PLACE.prefix()), PLACE);
     }
 
     #[test]
-    fn a_minute_tells_in_which_seconds_there_may_be_some() {
+    fn a_minute_lists_the_seconds_that_may_have_holds() {
         let seconds = [at(0), at(59_999), at(-1), at(3_000), at(4_999)].map(second_of);
         let minute = Minute { count: 4, seconds: seconds.into_iter().fold(0, |all, bit| all | bit) };
         assert_eq!(minute.stretches().collect::<Vec<_>>(), [(0, 1_000), (3_000, 5_000), (59_000, 60_000)]);
@@ -231,13 +229,13 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_state_survives_and_a_broken_one_is_refused() {
-        let state = ShardState { epoch: 1, applied: 2, generation: 3, floor: at(-4), line: at(-6), now: at(5) };
+    fn a_state_is_read_as_written_and_a_damaged_one_is_rejected() {
+        let state = TimerShardState { epoch: 1, applied: 2, generation: 3, floor: at(-4), line: at(-6), now: at(5) };
         let value = state.encode();
-        assert_eq!(ShardState::decode(&value), Some(state));
+        assert_eq!(TimerShardState::decode(&value), Some(state));
         for len in 0..value.len() {
-            assert_eq!(ShardState::decode(&value[..len]), None);
+            assert_eq!(TimerShardState::decode(&value[..len]), None);
         }
-        assert_eq!(ShardState::decode(&[&value[..], b"x"].concat()), None);
+        assert_eq!(TimerShardState::decode(&[&value[..], b"x"].concat()), None);
     }
 }

@@ -1,10 +1,10 @@
-//! The line of a shard: a time below which everything has come due and ended, but for a few that were put there late.
+//! The line of a shard: a time below which every hold has come due and ended, except for the few that were put there late.
 //!
-//! Nearly every hold ends when its time has come, in due order. Deleting each of them by its time and by its id would make three
-//! keys of the one that its end is, so below the line nothing is deleted and nothing is read: what lies there is garbage, which
-//! merges of tables leave out and which goes by whole tables where it fills them. An id that points below the line is garbage
-//! too. The line only rises (an emptied shard begins anew, in the next generation). A hold that is put below it is kept apart,
-//! in keyspaces for late ones.
+//! Nearly every hold ends after its due time, in due order. Deleting each of them by its time and by its id would write three keys instead
+//! of the one of its end. So below the line the store deletes nothing and reads nothing. The rows there are garbage: merges of tables drop
+//! them, and tables that contain only garbage are dropped whole. An id that points below the line is garbage too. The line only increases
+//! (an emptied shard starts a new line in the next generation). A hold that is put below the line is late, and goes to the keyspaces for
+//! late holds.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fjall::compaction::filter::{CompactionFilter, CompactionFilterResult, Context, Factory, ItemAccessor, Verdict};
 use whimbrel_model::Timestamp;
 
-use super::keys::{Place, unsortable};
+use super::keys::{ShardGeneration, unsortable};
 
-/// How far a line rises before whole tables below it are dropped.
+/// The distance by which a line rises before tables below it are dropped.
 const DROP_STEP_MS: i64 = 60_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Line {
+struct ShardLine {
     generation: u32,
     below: Timestamp,
     dropped_below: Timestamp,
@@ -26,13 +26,13 @@ struct Line {
 
 /// The lines of all shards, as they are on disk or lower.
 #[derive(Default)]
-pub(super) struct Lines(Mutex<HashMap<u32, Line>>);
+pub(super) struct ShardLines(Mutex<HashMap<u32, ShardLine>>);
 
-impl Lines {
-    /// Notes a line that is on disk; true where it is worth dropping tables below it.
-    pub fn note(&self, place: Place, below: Timestamp) -> bool {
+impl ShardLines {
+    /// Records a line that is on disk. Returns true if tables below it are worth dropping.
+    pub fn note(&self, place: ShardGeneration, below: Timestamp) -> bool {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = Line { generation: place.generation, below, dropped_below: Timestamp::from_millis(i64::MIN) };
+        let new = ShardLine { generation: place.generation, below, dropped_below: Timestamp::from_millis(i64::MIN) };
         let line = lines.entry(place.shard).or_insert(new);
         if line.generation != place.generation {
             *line = new;
@@ -45,22 +45,22 @@ impl Lines {
         has_risen
     }
 
-    fn copy(&self) -> HashMap<u32, Line> {
+    fn copy(&self) -> HashMap<u32, ShardLine> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Where an entry has the time that decides. Its key begins with its place in either case.
+/// The location of the time that decides about an entry. Its key begins with its place in either case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TimeIn {
-    /// After the place.
+    /// In the key, after the place.
     Key,
     Value,
 }
 
-/// Leaves out what lies below the lines when tables are merged.
+/// Drops entries below the lines when tables are merged.
 pub(super) struct BelowTheLine {
-    pub lines: Arc<Lines>,
+    pub lines: Arc<ShardLines>,
     pub time_in: TimeIn,
 }
 
@@ -70,23 +70,23 @@ impl Factory for BelowTheLine {
     }
 
     fn make_filter(&self, _: &Context) -> Box<dyn CompactionFilter> {
-        Box::new(Sieve { lines: self.lines.copy(), time_in: self.time_in })
+        Box::new(LineFilter { lines: self.lines.copy(), time_in: self.time_in })
     }
 }
 
-struct Sieve {
-    lines: HashMap<u32, Line>,
+struct LineFilter {
+    lines: HashMap<u32, ShardLine>,
     time_in: TimeIn,
 }
 
-impl Sieve {
+impl LineFilter {
     fn is_garbage(&self, key: &[u8], value: &[u8]) -> bool {
         let Some((prefix, rest)) = key.split_first_chunk() else { return false };
         let time = match self.time_in {
             TimeIn::Key => rest.first_chunk(),
             TimeIn::Value => value.first_chunk(),
         };
-        let (place, Some(time)) = (Place::of_prefix(*prefix), time) else { return false };
+        let (place, Some(time)) = (ShardGeneration::of_prefix(*prefix), time) else { return false };
         self.lines.get(&place.shard).is_some_and(|line| {
             let is_below = place.generation == line.generation && unsortable(*time) < line.below;
             place.generation < line.generation || is_below
@@ -94,14 +94,14 @@ impl Sieve {
     }
 }
 
-impl CompactionFilter for Sieve {
+impl CompactionFilter for LineFilter {
     fn filter_item(&mut self, item: ItemAccessor<'_>, _: &Context) -> CompactionFilterResult {
         let is_garbage = match self.time_in {
             TimeIn::Key => self.is_garbage(item.key(), &[]),
             TimeIn::Value => self.is_garbage(item.key(), &item.value()?),
         };
-        // Without a tombstone. An older value of the same key that shows through is a row below the line as well, or tells where
-        // a hold was before it moved, where it has no row any more.
+        // Without a tombstone. An older value of the same key may become visible. It is a row below the line too, or an earlier due time of
+        // a moved hold, for which there is no row any more.
         Ok(if is_garbage { Verdict::Destroy } else { Verdict::Keep })
     }
 }
@@ -113,28 +113,28 @@ mod tests {
     use crate::embedded::timers::keys::tests::at;
     use whimbrel_model::HoldId;
 
-    const PLACE: Place = Place { shard: 3, generation: 9 };
+    const PLACE: ShardGeneration = ShardGeneration { shard: 3, generation: 9 };
 
-    fn sieve(time_in: TimeIn) -> Sieve {
-        let lines = Lines::default();
+    fn sieve(time_in: TimeIn) -> LineFilter {
+        let lines = ShardLines::default();
         lines.note(PLACE, at(100));
-        Sieve { lines: lines.copy(), time_in }
+        LineFilter { lines: lines.copy(), time_in }
     }
 
     #[test]
-    fn what_is_due_below_the_line_is_garbage_and_nothing_else() {
+    fn only_rows_due_below_the_line_are_garbage() {
         let sieve = sieve(TimeIn::Key);
-        let is_garbage = |place: Place, due| sieve.is_garbage(&place.by_due(at(due), "a"), b"");
+        let is_garbage = |place: ShardGeneration, due| sieve.is_garbage(&place.by_due(at(due), "a"), b"");
         assert!(is_garbage(PLACE, 99));
         assert!(!is_garbage(PLACE, 100));
-        assert!(!is_garbage(Place { shard: 4, ..PLACE }, 0), "a shard without a line");
-        assert!(!is_garbage(Place { generation: 10, ..PLACE }, 0), "a line that is not known yet");
-        assert!(is_garbage(Place { generation: 8, ..PLACE }, 500), "what was emptied");
+        assert!(!is_garbage(ShardGeneration { shard: 4, ..PLACE }, 0), "a shard without a line");
+        assert!(!is_garbage(ShardGeneration { generation: 10, ..PLACE }, 0), "a generation without a line");
+        assert!(is_garbage(ShardGeneration { generation: 8, ..PLACE }, 500), "an emptied generation");
         assert!(!sieve.is_garbage(b"short", b""));
     }
 
     #[test]
-    fn an_id_is_garbage_by_the_time_that_it_points_to() {
+    fn an_id_that_points_below_the_line_is_garbage() {
         let (sieve, key) = (sieve(TimeIn::Value), PLACE.by_id(&HoldId::new("a")));
         assert!(sieve.is_garbage(&key, &sortable(at(99))));
         assert!(!sieve.is_garbage(&key, &sortable(at(100))));
@@ -142,9 +142,9 @@ mod tests {
     }
 
     #[test]
-    fn a_line_asks_for_dropping_from_step_to_step() {
-        let lines = Lines::default();
-        assert!(lines.note(PLACE, at(0)), "whatever an earlier process left");
+    fn tables_are_dropped_after_each_step_of_the_line() {
+        let lines = ShardLines::default();
+        assert!(lines.note(PLACE, at(0)), "the first line drops the garbage of an earlier process");
         assert!(!lines.note(PLACE, at(DROP_STEP_MS - 1)));
         assert!(lines.note(PLACE, at(DROP_STEP_MS)));
         assert!(!lines.note(PLACE, at(DROP_STEP_MS)));

@@ -6,42 +6,41 @@ use std::sync::Arc;
 use bytes::Bytes;
 use fjall::{Guard, Keyspace, Readable, Snapshot};
 use whimbrel_model::ports::timers::bucket_start;
-use whimbrel_model::ports::{At, CountQuery, DueCursor, HoldQuery, Known};
-use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
+use whimbrel_model::ports::{AtOffset, CountQuery, DueCursor, HoldQuery, StoredHold};
+use whimbrel_model::{Hold, HoldEnd, HoldEndKind, HoldId, Timestamp, TopicNumber};
 
-use super::keys::{ALL_TOPICS, MINUTE, Minute, Place, ShardState, due_of, minute_of, unsortable};
-use super::{Fault, Inner, damaged};
+use super::keys::{ALL_TOPICS, MINUTE, Minute, ShardGeneration, TimerShardState, due_of, minute_of, unsortable};
+use super::{TimerStore, TimersFault, damaged};
 
-/// Bytes of holds that a list returns at once, but for one: who asks goes on until there are no more.
+/// The maximum bytes of holds in one list, except for a single larger hold; callers continue until a list is empty.
 const LIST_BYTES: usize = 1 << 20;
-/// No hold is due then.
+/// Later than every due time.
 const END_OF_TIME: Timestamp = Timestamp::from_millis(i64::MAX);
 
 const START_OF_TIME: Timestamp = Timestamp::from_millis(i64::MIN);
 
-pub(super) type Read<T> = Result<At<T>, Fault>;
+pub(super) type ReadResult<T> = Result<AtOffset<T>, TimersFault>;
 
-/// A shard as it was at one moment.
-struct View<'a> {
-    inner: &'a Inner,
+struct ShardView<'a> {
+    inner: &'a TimerStore,
     snapshot: Snapshot,
-    place: Place,
-    state: ShardState,
+    place: ShardGeneration,
+    state: TimerShardState,
 }
 
-/// A stretch of due order: at or after `from` and before `to`, after a cursor.
+/// A range of due order: at or after `from` and before `to`, after a cursor.
 #[derive(Clone, Copy)]
-struct Stretch<'a> {
+struct HoldRange<'a> {
     from: Timestamp,
     to: Timestamp,
     after: Option<&'a DueCursor>,
 }
 
-impl Inner {
-    fn view(&self, shard: u32) -> Result<View<'_>, Fault> {
+impl TimerStore {
+    fn view(&self, shard: u32) -> Result<ShardView<'_>, TimersFault> {
         let snapshot = self.database.snapshot();
-        let state = self.state(&snapshot, shard)?.unwrap_or(ShardState::UNKNOWN);
-        Ok(View { inner: self, snapshot, place: Place { shard, generation: state.generation }, state })
+        let state = self.state(&snapshot, shard)?.unwrap_or(TimerShardState::UNKNOWN);
+        Ok(ShardView { inner: self, snapshot, place: ShardGeneration { shard, generation: state.generation }, state })
     }
 
     pub fn due(
@@ -51,33 +50,33 @@ impl Inner {
         until: Timestamp,
         limit: usize,
         max_bytes: usize,
-    ) -> Read<Vec<Arc<Hold>>> {
+    ) -> ReadResult<Vec<Arc<Hold>>> {
         let view = self.view(shard)?;
         let stretch = view.stretch(None, Some(until), after);
-        Ok(At { applied: view.state.applied, found: view.rows(stretch, limit, max_bytes)? })
+        Ok(AtOffset { applied: view.state.applied, found: view.rows(stretch, limit, max_bytes)? })
     }
 
-    pub fn list(&self, shard: u32, query: &HoldQuery) -> Read<Vec<Arc<Hold>>> {
+    pub fn list(&self, shard: u32, query: &HoldQuery) -> ReadResult<Vec<Arc<Hold>>> {
         let view = self.view(shard)?;
         let stretch = view.stretch(query.from, query.to, query.after.as_ref());
         let found = match query.topic {
             None => view.rows(stretch, query.limit, LIST_BYTES)?,
             Some(topic) => view.rows_of_topic(topic, stretch, query.limit)?,
         };
-        Ok(At { applied: view.state.applied, found })
+        Ok(AtOffset { applied: view.state.applied, found })
     }
 
-    pub fn get(&self, shard: u32, ids: &[HoldId]) -> Read<Vec<Option<Known>>> {
+    pub fn get(&self, shard: u32, ids: &[HoldId]) -> ReadResult<Vec<Option<StoredHold>>> {
         let view = self.view(shard)?;
         let found = ids.iter().map(|id| view.known(id)).collect::<Result<_, _>>()?;
-        Ok(At { applied: view.state.applied, found })
+        Ok(AtOffset { applied: view.state.applied, found })
     }
 
-    pub fn dead(&self, shard: u32, query: &HoldQuery) -> Read<Vec<(HoldId, HoldEnd)>> {
+    pub fn dead(&self, shard: u32, query: &HoldQuery) -> ReadResult<Vec<(HoldId, HoldEnd)>> {
         let view = self.view(shard)?;
         let mut found = BTreeMap::new();
-        // What is dead has no floor.
-        let stretch = Stretch {
+        // The floor does not apply to dead holds.
+        let stretch = HoldRange {
             from: query.from.unwrap_or(START_OF_TIME),
             to: query.to.unwrap_or(END_OF_TIME),
             after: query.after.as_ref(),
@@ -90,20 +89,20 @@ impl Inner {
                     break;
                 }
                 let key = entry.key()?;
-                let place = due_of(&key).ok_or_else(|| damaged("a dead hold cannot be read"))?;
-                // Something else may have become of it since.
-                let Some(Known::Ended(end)) = view.known(&place.id)? else { continue };
-                let is_this = matches!(end.how, Ending::Dead { .. }) && end.due == place.due;
+                let place = due_of(&key).ok_or_else(|| damaged("a dead hold cannot be decoded"))?;
+                // The hold may have another outcome by now.
+                let Some(StoredHold::Ended(end)) = view.known(&place.id)? else { continue };
+                let is_this = matches!(end.how, HoldEndKind::Dead { .. }) && end.due == place.due;
                 if is_this && query.topic.is_none_or(|topic| topic == end.topic) {
                     of_slice += usize::from(found.insert(place, end).is_none());
                 }
             }
         }
         let found = found.into_iter().map(|(place, end)| (place.id, end)).take(query.limit).collect();
-        Ok(At { applied: view.state.applied, found })
+        Ok(AtOffset { applied: view.state.applied, found })
     }
 
-    pub fn count(&self, shard: u32, query: &CountQuery) -> Read<Vec<(Timestamp, u64)>> {
+    pub fn count(&self, shard: u32, query: &CountQuery) -> ReadResult<Vec<(Timestamp, u64)>> {
         let view = self.view(shard)?;
         let topic = query.topic.unwrap_or(ALL_TOPICS);
         let from = query.from.unwrap_or(START_OF_TIME);
@@ -112,17 +111,17 @@ impl Inner {
             let (minute, counted) = counted?;
             *counts.entry(bucket_start(minute, query.bucket)).or_insert(0) += counted.count;
         }
-        Ok(At { applied: view.state.applied, found: counts.into_iter().collect() })
+        Ok(AtOffset { applied: view.state.applied, found: counts.into_iter().collect() })
     }
 
-    /// Whether the time is over that an end is remembered for.
-    pub fn is_forgotten(&self, end: &HoldEnd, state: &ShardState) -> bool {
+    /// Whether an end is older than the time for which ends are remembered.
+    pub fn is_forgotten(&self, end: &HoldEnd, state: &TimerShardState) -> bool {
         end.at <= state.now.saturating_sub(self.settings.remember)
     }
 }
 
-impl Stretch<'_> {
-    /// The keys of the stretch as `key` writes them, where there can be any.
+impl HoldRange<'_> {
+    /// The first key of the range and its end, encoded by `key`. `None` if the range is empty.
     fn keys(self, key: impl Fn(Timestamp, &str) -> Vec<u8>) -> Option<(Vec<u8>, Vec<u8>)> {
         let first = match self.after {
             Some(after) if after.due >= self.from => successor(key(after.due, after.id.as_str())),
@@ -137,25 +136,30 @@ impl Stretch<'_> {
     }
 }
 
-impl View<'_> {
-    /// Never from below the floor, where only deleted ones are.
-    fn stretch<'a>(&self, from: Option<Timestamp>, to: Option<Timestamp>, after: Option<&'a DueCursor>) -> Stretch<'a> {
+impl ShardView<'_> {
+    /// A range that excludes the times below the floor, which have only deleted rows.
+    fn stretch<'a>(
+        &self,
+        from: Option<Timestamp>,
+        to: Option<Timestamp>,
+        after: Option<&'a DueCursor>,
+    ) -> HoldRange<'a> {
         let from = from.map_or(self.state.floor, |from| from.max(self.state.floor));
-        Stretch { from, to: to.unwrap_or(END_OF_TIME), after }
+        HoldRange { from, to: to.unwrap_or(END_OF_TIME), after }
     }
 
-    /// Late ones are due below the line, all others at or after it: the former come first.
-    fn late_and_others<'a>(&self, stretch: Stretch<'a>) -> (Stretch<'a>, Stretch<'a>) {
+    /// Splits a range at the line: late holds are due below it, all others at or after it.
+    fn late_and_others<'a>(&self, stretch: HoldRange<'a>) -> (HoldRange<'a>, HoldRange<'a>) {
         let line = self.state.line;
         (stretch.within(START_OF_TIME, line), stretch.within(line, END_OF_TIME))
     }
 
-    fn range(&self, keyspace: &Keyspace, stretch: Stretch<'_>) -> impl Iterator<Item = Guard> + use<> {
+    fn range(&self, keyspace: &Keyspace, stretch: HoldRange<'_>) -> impl Iterator<Item = Guard> + use<> {
         let keys = stretch.keys(|due, id| self.place.by_due(due, id));
         keys.map(|(first, end)| self.snapshot.range(keyspace, first..end)).into_iter().flatten()
     }
 
-    fn rows(&self, stretch: Stretch<'_>, limit: usize, max_bytes: usize) -> Result<Vec<Arc<Hold>>, Fault> {
+    fn rows(&self, stretch: HoldRange<'_>, limit: usize, max_bytes: usize) -> Result<Vec<Arc<Hold>>, TimersFault> {
         let (mut holds, mut bytes) = (Vec::new(), 0);
         let (late, others) = self.late_and_others(stretch);
         let late = self.range(&self.inner.late, late);
@@ -170,10 +174,15 @@ impl View<'_> {
         Ok(holds)
     }
 
-    fn rows_of_topic(&self, topic: TopicNumber, stretch: Stretch<'_>, limit: usize) -> Result<Vec<Arc<Hold>>, Fault> {
+    fn rows_of_topic(
+        &self,
+        topic: TopicNumber,
+        stretch: HoldRange<'_>,
+        limit: usize,
+    ) -> Result<Vec<Arc<Hold>>, TimersFault> {
         let (late, others) = self.late_and_others(stretch);
         let (mut holds, mut bytes) = (Vec::new(), 0);
-        // They are few, and have no index by topic.
+        // Late holds are few, and have no index by topic.
         for entry in self.range(&self.inner.late, late) {
             if holds.len() == limit || bytes > LIST_BYTES {
                 return Ok(holds);
@@ -204,33 +213,39 @@ impl View<'_> {
         Ok(holds)
     }
 
-    /// How many of a topic are due in each minute that is in the range, also in part.
+    /// The pending holds of a topic in each minute that overlaps the range.
     fn minutes(
         &self,
         topic: TopicNumber,
         from: Timestamp,
         to: Timestamp,
-    ) -> impl Iterator<Item = Result<(Timestamp, Minute), Fault>> + use<> {
+    ) -> impl Iterator<Item = Result<(Timestamp, Minute), TimersFault>> + use<> {
         let (first, end) = (self.place.count(topic, bucket_start(from, MINUTE)), self.place.count(topic, to));
         let range = (first < end).then(|| self.snapshot.range(&self.inner.counts, first..end));
         range.into_iter().flatten().map(|entry| {
             let (key, value) = entry.into_inner()?;
-            minute_of(&key).zip(Minute::decode(&value)).ok_or_else(|| damaged("a count cannot be read"))
+            minute_of(&key).zip(Minute::decode(&value)).ok_or_else(|| damaged("a count cannot be decoded"))
         })
     }
 
-    /// The row, due at or after `from`, that an entry of an index by id points to. Where there is none, the entry is garbage.
-    fn pending(&self, ids: &Keyspace, rows: &Keyspace, from: Timestamp, id: &HoldId) -> Result<Option<Known>, Fault> {
+    /// The row, due at or after `from`, to which an entry of an index by id points. Without a row, the entry is garbage.
+    fn pending(
+        &self,
+        ids: &Keyspace,
+        rows: &Keyspace,
+        from: Timestamp,
+        id: &HoldId,
+    ) -> Result<Option<StoredHold>, TimersFault> {
         let Some(due) = self.snapshot.get(ids, self.place.by_id(id))? else { return Ok(None) };
-        let due = unsortable(<[u8; 8]>::try_from(&due[..]).map_err(|_| damaged("where a hold is cannot be read"))?);
+        let due = unsortable(<[u8; 8]>::try_from(&due[..]).map_err(|_| damaged("a due time cannot be decoded"))?);
         if due < from {
             return Ok(None);
         }
         let row = self.snapshot.get(rows, self.place.by_due(due, id.as_str()))?;
-        row.map(|row| Ok(Known::Pending(Arc::new(decode_row(&row)?)))).transpose()
+        row.map(|row| Ok(StoredHold::Pending(Arc::new(decode_row(&row)?)))).transpose()
     }
 
-    fn known(&self, id: &HoldId) -> Result<Option<Known>, Fault> {
+    fn known(&self, id: &HoldId) -> Result<Option<StoredHold>, TimersFault> {
         let inner = self.inner;
         if let Some(pending) = self.pending(&inner.ids, &inner.rows, self.state.line, id)? {
             return Ok(Some(pending));
@@ -240,10 +255,10 @@ impl View<'_> {
         }
         let key = self.place.by_id(id);
         let mut latest: Option<(u64, Bytes)> = None;
-        // Listed after the snapshot was taken: a slice that it can see something in is among them.
+        // Listed after the snapshot was taken, so it includes every slice with rows that the snapshot sees.
         for slice in self.inner.ends.newest_first() {
             let Some(value) = self.snapshot.get(&slice, &key)? else { continue };
-            let (applied, end) = value.split_first_chunk().ok_or_else(|| damaged("an end cannot be read"))?;
+            let (applied, end) = value.split_first_chunk().ok_or_else(|| damaged("an end cannot be decoded"))?;
             let applied = u64::from_le_bytes(*applied);
             if latest.as_ref().is_none_or(|(other, _)| applied > *other) {
                 latest = Some((applied, Bytes::copy_from_slice(end)));
@@ -251,17 +266,17 @@ impl View<'_> {
         }
         let Some((_, end)) = latest else { return Ok(None) };
         let end = HoldEnd::decode(end).map_err(|error| damaged(&error.to_string()))?;
-        Ok((!self.inner.is_forgotten(&end, &self.state)).then_some(Known::Ended(end)))
+        Ok((!self.inner.is_forgotten(&end, &self.state)).then_some(StoredHold::Ended(end)))
     }
 }
 
-/// The first key after this one: nothing lies between a key and the same with a zero byte.
+/// The first key after this one: the same key with a zero byte at its end.
 fn successor(mut key: Vec<u8>) -> Vec<u8> {
     key.push(0);
     key
 }
 
-/// The hold in a buffer of its own: the LSM's block must not stay in memory as long as it.
-fn decode_row(row: &[u8]) -> Result<Hold, Fault> {
+/// Decodes a hold into a buffer of its own, so that the hold does not keep the LSM's block in memory.
+fn decode_row(row: &[u8]) -> Result<Hold, TimersFault> {
     Hold::decode(Bytes::copy_from_slice(row)).map_err(|error| damaged(&error.to_string()))
 }

@@ -1,59 +1,58 @@
-//! One write of a shard: what it changes in every index, in one batch.
+//! One write of a shard: its changes of every index, in one batch.
 
 use std::collections::BTreeMap;
 
 use fjall::{Keyspace, OwnedWriteBatch as WriteBatch, PersistMode};
 use whimbrel_model::ports::timers::bucket_start;
-use whimbrel_model::ports::{Applied, Change, Row, Write};
-use whimbrel_model::{Ending, Hold, HoldEnd, HoldId, Timestamp, TopicNumber};
+use whimbrel_model::ports::{ApplyOutcome, DueKey, TimerChange, TimersWrite};
+use whimbrel_model::{Hold, HoldEnd, HoldEndKind, HoldId, Timestamp, TopicNumber};
 
-use super::erase::Chore;
-use super::keys::{ALL_TOPICS, MINUTE, Minute, Place, ShardState, second_of, sortable};
-use super::{Fault, Inner, MEMTABLE_BYTES, ROWS_MEMTABLE_BYTES, damaged};
+use super::keys::{ALL_TOPICS, MINUTE, Minute, ShardGeneration, TimerShardState, second_of, sortable};
+use super::shard_eraser::EraserTask;
+use super::{MEMTABLE_BYTES, ROWS_MEMTABLE_BYTES, TimerStore, TimersFault, damaged};
 use crate::embedded::lsm::LsmStore as _;
 
-/// Keys that most changes write, for the capacity of a batch.
+/// The typical number of keys per change, for the capacity of a batch.
 const KEYS_PER_CHANGE: usize = 2;
 
-/// By topic and minute, what has changed there.
-type Counted = BTreeMap<(TopicNumber, Timestamp), Counts>;
+type CountChanges = BTreeMap<(TopicNumber, Timestamp), CountChange>;
 
-/// How many more are due in a minute, and in which of its seconds there are new ones.
+/// The change of a minute's count, and the seconds that get new holds.
 #[derive(Default)]
-struct Counts {
+struct CountChange {
     more: i64,
     seconds: u64,
 }
 
-impl Inner {
-    /// Writes, and tells what there is to tidy up afterwards. For the writer's thread alone: a write reads where the shard is and
-    /// what it counts, and then commits.
-    pub fn apply(&self, shard: u32, write: Write) -> Result<(Applied, Option<Chore>), Fault> {
-        let before = self.state(&self.database.snapshot(), shard)?.unwrap_or(ShardState::UNKNOWN);
+impl TimerStore {
+    /// Writes. Returns the background work that the write causes. Only for the writer thread: a write reads the state and the counts of the
+    /// shard, and then commits.
+    pub fn apply(&self, shard: u32, write: TimersWrite) -> Result<(ApplyOutcome, Option<EraserTask>), TimersFault> {
+        let before = self.state(&self.database.snapshot(), shard)?.unwrap_or(TimerShardState::UNKNOWN);
         if write.epoch < before.epoch {
-            return Ok((Applied::OlderEpoch, None));
+            return Ok((ApplyOutcome::OlderEpoch, None));
         }
         if write.expected != before.applied {
-            return Ok((Applied::Behind { at: before.applied }, None));
+            return Ok((ApplyOutcome::Behind { at: before.applied }, None));
         }
         let state = state_after(&before, &write);
-        let line_before = if write.reset { ShardState::UNKNOWN.line } else { before.line };
-        let place = Place { shard, generation: state.generation };
+        let line_before = if write.reset { TimerShardState::UNKNOWN.line } else { before.line };
+        let place = ShardGeneration { shard, generation: state.generation };
         let keys = write.changes.len() * KEYS_PER_CHANGE + 2;
-        // What is not synced survives the process: the log is what survives the machine.
+        // A write without a sync survives a crash of the process. After a crash of the machine, the log has it.
         let durability = if write.synced { PersistMode::SyncData } else { PersistMode::Buffer };
         let batch = WriteBatch::with_capacity(self.database.clone(), keys).durability(Some(durability));
-        let mut pen = Pen { inner: self, batch, place, line_before, state, counted: Counted::new() };
+        let mut pen = BatchWriter { inner: self, batch, place, line_before, state, counted: CountChanges::new() };
         for change in &write.changes {
             match change {
-                Change::Put { hold, was } => pen.put(hold, *was),
-                Change::End { id, end, was } => pen.end(id, end, *was)?,
+                TimerChange::Put { hold, was } => pen.put(hold, *was),
+                TimerChange::End { id, end, was } => pen.end(id, end, *was)?,
             }
         }
         pen.count()?;
         let mut batch = pen.batch;
         batch.insert(&self.shards, shard.to_be_bytes(), state.encode());
-        let emptied = write.reset.then_some(Place { shard, generation: before.generation });
+        let emptied = write.reset.then_some(ShardGeneration { shard, generation: before.generation });
         if let Some(emptied) = emptied {
             batch.insert(&self.shards, emptied.prefix(), []);
         }
@@ -61,16 +60,16 @@ impl Inner {
         self.seal()?;
         self.ends.drop_before(state.now)?;
         self.dead.drop_before(state.now)?;
-        // Merges may leave out what is below the line only when the line is on disk: were the power cut before, the store would be where
-        // those holds are pending, without their rows.
+        // Merges may drop rows below the line only after the line is on disk. Otherwise, after a power failure, the store could be in a
+        // state in which those holds are pending, without their rows.
         let has_risen = write.synced && self.lines.note(place, state.line);
         let opening = self.opening;
-        let erase = emptied.map(|place| Chore::Erase { place, opening });
-        let chore = erase.or(has_risen.then_some(Chore::Drop { place, below: state.line, opening }));
-        Ok((Applied::Done, chore))
+        let erase = emptied.map(|place| EraserTask::Erase { place, opening });
+        let chore = erase.or(has_risen.then_some(EraserTask::Drop { place, below: state.line, opening }));
+        Ok((ApplyOutcome::Done, chore))
     }
 
-    fn seal(&self) -> Result<(), Fault> {
+    fn seal(&self) -> Result<(), TimersFault> {
         let keyspaces = self.keyspaces();
         let bound = |keyspace: &Keyspace| if *keyspace == self.rows { ROWS_MEMTABLE_BYTES } else { MEMTABLE_BYTES };
         let bounded: Vec<_> = keyspaces.iter().map(|keyspace| (keyspace, bound(keyspace))).collect();
@@ -78,44 +77,42 @@ impl Inner {
     }
 }
 
-/// Where the shard is after this write.
-fn state_after(before: &ShardState, write: &Write) -> ShardState {
+fn state_after(before: &TimerShardState, write: &TimersWrite) -> TimerShardState {
     let puts = write.changes.iter().filter_map(|change| match change {
-        Change::Put { hold, .. } => Some(hold.due),
-        Change::End { .. } => None,
+        TimerChange::Put { hold, .. } => Some(hold.due),
+        TimerChange::End { .. } => None,
     });
-    // A floor above what the same write puts would hide it.
+    // A floor above the due time of a hold in the same write would hide that hold.
     let floor = puts.fold(write.floor, Timestamp::min);
-    // Not the later of the two: where a clock was ahead for a while, ends would be forgotten as they come until it is that late.
+    // Not the maximum of both: after a clock was ahead for a while, ends would expire at once until the real time reaches that value.
     let now = write.now;
-    let line_before = if write.reset { ShardState::UNKNOWN.line } else { before.line };
-    ShardState {
+    let line_before = if write.reset { TimerShardState::UNKNOWN.line } else { before.line };
+    TimerShardState {
         epoch: write.epoch,
         applied: write.applied,
         generation: before.generation.wrapping_add(u32::from(write.reset)),
         floor,
-        // Beyond now lie holds that are yet to be put, which are not late.
+        // Holds that are put after now are not late, so the line does not pass now.
         line: line_before.max(floor.min(now)),
         now,
     }
 }
 
-/// Writes changes into a batch.
-struct Pen<'a> {
-    inner: &'a Inner,
+struct BatchWriter<'a> {
+    inner: &'a TimerStore,
     batch: WriteBatch,
-    place: Place,
-    /// The line as it was: pending holds below it are among the late ones.
+    place: ShardGeneration,
+    /// The line before the write: pending holds below it are late holds.
     line_before: Timestamp,
-    /// The shard after the write.
-    state: ShardState,
-    counted: Counted,
+    /// The state of the shard after the write.
+    state: TimerShardState,
+    counted: CountChanges,
 }
 
-impl Pen<'_> {
-    fn put(&mut self, hold: &Hold, was: Option<Row>) {
+impl BatchWriter<'_> {
+    fn put(&mut self, hold: &Hold, was: Option<DueKey>) {
         let (inner, place, id) = (self.inner, self.place, hold.id.as_str());
-        let row = Row { due: hold.due, topic: hold.topic };
+        let row = DueKey { due: hold.due, topic: hold.topic };
         let is_late = self.is_late(row);
         if let Some(was) = was.filter(|was| *was != row) {
             self.remove_ordered(id, was);
@@ -132,7 +129,7 @@ impl Pen<'_> {
         self.batch.insert(rows, place.by_due(hold.due, id), hold.encode());
     }
 
-    fn end(&mut self, id: &HoldId, end: &HoldEnd, was: Option<Row>) -> Result<(), Fault> {
+    fn end(&mut self, id: &HoldId, end: &HoldEnd, was: Option<DueKey>) -> Result<(), TimersFault> {
         let (inner, place, state) = (self.inner, self.place, self.state);
         if let Some(was) = was {
             self.remove_ordered(id.as_str(), was);
@@ -141,24 +138,24 @@ impl Pen<'_> {
         if inner.is_forgotten(end, &state) {
             return Ok(());
         }
-        // A clock that is ahead must not make slices of a time to come.
+        // A clock that is ahead must not create slices in the future.
         let slice_of = end.at.min(state.now);
         let slice = inner.ends.at(slice_of)?;
         self.batch.insert(&slice, place.by_id(id), encode_end(state.applied, end));
-        if matches!(end.how, Ending::Dead { .. }) {
+        if matches!(end.how, HoldEndKind::Dead { .. }) {
             let slice = inner.dead.at(slice_of)?;
             self.batch.insert(&slice, place.by_due(end.due, id.as_str()), []);
         }
         Ok(())
     }
 
-    /// The line never passes what is pending, so what is below it was put there when it was below already.
-    fn is_late(&self, row: Row) -> bool {
+    /// The line never passes a pending hold. So a hold below it was put there after the line had passed.
+    fn is_late(&self, row: DueKey) -> bool {
         row.due < self.line_before
     }
 
-    /// Takes a row out of everything that is in due order.
-    fn remove_ordered(&mut self, id: &str, was: Row) {
+    /// Removes a row from every index in due order.
+    fn remove_ordered(&mut self, id: &str, was: DueKey) {
         let (inner, place) = (self.inner, self.place);
         self.counts(was, -1);
         let key = place.by_due(was.due, id);
@@ -169,7 +166,7 @@ impl Pen<'_> {
         }
     }
 
-    fn remove_id(&mut self, id: &HoldId, was: Row) {
+    fn remove_id(&mut self, id: &HoldId, was: DueKey) {
         if self.is_late(was) {
             self.batch.remove(&self.inner.late_ids, self.place.by_id(id));
         } else if was.due >= self.state.line {
@@ -177,7 +174,7 @@ impl Pen<'_> {
         }
     }
 
-    fn counts(&mut self, row: Row, by: i64) {
+    fn counts(&mut self, row: DueKey, by: i64) {
         let minute = bucket_start(row.due, MINUTE);
         for topic in [row.topic, ALL_TOPICS] {
             let counts = self.counted.entry((topic, minute)).or_default();
@@ -188,19 +185,19 @@ impl Pen<'_> {
         }
     }
 
-    fn count(&mut self) -> Result<(), Fault> {
+    fn count(&mut self) -> Result<(), TimersFault> {
         let (counts, place) = (&self.inner.counts, self.place);
-        for ((topic, minute), Counts { more, seconds }) in std::mem::take(&mut self.counted) {
+        for ((topic, minute), CountChange { more, seconds }) in std::mem::take(&mut self.counted) {
             if more == 0 && seconds == 0 {
                 continue;
             }
             let key = place.count(topic, minute);
             let before = counts.get(&key)?;
             let before = before.map_or(Some(Minute::EMPTY), |value| Minute::decode(&value));
-            let before = before.ok_or_else(|| damaged("a count cannot be read"))?;
+            let before = before.ok_or_else(|| damaged("a count cannot be decoded"))?;
             let Some(count) = before.count.checked_add_signed(more) else {
                 let before = before.count;
-                return Err(damaged(&format!("{before} are due in {minute} and {more} more would be")));
+                return Err(damaged(&format!("the count of {minute} is {before} and cannot change by {more}")));
             };
             if count == 0 {
                 self.batch.remove(counts, key);
@@ -213,7 +210,7 @@ impl Pen<'_> {
     }
 }
 
-/// An end with the offset of its write: of two ends of one id in different slices the later written counts.
+/// An end with the offset of its write. If different slices have ends of one id, the one with the higher offset counts.
 fn encode_end(applied: u64, end: &HoldEnd) -> Vec<u8> {
     let mut value = applied.to_le_bytes().to_vec();
     value.extend_from_slice(&end.encode());

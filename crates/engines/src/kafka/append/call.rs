@@ -6,19 +6,19 @@ use tokio::sync::oneshot;
 use whimbrel_model::ports::{AppendOutcome, LogError};
 
 /// One call of `append`, answered when its last record is settled.
-pub(super) struct Call(Mutex<CallState>);
+pub(super) struct AppendCall(Mutex<AppendCallState>);
 
-pub(super) struct CallState {
+pub(super) struct AppendCallState {
     outcome: Vec<Option<Result<u64, LogError>>>,
     unsettled: usize,
     answer: Option<oneshot::Sender<AppendOutcome>>,
 }
 
-impl Call {
+impl AppendCall {
     pub(super) fn new(records: usize) -> (Arc<Self>, oneshot::Receiver<AppendOutcome>) {
         let (answer, answered) = oneshot::channel();
         let outcome = std::iter::repeat_with(|| None).take(records).collect();
-        (Arc::new(Self(Mutex::new(CallState { outcome, unsettled: records, answer: Some(answer) }))), answered)
+        (Arc::new(Self(Mutex::new(AppendCallState { outcome, unsettled: records, answer: Some(answer) }))), answered)
     }
 
     pub(super) fn settle(&self, indexes: &[u32], settled: Result<u64, LogError>) {
@@ -34,7 +34,7 @@ impl Call {
     pub(super) fn settle_each(&self, indexes: &[u32], mut settled: impl FnMut() -> Result<u64, LogError>) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for index in indexes {
-            // After giving up there is nothing left to settle.
+            // After `give_up` there is nothing left to settle.
             let Some(place) = state.outcome.get_mut(*index as usize) else { return };
             *place = Some(settled());
             state.unsettled -= 1;
@@ -42,7 +42,7 @@ impl Call {
         if state.unsettled == 0
             && let Some(answer) = state.answer.take()
         {
-            // The caller may be gone: dropping an append does not undo it.
+            // The caller may have stopped waiting: dropping an append does not undo it.
             let _ = answer.send(state.take_outcome());
         }
     }
@@ -53,7 +53,7 @@ impl Call {
     }
 }
 
-impl CallState {
+impl AppendCallState {
     pub(super) fn take_outcome(&mut self) -> AppendOutcome {
         let unknown = || {
             Err(LogError::Unknown("Kafka did not acknowledge the record in time; it may have been written".to_owned()))
@@ -68,7 +68,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_call_is_answered_in_its_own_order_when_the_last_record_is_settled() {
-        let (call, answered) = Call::new(3);
+        let (call, answered) = AppendCall::new(3);
         call.settle(&[2], Ok(20));
         call.settle(&[1], Err(LogError::Overloaded("full".to_owned())));
         call.settle_from(&[0], 7);
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn an_abandoned_call_keeps_known_results_and_ignores_late_ones() {
-        let (call, _answered) = Call::new(2);
+        let (call, _answered) = AppendCall::new(2);
         call.settle(&[0], Ok(1));
         let outcome = call.give_up();
         assert_eq!(outcome[0], Ok(1));

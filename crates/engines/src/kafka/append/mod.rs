@@ -1,11 +1,11 @@
 //! Appending: callers put records into the queue of their partition; one task sends them as an idempotent producer.
 //!
-//! At most one batch of a partition is under way, so a retry cannot reorder. A batch keeps its producer id, epoch and sequence number
-//! until it is answered: the broker recognises a repeat and writes it once. A batch that may have been received and is not
-//! acknowledged in time has the outcome `Unknown`, and its partition continues with a new producer id.
+//! At most one batch of a partition is in flight, so a retry cannot reorder. A batch keeps its producer id, epoch and sequence number until
+//! it is answered: the broker recognises a repeat and writes it once. A batch that may have been received and is not acknowledged in time
+//! has the outcome `Unknown`, and its partition continues with a new producer id.
 
 mod call;
-mod outgoing;
+mod outgoing_batch;
 mod partition_sender;
 mod sender;
 #[cfg(test)]
@@ -20,51 +20,52 @@ use tokio::sync::Notify;
 use whimbrel_model::ports::{AppendOutcome, Entry, LogError};
 use whimbrel_model::{PartitionId, Record, TopicNumber};
 
-use self::call::Call;
-use self::outgoing::Chunk;
-use self::sender::Sender;
-use super::client::cluster::Cluster;
-use super::known::{KnownTopic, KnownTopics};
+use self::call::AppendCall;
+use self::outgoing_batch::RecordChunk;
+use self::sender::AppendSender;
+use super::client::cluster::KafkaCluster;
+use super::known_topics::{KnownTopic, KnownTopics};
 use super::queries::Queries;
 use super::settings::KafkaSettings;
 
-/// How much longer than `message_timeout` a caller waits for the answer to its append.
+/// The time beyond `message_timeout` for which a caller waits for the answer to its append.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);
-/// How long a batch waits before it is sent again.
+/// The delay before a batch is sent again.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// The least time that a request has to be answered. A record with less time left is not sent for the first time.
+/// The minimum time for the answer to a request. A record with less time left is not sent for the first time.
 const ROUND_TRIP_MIN: Duration = Duration::from_millis(500);
-/// How much later than the first deadline of its records a request may end. Below `ANSWER_GRACE`: the callers still wait for it.
+/// The maximum time from the first deadline of a request's records to the end of the request. It is below `ANSWER_GRACE`: the callers still
+/// wait.
 const REQUEST_GRACE: Duration = Duration::from_secs(4);
-/// How far apart the deadlines of one batch's records may be. A batch that may have been written is sent again until its last deadline:
-/// this is far below `ANSWER_GRACE`.
+/// The maximum difference between the deadlines of one batch's records. A batch that may have been written is sent again until its last
+/// deadline: this is far below `ANSWER_GRACE`.
 const DEADLINE_SPREAD_MAX: Duration = Duration::from_secs(1);
-/// How long a partition may be unknown to its broker before the cluster is asked whether it exists.
+/// The time for which a partition may be unknown to its broker before the sender asks the cluster whether it exists.
 const UNKNOWN_MAX: Duration = Duration::from_secs(1);
 
 pub(super) struct Appender {
-    shared: Arc<Shared>,
+    shared: Arc<AppendShared>,
     answer_timeout: Duration,
 }
 
 /// The state that callers and the sending task share.
-struct Shared {
+struct AppendShared {
     settings: KafkaSettings,
-    queues: RwLock<HashMap<PartitionId, Arc<Queue>>>,
+    queues: RwLock<HashMap<PartitionId, Arc<PartitionQueue>>>,
     /// Queues with records that the sending task has not picked up yet.
-    ready: Mutex<Vec<Arc<Queue>>>,
+    ready: Mutex<Vec<Arc<PartitionQueue>>>,
     /// Deleted topics whose queues the sending task has not ended yet.
     forgotten: Mutex<Vec<TopicNumber>>,
     wake: Notify,
-    /// Records and bytes that are not settled.
+    /// The number and bytes of records that are not settled.
     records: AtomicUsize,
     bytes: AtomicUsize,
 }
 
 impl Appender {
-    /// Starts the sending task on the current runtime, with which it ends.
-    pub fn start(settings: &KafkaSettings, cluster: Arc<Cluster>, queries: Arc<Queries>) -> Self {
-        let shared = Arc::new(Shared {
+    /// Starts the sending task on the current runtime. The task ends with the runtime.
+    pub fn start(settings: &KafkaSettings, cluster: Arc<KafkaCluster>, queries: Arc<Queries>) -> Self {
+        let shared = Arc::new(AppendShared {
             settings: settings.clone(),
             queues: RwLock::default(),
             ready: Mutex::default(),
@@ -73,7 +74,7 @@ impl Appender {
             records: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
         });
-        let sender = Sender::new(shared.clone(), settings, cluster, queries);
+        let sender = AppendSender::new(shared.clone(), settings, cluster, queries);
         tokio::spawn(sender.run());
         Self { shared, answer_timeout: settings.message_timeout + ANSWER_GRACE }
     }
@@ -83,7 +84,7 @@ impl Appender {
         if entries.is_empty() {
             return Vec::new();
         }
-        let (call, answered) = Call::new(entries.len());
+        let (call, answered) = AppendCall::new(entries.len());
         self.enqueue(known, entries, &call);
         match tokio::time::timeout(self.answer_timeout, answered).await {
             Ok(Ok(outcome)) => outcome,
@@ -91,9 +92,9 @@ impl Appender {
         }
     }
 
-    fn enqueue(&self, known: &KnownTopics, entries: Vec<Entry>, call: &Arc<Call>) {
+    fn enqueue(&self, known: &KnownTopics, entries: Vec<Entry>, call: &Arc<AppendCall>) {
         let now = Instant::now();
-        let mut chunks: Vec<(Arc<KnownTopic>, PartitionId, Chunk)> = Vec::new();
+        let mut chunks: Vec<(Arc<KnownTopic>, PartitionId, RecordChunk)> = Vec::new();
         let mut is_full = false;
         for (index, Entry { partition, record }) in entries.into_iter().enumerate() {
             let at = match chunks.last() {
@@ -103,7 +104,7 @@ impl Appender {
                     None => match known.of(partition) {
                         Ok(topic) => {
                             let deadline = now + self.shared.settings.message_timeout;
-                            chunks.push((topic, partition, Chunk::new(call.clone(), now, deadline)));
+                            chunks.push((topic, partition, RecordChunk::new(call.clone(), now, deadline)));
                             chunks.len() - 1
                         }
                         Err(error) => {
@@ -114,7 +115,7 @@ impl Appender {
                 },
             };
             let (topic, _, chunk) = &mut chunks[at];
-            // After a record that does not fit, the rest of the call is refused too, so that no record overtakes it.
+            // After a record that does not fit, the rest of the call is rejected too, so that no record overtakes it.
             let checked = check_record(&record, topic.record_bytes_max);
             match checked
                 .and_then(|()| if is_full { Err(full(&self.shared.settings)) } else { self.shared.reserve(&record) })
@@ -169,7 +170,7 @@ pub(super) fn check_record(record: &Record, limit: usize) -> Result<(), LogError
     Ok(())
 }
 
-impl Shared {
+impl AppendShared {
     fn reserve(&self, record: &Record) -> Result<(), LogError> {
         let size = record.size();
         let records = self.records.fetch_add(1, Ordering::AcqRel);
@@ -186,7 +187,7 @@ impl Shared {
         self.bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
 
-    fn put(&self, topic: Arc<KnownTopic>, partition: PartitionId, chunk: Chunk) {
+    fn put(&self, topic: Arc<KnownTopic>, partition: PartitionId, chunk: RecordChunk) {
         let queue = self.queue(topic, partition);
         let must_signal = {
             let mut state = queue.state();
@@ -202,8 +203,8 @@ impl Shared {
         }
     }
 
-    fn queue(&self, topic: Arc<KnownTopic>, partition: PartitionId) -> Arc<Queue> {
-        let is_same = |queue: &&Arc<Queue>| Arc::ptr_eq(&queue.topic, &topic);
+    fn queue(&self, topic: Arc<KnownTopic>, partition: PartitionId) -> Arc<PartitionQueue> {
+        let is_same = |queue: &&Arc<PartitionQueue>| Arc::ptr_eq(&queue.topic, &topic);
         let queues = self.queues.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(queue) = queues.get(&partition).filter(is_same) {
             return queue.clone();
@@ -213,30 +214,30 @@ impl Shared {
         if let Some(queue) = queues.get(&partition).filter(is_same) {
             return queue.clone();
         }
-        // A topic that was changed has another limit; the sending task drains the queue of the earlier one first.
-        let queue = Arc::new(Queue { partition, topic: topic.clone(), state: Mutex::default() });
+        // A changed topic has another limit. The sending task drains the queue of the earlier topic first.
+        let queue = Arc::new(PartitionQueue { partition, topic: topic.clone(), state: Mutex::default() });
         queues.insert(partition, queue.clone());
         queue
     }
 }
 
-/// The records of one partition that wait to be sent.
-struct Queue {
+/// The records of one partition that wait for the sending task.
+struct PartitionQueue {
     partition: PartitionId,
     topic: Arc<KnownTopic>,
-    state: Mutex<QueueState>,
+    state: Mutex<PartitionQueueState>,
 }
 
 #[derive(Default)]
-struct QueueState {
-    chunks: VecDeque<Chunk>,
+struct PartitionQueueState {
+    chunks: VecDeque<RecordChunk>,
     bytes: usize,
     /// Whether the sending task has been notified of the records in this queue.
     is_signalled: bool,
 }
 
-impl Queue {
-    fn state(&self) -> MutexGuard<'_, QueueState> {
+impl PartitionQueue {
+    fn state(&self) -> MutexGuard<'_, PartitionQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,43 +8,43 @@ use kafka_protocol::ResponseError as Code;
 use whimbrel_model::Record;
 use whimbrel_model::ports::LogError;
 
-use super::outgoing::{Batch, Chunk};
-use super::{DEADLINE_SPREAD_MAX, Queue, RETRY_PAUSE, ROUND_TRIP_MIN, Shared};
+use super::outgoing_batch::{RecordChunk, SendBatch};
+use super::{AppendShared, DEADLINE_SPREAD_MAX, PartitionQueue, RETRY_PAUSE, ROUND_TRIP_MIN};
 use crate::kafka::client::batch::{self, BatchIdentity, next_sequence};
 use crate::kafka::client::connection::CallError;
-use crate::kafka::known::KnownTopic;
+use crate::kafka::known_topics::KnownTopic;
 use crate::kafka::outcome;
 use crate::kafka::settings::KafkaSettings;
 
 /// The queue of one partition with its producer id and sequence number.
 #[derive(Default)]
 pub(super) struct PartitionSender {
-    pub(super) queues: VecDeque<Arc<Queue>>,
-    /// Batches that were sent and must be sent again, or that were split; they come before the queue.
-    pub(super) again: VecDeque<Batch>,
+    pub(super) queues: VecDeque<Arc<PartitionQueue>>,
+    /// Batches to send before the queue: batches that must be sent again, and parts of batches that were split.
+    pub(super) again: VecDeque<SendBatch>,
     pub(super) not_before: Option<Instant>,
-    /// Why records of this partition wait, if a request for them failed.
+    /// The error of the last request, if records of this partition wait because of it.
     pub(super) last_error: Option<String>,
     pub(super) is_under_way: bool,
     pub(super) is_sendable: bool,
-    pub(super) identity: Option<Identity>,
+    pub(super) identity: Option<ProducerIdentity>,
     pub(super) next_sequence: i32,
     /// Producer ids up to this number must not be used for this partition again.
     pub(super) expired_producer_number: u64,
-    /// Whether the topic was deleted while a batch was under way.
+    /// Whether the topic was deleted while a batch was in flight.
     pub(super) is_over: bool,
 }
 
 /// A producer id with its epoch; each has a higher number than the one before.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Identity {
+pub(super) struct ProducerIdentity {
     pub(super) number: u64,
     pub(super) producer_id: i64,
     pub(super) epoch: i16,
 }
 
 /// The outcome of one attempt to send a batch.
-pub(super) enum AttemptOutcome {
+pub(super) enum SendOutcome {
     Written(u64),
     Failed(Code, Vec<usize>),
     Gone,
@@ -69,7 +69,7 @@ impl PartitionSender {
         None
     }
 
-    /// Until when the records in the queue wait for more.
+    /// The time until which the records in the queue wait for more records.
     pub(super) fn lingers_until(&self, linger: Duration) -> Option<Instant> {
         if linger.is_zero() {
             return None;
@@ -82,7 +82,7 @@ impl PartitionSender {
 
     /// Fails records that no broker has received and that have less than `ROUND_TRIP_MIN` left, and a batch that may have been written
     /// after its last deadline.
-    pub(super) fn expire(&mut self, now: Instant, shared: &Shared) {
+    pub(super) fn expire(&mut self, now: Instant, shared: &AppendShared) {
         let unsent_until = now + ROUND_TRIP_MIN;
         let why = self.last_error.as_deref().unwrap_or("the partition's leader cannot be reached");
         let mut is_in_doubt = false;
@@ -105,7 +105,7 @@ impl PartitionSender {
                 let Some(chunk) = state.chunks.pop_front_if(|chunk| chunk.deadline <= unsent_until) else { break };
                 state.bytes -= chunk.bytes;
                 drop(state);
-                let batch = Batch::new(queue.topic.clone(), queue.partition, vec![chunk]);
+                let batch = SendBatch::new(queue.topic.clone(), queue.partition, vec![chunk]);
                 batch.expired(why, shared);
             }
         }
@@ -115,7 +115,7 @@ impl PartitionSender {
     }
 
     /// Fails all waiting records, because the topic no longer exists. They must not be sent: another topic may have the name by now.
-    pub(super) fn end(&mut self, shared: &Shared) {
+    pub(super) fn end(&mut self, shared: &AppendShared) {
         for batch in self.again.drain(..) {
             if batch.may_be_written {
                 batch.expired("the topic was deleted", shared);
@@ -131,7 +131,7 @@ impl PartitionSender {
             state.is_signalled = false;
             drop(state);
             if !chunks.is_empty() {
-                let batch = Batch::new(queue.topic.clone(), queue.partition, chunks);
+                let batch = SendBatch::new(queue.topic.clone(), queue.partition, chunks);
                 batch.failed(&LogError::UnknownPartition(queue.partition), shared);
             }
         }
@@ -146,8 +146,13 @@ impl PartitionSender {
         self.again.iter_mut().for_each(|batch| batch.encoded = None);
     }
 
-    /// The next batch, numbered and encoded. A batch that cannot be encoded fails, and the next one is taken.
-    pub(super) fn take(&mut self, identity: Identity, settings: &KafkaSettings, shared: &Shared) -> Option<Batch> {
+    /// Returns the next batch, numbered and encoded. Fails a batch that cannot be encoded and continues with the next one.
+    pub(super) fn take(
+        &mut self,
+        identity: ProducerIdentity,
+        settings: &KafkaSettings,
+        shared: &AppendShared,
+    ) -> Option<SendBatch> {
         loop {
             let mut batch = self.again.pop_front().or_else(|| self.gather())?;
             if batch.count == 0 {
@@ -174,10 +179,10 @@ impl PartitionSender {
         }
     }
 
-    pub(super) fn gather(&mut self) -> Option<Batch> {
+    pub(super) fn gather(&mut self) -> Option<SendBatch> {
         let queue = self.queues.front()?;
         let mut state = queue.state();
-        let (mut room, mut chunks) = (queue.topic.batch_bytes_max(), Vec::<Chunk>::new());
+        let (mut room, mut chunks) = (queue.topic.batch_bytes_max(), Vec::<RecordChunk>::new());
         while let Some(first) = state.chunks.front_mut() {
             if chunks.first().is_some_and(|earliest| first.deadline > earliest.deadline + DEADLINE_SPREAD_MAX) {
                 break;
@@ -192,14 +197,19 @@ impl PartitionSender {
             state.chunks.pop_front();
         }
         drop(state);
-        (!chunks.is_empty()).then(|| Batch::new(queue.topic.clone(), queue.partition, chunks))
+        (!chunks.is_empty()).then(|| SendBatch::new(queue.topic.clone(), queue.partition, chunks))
     }
 
     /// Handles the outcome of one attempt. Returns whether the leader must be looked up again.
-    pub(super) fn handle_attempt(&mut self, mut batch: Batch, attempt: AttemptOutcome, shared: &Arc<Shared>) -> bool {
+    pub(super) fn handle_attempt(
+        &mut self,
+        mut batch: SendBatch,
+        attempt: SendOutcome,
+        shared: &Arc<AppendShared>,
+    ) -> bool {
         let now = Instant::now();
         match attempt {
-            AttemptOutcome::Written(base) => {
+            SendOutcome::Written(base) => {
                 if let Some((identity, _)) = batch.encoded {
                     self.next_sequence = next_sequence(identity.base_sequence, batch.count);
                 }
@@ -208,7 +218,7 @@ impl PartitionSender {
                 batch.written_at(base, shared);
                 false
             }
-            AttemptOutcome::Gone => {
+            SendOutcome::Gone => {
                 if batch.may_be_written {
                     self.discard_producer_id();
                     batch.expired("the topic no longer exists", shared);
@@ -218,24 +228,24 @@ impl PartitionSender {
                 }
                 false
             }
-            AttemptOutcome::NotAnswered(error) => {
+            SendOutcome::NotAnswered(error) => {
                 self.last_error = Some(error.to_string());
                 batch.may_be_written |= error.may_have_been_received();
                 batch.is_repeat = true;
                 self.retry(batch, now);
                 true
             }
-            AttemptOutcome::Failed(code, places) => self.failed(batch, code, &places, now, shared),
+            SendOutcome::Failed(code, places) => self.failed(batch, code, &places, now, shared),
         }
     }
 
     pub(super) fn failed(
         &mut self,
-        mut batch: Batch,
+        mut batch: SendBatch,
         code: Code,
         places: &[usize],
         now: Instant,
-        shared: &Arc<Shared>,
+        shared: &Arc<AppendShared>,
     ) -> bool {
         self.last_error = Some(code.to_string());
         batch.may_be_written |= outcome::may_be_written(code);
@@ -263,7 +273,7 @@ impl PartitionSender {
                 self.retry(batch, now);
                 true
             }
-            // This attempt was refused, but an earlier attempt without an answer may have been accepted.
+            // The broker rejected this attempt, but it may have accepted an earlier attempt that was not answered.
             _ if batch.may_be_written && !outcome::is_passing(code) && !outcome::may_be_written(code) => {
                 self.discard_producer_id();
                 batch.expired(&code.to_string(), shared);
@@ -295,7 +305,7 @@ impl PartitionSender {
         }
     }
 
-    pub(super) fn retry(&mut self, batch: Batch, now: Instant) {
+    pub(super) fn retry(&mut self, batch: SendBatch, now: Instant) {
         self.not_before = Some(now + RETRY_PAUSE);
         self.again.push_front(batch);
     }

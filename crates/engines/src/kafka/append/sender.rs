@@ -11,18 +11,19 @@ use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::{InitProducerIdRequest, ProduceRequest, ProducerId};
 use whimbrel_model::{PartitionId, TopicNumber};
 
-use super::outgoing::{self, Batch};
-use super::partition_sender::{AttemptOutcome, Identity, PartitionSender};
-use super::{RETRY_PAUSE, ROUND_TRIP_MIN, Shared};
-use crate::kafka::client::cluster::{ANSWER_MAX, Cluster};
-use crate::kafka::client::connection::{CallError, Connection};
-use crate::kafka::client::link::Links;
+use super::outgoing_batch::{self, SendBatch};
+use super::partition_sender::{PartitionSender, ProducerIdentity, SendOutcome};
+use super::{AppendShared, RETRY_PAUSE, ROUND_TRIP_MIN};
+use crate::kafka::client::cluster::{ANSWER_MAX, KafkaCluster};
+use crate::kafka::client::connection::{BrokerConnection, CallError};
+use crate::kafka::client::link::BrokerLinks;
 use crate::kafka::outcome;
 use crate::kafka::queries::Queries;
 use crate::kafka::requests;
 use crate::kafka::settings::KafkaSettings;
 
-/// Requests under way on one connection. A broker processes one at a time; the second one already waits there when the first is done.
+/// The maximum number of requests in flight on one connection. A broker processes one at a time; the second one is there when the first is
+/// done.
 const REQUESTS_PER_BROKER: usize = 2;
 /// A request with this many bytes gets no further batch.
 const REQUEST_BYTES_MAX: usize = 8 << 20;
@@ -37,22 +38,22 @@ struct ProduceTarget {
 
 /// A request that has ended.
 enum Completion {
-    Produced { target: ProduceTarget, batches: Vec<(Batch, AttemptOutcome)> },
+    Produced { target: ProduceTarget, batches: Vec<(SendBatch, SendOutcome)> },
     Identified(Result<(i64, i16), String>),
 }
 
-pub(super) struct Sender {
-    shared: Arc<Shared>,
+pub(super) struct AppendSender {
+    shared: Arc<AppendShared>,
     settings: KafkaSettings,
-    cluster: Arc<Cluster>,
+    cluster: Arc<KafkaCluster>,
     queries: Arc<Queries>,
-    links: Arc<Links>,
-    repeat_links: Arc<Links>,
+    links: Arc<BrokerLinks>,
+    repeat_links: Arc<BrokerLinks>,
     partitions: HashMap<PartitionId, PartitionSender>,
     sendable: VecDeque<PartitionId>,
     under_way: FuturesUnordered<BoxFuture<'static, Completion>>,
     requests: HashMap<ProduceTarget, usize>,
-    identity: Option<Identity>,
+    identity: Option<ProducerIdentity>,
     /// The number of the last identity.
     identities: u64,
     is_identifying: bool,
@@ -60,11 +61,11 @@ pub(super) struct Sender {
     identity_error: Option<String>,
 }
 
-impl Sender {
+impl AppendSender {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<AppendShared>,
         settings: &KafkaSettings,
-        cluster: Arc<Cluster>,
+        cluster: Arc<KafkaCluster>,
         queries: Arc<Queries>,
     ) -> Self {
         Self {
@@ -120,9 +121,9 @@ impl Sender {
         }
     }
 
-    /// Fails the records that wait for topics that no longer exist. A topic of the same name begins with another producer id: with the old one
-    /// its first batch could look like a repeat.
-    fn end_partitions_of(&mut self, topics: &[TopicNumber], shared: &Arc<Shared>) {
+    /// Fails the records that wait for topics that no longer exist. A topic of the same name begins with another producer id: with the old
+    /// one its first batch could look like a repeat.
+    fn end_partitions_of(&mut self, topics: &[TopicNumber], shared: &Arc<AppendShared>) {
         self.identity = None;
         self.partitions.retain(|partition, sender| {
             if !topics.contains(&partition.topic) {
@@ -135,10 +136,10 @@ impl Sender {
     }
 
     /// Sends all batches that can be sent. Returns when to dispatch again if nothing else wakes the task.
-    fn dispatch(&mut self, shared: &Arc<Shared>) -> Option<Instant> {
+    fn dispatch(&mut self, shared: &Arc<AppendShared>) -> Option<Instant> {
         let now = Instant::now();
         let mut wake_at: Option<Instant> = None;
-        let mut requests: HashMap<ProduceTarget, (usize, Vec<Batch>)> = HashMap::new();
+        let mut requests: HashMap<ProduceTarget, (usize, Vec<SendBatch>)> = HashMap::new();
         let mut kept = VecDeque::new();
         let (mut needs_leader, mut needs_identity) = (None, false);
         while let Some(partition) = self.sendable.pop_front() {
@@ -224,11 +225,15 @@ impl Sender {
     }
 
     /// One request to one broker.
-    fn produce(&self, target: ProduceTarget, batches: Vec<Batch>) -> impl Future<Output = Completion> + Send + 'static {
+    fn produce(
+        &self,
+        target: ProduceTarget,
+        batches: Vec<SendBatch>,
+    ) -> impl Future<Output = Completion> + Send + 'static {
         let links = if target.is_repeat { self.repeat_links.clone() } else { self.links.clone() };
         let (cluster, queries) = (self.cluster.clone(), self.queries.clone());
-        let until = outgoing::answer_by(&batches).unwrap_or_else(Instant::now);
-        let send_by = batches.iter().filter_map(Batch::send_by).min().unwrap_or(until);
+        let until = outgoing_batch::answer_by(&batches).unwrap_or_else(Instant::now);
+        let send_by = batches.iter().filter_map(SendBatch::send_by).min().unwrap_or(until);
         async move {
             let called = async {
                 let connection = connection_by(send_by, &links, &cluster, target.broker).await?;
@@ -239,7 +244,7 @@ impl Sender {
             let answer = match called.await {
                 Ok(answer) => answer,
                 Err(error) => {
-                    let attempt = |batch| (batch, AttemptOutcome::NotAnswered(error.clone()));
+                    let attempt = |batch| (batch, SendOutcome::NotAnswered(error.clone()));
                     return Completion::Produced { target, batches: batches.into_iter().map(attempt).collect() };
                 }
             };
@@ -250,17 +255,17 @@ impl Sender {
                     topic.partition_responses.iter().find(|each| each.index == batch.partition.index as i32)
                 });
                 let attempt = match found.map(|found| (found, Code::try_from_code(found.error_code))) {
-                    None => AttemptOutcome::NotAnswered(CallError::NoAnswer("the answer lacks a partition".to_owned())),
-                    Some((found, None)) => AttemptOutcome::Written(found.base_offset.max(0) as u64),
+                    None => SendOutcome::NotAnswered(CallError::NoAnswer("the answer lacks a partition".to_owned())),
+                    Some((found, None)) => SendOutcome::Written(found.base_offset.max(0) as u64),
                     Some((_, Some(code))) if outcome::is_unknown_partition(code) && batch.is_unknown_for_long() => {
                         match queries.is_missing(&batch.topic, batch.partition.index).await {
-                            Ok(true) => AttemptOutcome::Gone,
-                            _ => AttemptOutcome::Failed(code, Vec::new()),
+                            Ok(true) => SendOutcome::Gone,
+                            _ => SendOutcome::Failed(code, Vec::new()),
                         }
                     }
                     Some((found, Some(code))) => {
                         let places = found.record_errors.iter().map(|error| error.batch_index.max(0) as usize);
-                        AttemptOutcome::Failed(code, places.collect())
+                        SendOutcome::Failed(code, places.collect())
                     }
                 };
                 outcomes.push((batch, attempt));
@@ -269,13 +274,13 @@ impl Sender {
         }
     }
 
-    fn handle(&mut self, done: Completion, shared: &Arc<Shared>) {
+    fn handle(&mut self, done: Completion, shared: &Arc<AppendShared>) {
         match done {
             Completion::Identified(Ok((producer_id, epoch))) => {
                 self.is_identifying = false;
                 self.identities += 1;
                 self.identity_error = None;
-                self.identity = Some(Identity { number: self.identities, producer_id, epoch });
+                self.identity = Some(ProducerIdentity { number: self.identities, producer_id, epoch });
             }
             Completion::Identified(Err(why)) => {
                 self.is_identifying = false;
@@ -313,20 +318,20 @@ impl Sender {
     }
 }
 
-/// The connection to a broker, if there is one before `send_by`: nothing may be sent later.
+/// The connection to a broker, opened before `send_by`: later the request may not be sent.
 async fn connection_by(
     send_by: Instant,
-    links: &Links,
-    cluster: &Cluster,
+    links: &BrokerLinks,
+    cluster: &KafkaCluster,
     broker: i32,
-) -> Result<Arc<Connection>, CallError> {
+) -> Result<Arc<BrokerConnection>, CallError> {
     match tokio::time::timeout_at(send_by.into(), links.to(cluster, broker)).await {
         Ok(opened) if opened.is_err() || Instant::now() < send_by => opened,
         _ => Err(CallError::NotSent(format!("no connection to broker {broker} before the deadline of the records"))),
     }
 }
 
-fn request_of(batches: &[Batch], timeout: Duration) -> ProduceRequest {
+fn request_of(batches: &[SendBatch], timeout: Duration) -> ProduceRequest {
     let batches = batches.iter().map(|batch| {
         let records = batch.encoded.as_ref().map(|(_, bytes)| bytes.clone());
         (&*batch.topic, batch.partition, records)
@@ -334,7 +339,7 @@ fn request_of(batches: &[Batch], timeout: Duration) -> ProduceRequest {
     requests::produce(batches, timeout)
 }
 
-async fn new_identity(cluster: &Cluster) -> Result<(i64, i16), String> {
+async fn new_identity(cluster: &KafkaCluster) -> Result<(i64, i16), String> {
     let request = InitProducerIdRequest::default()
         .with_transactional_id(None)
         .with_producer_id(ProducerId(-1))
@@ -342,7 +347,7 @@ async fn new_identity(cluster: &Cluster) -> Result<(i64, i16), String> {
         .with_transaction_timeout_ms(i32::MAX);
     let answer = cluster.ask_any(&request, ANSWER_MAX).await.map_err(|error| error.to_string())?;
     outcome::check(answer.error_code).map_err(|code| {
-        // A broker that is cut off from the controllers answers, but can assign no id.
+        // A broker that is cut off from the controllers answers, but cannot assign an id.
         cluster.prefer_another();
         code.to_string()
     })?;

@@ -9,7 +9,7 @@ use kafka_protocol::messages::{InitProducerIdResponse, ProduceRequest, ProduceRe
 use tokio::sync::oneshot;
 use whimbrel_model::{Headers, Timestamp};
 
-use super::outgoing::{self, Batch};
+use super::outgoing_batch::{self, SendBatch};
 use super::partition_sender::PartitionSender;
 use super::*;
 use crate::kafka::stub_cluster::{self, Respond, StubCluster};
@@ -30,14 +30,14 @@ fn partition() -> PartitionId {
 
 /// A partition's sender whose queue has one record per deadline.
 struct Waiting {
-    shared: Shared,
+    shared: AppendShared,
     sender: PartitionSender,
     answers: Vec<oneshot::Receiver<AppendOutcome>>,
 }
 
 impl Waiting {
     fn new(deadlines: &[Instant]) -> Self {
-        let shared = Shared {
+        let shared = AppendShared {
             settings: KafkaSettings::new("127.0.0.1:1"),
             queues: RwLock::default(),
             ready: Mutex::default(),
@@ -48,8 +48,8 @@ impl Waiting {
         };
         let (topic, mut answers) = (Arc::new(topic()), Vec::new());
         for deadline in deadlines {
-            let (call, answered) = Call::new(1);
-            let mut chunk = Chunk::new(call, Instant::now(), *deadline);
+            let (call, answered) = AppendCall::new(1);
+            let mut chunk = RecordChunk::new(call, Instant::now(), *deadline);
             shared.reserve(&record()).unwrap();
             chunk.push(0, record());
             shared.put(topic.clone(), partition(), chunk);
@@ -63,7 +63,7 @@ impl Waiting {
     fn sent(deadlines: &[Instant], may_be_written: bool) -> Self {
         let mut waiting = Self::new(deadlines);
         let chunks = waiting.sender.queues[0].state().chunks.drain(..).collect();
-        let mut batch = Batch::new(Arc::new(topic()), partition(), chunks);
+        let mut batch = SendBatch::new(Arc::new(topic()), partition(), chunks);
         (batch.is_repeat, batch.may_be_written) = (true, may_be_written);
         waiting.sender.again.push_back(batch);
         waiting
@@ -121,7 +121,7 @@ fn a_request_ends_while_the_callers_of_its_oldest_records_wait() {
     let now = Instant::now();
     let request_by = |second: Instant| {
         let batches = [now, second].map(|deadline| Waiting::sent(&[deadline], true).sender.again.pop_front().unwrap());
-        outgoing::answer_by(&batches)
+        outgoing_batch::answer_by(&batches)
     };
     assert_eq!(request_by(now + DEADLINE_SPREAD_MAX), Some(now + DEADLINE_SPREAD_MAX));
     assert_eq!(request_by(now + LONG), Some(now + REQUEST_GRACE));
@@ -131,7 +131,7 @@ fn a_request_ends_while_the_callers_of_its_oldest_records_wait() {
 #[derive(Default)]
 struct Accepting {
     produced: Arc<AtomicUsize>,
-    /// How long the leader takes to open a connection.
+    /// The delay with which the leader opens a connection.
     opening_delay: Duration,
     /// Brokers that are cut off from the controllers: they can assign no producer id.
     without_producer_ids: Vec<i32>,

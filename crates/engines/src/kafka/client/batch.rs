@@ -1,7 +1,7 @@
-//! Kafka's record batches (magic 2): written for `Produce`, read from `Fetch`. Pure: bytes in, bytes out.
+//! Kafka's record batches (magic 2): encoded for `Produce`, decoded from `Fetch`. Pure: bytes in, bytes out.
 //!
-//! Keys and values that are read share the bytes of the answer. Bytes from a broker are never trusted: a wrong checksum,
-//! a length beyond the end of the bytes or an unknown format is an error with its offset.
+//! Decoded keys and values share the bytes of the answer. Bytes from a broker are never trusted: a wrong checksum, a length beyond the end
+//! of the bytes or an unknown format is an error with its offset.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ use crate::kafka::settings::Compression;
 const PREFIX_BYTES: usize = 12;
 /// Bytes of a batch before its records.
 const HEADER_BYTES: usize = 61;
-/// Where the bytes begin that the checksum covers.
+/// The position where the bytes begin that the checksum covers.
 const CHECKED_FROM: usize = 21;
 const MAGIC: i8 = 2;
 
@@ -27,9 +27,10 @@ const IS_CONTROL: i16 = 1 << 5;
 /// The type of a control record that ends an aborted transaction.
 const ABORT_MARKER: i16 = 0;
 
-/// Bytes in memory that the batches of one answer may take when they are decoded. Decoding stops behind the batch that uses them up.
+/// The maximum memory of the decoded batches of one answer. Decoding stops after the batch that exceeds it.
 pub(crate) const DECODED_BYTES_MAX: usize = 64 << 20;
-/// Records of one batch that is read. Each takes about 100 bytes of memory beside its content, so a small batch could fill the memory.
+/// The maximum number of records in a batch. Each takes about 100 bytes of memory beside its content, so a small batch could fill the
+/// memory.
 const BATCH_RECORDS_MAX: usize = 2 << 20;
 
 /// The largest encoded size of a record beyond [`Record::size`]: its lengths, deltas and the number of its headers as varints.
@@ -44,7 +45,7 @@ pub(crate) struct BatchIdentity {
     pub is_transactional: bool,
 }
 
-/// The bytes that a record takes in a batch, at most.
+/// The maximum bytes of a record in a batch.
 pub(crate) fn encoded_bytes_max(record: &Record) -> usize {
     record.size() + RECORD_OVERHEAD_BYTES
 }
@@ -140,11 +141,10 @@ pub(crate) struct AbortedTransaction {
     pub first_offset: i64,
 }
 
-/// The decoded records of an answer.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Decoded {
+pub(crate) struct DecodedRecords {
     pub records: Vec<StoredRecord>,
-    /// The next offset to read: behind the last whole batch, or the first offset where there was none.
+    /// The next offset to read: after the last whole batch, or the first offset if there was none.
     pub next: u64,
     /// The memory of the records.
     pub bytes: usize,
@@ -153,17 +153,17 @@ pub(crate) struct Decoded {
 /// A batch that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} in the batch at offset {offset}")]
-pub(crate) struct Malformed {
+pub(crate) struct MalformedBatch {
     pub what: String,
     pub offset: u64,
     /// The offset from which reading can continue.
     pub resume_at: u64,
 }
 
-/// Reads batches from offset `from` on, without control records and without records of the transactions in `aborted`. The partition
-/// ends at `written_end`. Decoding stops behind the batch with which the records take `bytes_max` in memory.
+/// Decodes batches from offset `from` on, without control records and without records of the transactions in `aborted`. The partition ends
+/// at `written_end`. Decoding stops after the batch with which the records take `bytes_max` in memory.
 ///
-/// A truncated batch at the end is left for the next answer. Decoding stops at a batch that cannot be read: the records before it are
+/// A truncated batch at the end is left for the next answer. Decoding stops at a batch that cannot be decoded: the records before it are
 /// returned, and the next read, which begins at that batch, returns the error. Brokers send at least one whole batch or no bytes at all
 /// (since version 3 of `Fetch`): bytes without one whole batch are damaged.
 pub(crate) fn decode(
@@ -172,22 +172,24 @@ pub(crate) fn decode(
     written_end: u64,
     aborted: &[AbortedTransaction],
     bytes_max: usize,
-) -> Result<Decoded, Malformed> {
-    let mut decoded = Decoded { records: Vec::new(), next: from, bytes: 0 };
-    let mut hidden = Hidden::new(aborted);
+) -> Result<DecodedRecords, MalformedBatch> {
+    let mut decoded = DecodedRecords { records: Vec::new(), next: from, bytes: 0 };
+    let mut hidden = AbortedRecords::new(aborted);
     while !bytes.is_empty() && (decoded.next == from || decoded.bytes < bytes_max) {
         let rest = bytes.clone();
         match decode_one(&mut bytes, &mut hidden, &mut decoded) {
             Ok(()) => {}
             Err(_) if decoded.next > from => break,
-            Err(what) => return Err(Malformed { what, offset: from, resume_at: resume_at(&rest, from, written_end) }),
+            Err(what) => {
+                return Err(MalformedBatch { what, offset: from, resume_at: resume_at(&rest, from, written_end) });
+            }
         }
     }
     Ok(decoded)
 }
 
 /// Removes the first batch from `bytes` and adds its records to `decoded`.
-fn decode_one(bytes: &mut Bytes, hidden: &mut Hidden, decoded: &mut Decoded) -> Result<(), String> {
+fn decode_one(bytes: &mut Bytes, hidden: &mut AbortedRecords, decoded: &mut DecodedRecords) -> Result<(), String> {
     let length = batch_length(bytes).ok_or("a truncated header")?;
     if length < HEADER_BYTES {
         return Err(format!("a length of {length} bytes (the minimum is {HEADER_BYTES})"));
@@ -195,7 +197,7 @@ fn decode_one(bytes: &mut Bytes, hidden: &mut Hidden, decoded: &mut Decoded) -> 
     if bytes.len() < length {
         return Err(format!("a length of {length} bytes (the answer has {})", bytes.len()));
     }
-    let batch = Batch::new(bytes.split_to(length));
+    let batch = RawBatch::new(bytes.split_to(length));
     batch.check()?;
     let next = u64::try_from(batch.last_offset()).unwrap_or(0).saturating_add(1);
     if next <= decoded.next {
@@ -217,11 +219,10 @@ fn batch_length(bytes: &[u8]) -> Option<usize> {
     Some(PREFIX_BYTES + u32::from_be_bytes(*length) as usize)
 }
 
-/// The offset at which reading continues after the damaged batch that begins here. None of its fields can be trusted, so it is the
-/// lowest offset that follows from its last offset, its number of records or the batch after it. It is above `from` and within the
-/// partition.
+/// The offset at which reading continues after the damaged batch that begins here. None of its fields can be trusted, so it is the lowest
+/// offset that follows from its last offset, its number of records or the batch after it. It is above `from` and within the partition.
 fn resume_at(bytes: &Bytes, from: u64, written_end: u64) -> u64 {
-    let header = (bytes.len() >= HEADER_BYTES).then(|| Batch::new(bytes.clone()));
+    let header = (bytes.len() >= HEADER_BYTES).then(|| RawBatch::new(bytes.clone()));
     let by_delta = header.as_ref().map(|batch| batch.last_offset().saturating_add(1));
     let by_count = header.as_ref().map(|batch| batch.base_offset.saturating_add(i64::from(batch.count)));
     let behind = batch_length(bytes).and_then(|length| bytes.get(length..)?.first_chunk::<8>());
@@ -233,20 +234,20 @@ fn resume_at(bytes: &Bytes, from: u64, written_end: u64) -> u64 {
 }
 
 /// The aborted transactions at the batch that is being read.
-struct Hidden {
+struct AbortedRecords {
     /// Transactions that begin later, sorted by their first offsets in descending order.
     coming: Vec<AbortedTransaction>,
     active: HashSet<i64>,
 }
 
-impl Hidden {
+impl AbortedRecords {
     fn new(aborted: &[AbortedTransaction]) -> Self {
         let mut coming = aborted.to_vec();
         coming.sort_by_key(|each| std::cmp::Reverse(each.first_offset));
         Self { coming, active: HashSet::new() }
     }
 
-    fn shows(&mut self, batch: &Batch) -> bool {
+    fn shows(&mut self, batch: &RawBatch) -> bool {
         while let Some(next) = self.coming.last().filter(|next| next.first_offset <= batch.last_offset()) {
             self.active.insert(next.producer_id);
             self.coming.pop();
@@ -261,7 +262,7 @@ impl Hidden {
     }
 }
 
-struct Batch {
+struct RawBatch {
     bytes: Bytes,
     base_offset: i64,
     magic: i8,
@@ -274,8 +275,7 @@ struct Batch {
     count: i32,
 }
 
-impl Batch {
-    /// A batch of at least [`HEADER_BYTES`].
+impl RawBatch {
     fn new(bytes: Bytes) -> Self {
         let mut header = &bytes[..HEADER_BYTES];
         let base_offset = header.get_i64();
@@ -322,7 +322,7 @@ impl Batch {
 
     /// The type in a control record's key.
     fn control_type(&self) -> Option<i16> {
-        let mut fields = Fields { bytes: self.bytes.slice(HEADER_BYTES..), at: 0 };
+        let mut fields = FieldReader { bytes: self.bytes.slice(HEADER_BYTES..), at: 0 };
         let record = fields.record(0).ok()?;
         let key = record.key?;
         key.get(2..4).and_then(|kind| kind.first_chunk::<2>()).map(|kind| i16::from_be_bytes(*kind))
@@ -341,7 +341,7 @@ impl Batch {
         let body_bytes = bytes.len();
         // The count is not trusted: no more records are reserved than the bytes can hold.
         records.reserve((self.count.max(0) as usize).min(bytes.len() / 7 + 1));
-        let mut fields = Fields { bytes, at: 0 };
+        let mut fields = FieldReader { bytes, at: 0 };
         let mut names = Headers::builder();
         for _ in 0..self.count {
             let record = fields.record(self.base_time)?;
@@ -357,17 +357,17 @@ impl Batch {
     }
 }
 
-/// A record as it is on the wire, its headers not yet read.
+/// An encoded record. Its headers are not decoded yet.
 struct RawRecord {
     offset_delta: i64,
     time: i64,
     key: Option<Bytes>,
     value: Option<Bytes>,
-    headers: Fields,
+    headers: FieldReader,
 }
 
 /// Header names of other producers may be invalid UTF-8: invalid bytes become replacement characters. A null value becomes empty.
-fn read_headers(mut fields: Fields, names: &mut HeadersBuilder) -> Result<Headers, String> {
+fn read_headers(mut fields: FieldReader, names: &mut HeadersBuilder) -> Result<Headers, String> {
     for _ in 0..fields.varint()? {
         let name = fields.bytes()?.unwrap_or_default();
         let value = fields.bytes()?.unwrap_or_default();
@@ -378,16 +378,16 @@ fn read_headers(mut fields: Fields, names: &mut HeadersBuilder) -> Result<Header
 }
 
 /// A reader of bytes from a broker, which checks every length.
-struct Fields {
+struct FieldReader {
     bytes: Bytes,
     at: usize,
 }
 
-impl Fields {
+impl FieldReader {
     fn record(&mut self, base_time: i64) -> Result<RawRecord, String> {
         let length = usize::try_from(self.varint()?).map_err(|_| cut_short())?;
         let end = self.at.checked_add(length).filter(|end| *end <= self.bytes.len()).ok_or_else(cut_short)?;
-        let mut fields = Fields { bytes: self.bytes.slice(..end), at: self.at + 1 };
+        let mut fields = FieldReader { bytes: self.bytes.slice(..end), at: self.at + 1 };
         let time = base_time.saturating_add(fields.varint()?);
         let offset_delta = fields.varint()?;
         let key = fields.bytes()?;

@@ -1,9 +1,9 @@
-//! The cluster as this process knows it: brokers, leaders of partitions, and connections for short requests.
+//! The cached state of the cluster: brokers, leaders of partitions, and connections for short requests.
 //!
-//! Leaders come from `Metadata` answers, which are kept until a broker answers that it is not the leader or cannot be reached, and
-//! for 30 s at most. One caller at a time refreshes, and all callers that wait share the result. Each refresh asks another broker
-//! than the one before, and ignores a leader of an older epoch: a broker that is cut off from the controllers answers from old
-//! metadata. A broker that has just started may list no topic and no broker, not even itself: such an answer changes nothing.
+//! Leaders come from `Metadata` answers. They are cached for 30 s at most, and until a broker answers that it is not the leader or cannot
+//! be reached. One caller at a time refreshes, and all callers that wait share the result. Each refresh asks another broker than the one
+//! before, and ignores a leader of an older epoch: a broker that is cut off from the controllers answers from old metadata. A broker that
+//! has just started may list no topic and no broker, not even itself: such an answer changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,44 +16,44 @@ use kafka_protocol::protocol::{Request, StrBytes};
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::error::Elapsed;
 
-use super::connection::{CallError, Connection};
-use super::dial::Dialer;
-use super::link::Link;
+use super::connection::{BrokerConnection, CallError};
+use super::dial::BrokerDialer;
+use super::link::BrokerLink;
 
-/// How long one broker may take to answer a short request before another broker is asked.
+/// The timeout of one broker for a short request. After it, another broker is asked.
 pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(3);
-/// The shortest time between two refreshes.
+/// The minimum time between two refreshes.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 /// The timeout per broker while other brokers remain to be asked.
 const ONE_OF_SEVERAL_MAX: Duration = Duration::from_millis(1500);
-/// How often the leaders are looked up where nothing else asks for it.
+/// The maximum age of the leaders: after this time they are looked up without a request.
 const REFRESH_AT_LEAST_EVERY: Duration = Duration::from_secs(30);
-/// How long a broker that has not answered is asked after all others.
+/// The time for which a broker that has not answered is asked after all others.
 const AVOIDED_FOR: Duration = Duration::from_secs(10);
-/// Partitions of one topic that are accepted from an answer; further ones are ignored.
+/// The maximum number of partitions of one topic that are accepted from an answer; further ones are ignored.
 const PARTITIONS_MAX: usize = 1 << 20;
 /// An unreachable cluster is logged at most once in this time.
 const UNREACHABLE_LOGGED_EVERY: Duration = Duration::from_secs(5);
 
-pub(crate) struct Cluster {
-    dialer: Dialer,
+pub(crate) struct KafkaCluster {
+    dialer: BrokerDialer,
     bootstrap: Vec<String>,
-    state: Mutex<State>,
-    /// Held while a refresh is under way; the time of the last one.
+    state: Mutex<ClusterState>,
+    /// Locked during a refresh. Contains the time of the last one.
     refreshing: AsyncMutex<Option<Instant>>,
     /// Whether a refresh runs in the background.
     is_refreshing: AtomicBool,
     metadata_connections: Pool,
-    /// Requests that a broker may take long to answer have connections of their own.
+    /// Slow requests have connections of their own.
     admin_connections: Pool,
 }
 
 /// One shared connection to each broker, by address.
 #[derive(Default)]
-struct Pool(Mutex<HashMap<String, Arc<Link>>>);
+struct Pool(Mutex<HashMap<String, Arc<BrokerLink>>>);
 
 #[derive(Default)]
-struct State {
+struct ClusterState {
     brokers: BTreeMap<i32, String>,
     controller: Option<i32>,
     leaders: HashMap<String, TopicLeaders>,
@@ -61,7 +61,7 @@ struct State {
     wanted: BTreeSet<String>,
     /// The broker that answered last, which is asked first.
     preferred: Option<String>,
-    /// Brokers that did not answer, and when.
+    /// Brokers that did not answer, with the time of the failure.
     avoided: HashMap<String, Instant>,
     unreachable_logged: Option<Instant>,
 }
@@ -74,7 +74,7 @@ struct TopicLeaders {
 
 #[derive(Clone, Copy)]
 struct Leader {
-    /// `None` where the partition has none now.
+    /// `None` if the partition has no leader now.
     broker: Option<i32>,
     epoch: i32,
     /// The number of replicas, and the number of in-sync replicas.
@@ -86,8 +86,8 @@ impl Leader {
     const UNKNOWN: Self = Self { broker: None, epoch: i32::MIN, replicas: 0, in_sync: 0 };
 }
 
-impl Cluster {
-    pub fn new(dialer: Dialer, bootstrap: &str) -> Self {
+impl KafkaCluster {
+    pub fn new(dialer: BrokerDialer, bootstrap: &str) -> Self {
         let bootstrap = bootstrap.split(',').map(|address| address.trim().to_owned()).filter(|each| !each.is_empty());
         Self {
             dialer,
@@ -100,7 +100,7 @@ impl Cluster {
         }
     }
 
-    /// The broker that leads the partition, as far as is known.
+    /// The leader of the partition, if it is known.
     pub fn leader(&self, topic: &str, index: u32) -> Option<i32> {
         let mut state = self.state();
         match state.leaders.get(topic) {
@@ -132,7 +132,7 @@ impl Cluster {
         self.state().brokers.insert(broker, address(host, port));
     }
 
-    /// Forgets a topic that is no longer used.
+    /// Removes a topic that is no longer used.
     pub fn forget(&self, topic: &str) {
         let mut state = self.state();
         state.leaders.remove(topic);
@@ -145,21 +145,21 @@ impl Cluster {
     }
 
     /// The connection of a link to a broker. The error names the address and the step that failed.
-    pub async fn connection(&self, link: &Link, broker: i32) -> Result<Arc<Connection>, CallError> {
+    pub async fn connection(&self, link: &BrokerLink, broker: i32) -> Result<Arc<BrokerConnection>, CallError> {
         link.connection(&self.dialer, &self.address_of(broker)?).await
     }
 
     /// The shared connection to a broker for short requests.
-    pub async fn metadata_connection(&self, broker: i32) -> Result<Arc<Connection>, CallError> {
+    pub async fn metadata_connection(&self, broker: i32) -> Result<Arc<BrokerConnection>, CallError> {
         self.shared(&self.metadata_connections, &self.address_of(broker)?).await
     }
 
-    /// The shared connection to a broker for requests that it may take long to answer.
-    pub async fn admin_connection(&self, broker: i32) -> Result<Arc<Connection>, CallError> {
+    /// The shared connection to a broker for slow requests.
+    pub async fn admin_connection(&self, broker: i32) -> Result<Arc<BrokerConnection>, CallError> {
         self.shared(&self.admin_connections, &self.address_of(broker)?).await
     }
 
-    async fn shared(&self, pool: &Pool, address: &str) -> Result<Arc<Connection>, CallError> {
+    async fn shared(&self, pool: &Pool, address: &str) -> Result<Arc<BrokerConnection>, CallError> {
         let link = {
             let mut links = pool.0.lock().unwrap_or_else(PoisonError::into_inner);
             links.entry(address.to_owned()).or_default().clone()
@@ -258,7 +258,7 @@ impl Cluster {
         state.preferred = next.or_else(|| state.preferred.take());
     }
 
-    /// The metadata of one topic as each broker has it. Fails where no majority of the brokers answers.
+    /// The metadata of one topic from each broker. Fails if no majority of the brokers answers.
     pub async fn metadata_of_each(&self, topic: &str, timeout: Duration) -> Result<Vec<MetadataResponse>, CallError> {
         let request = metadata_request(Some(&[topic]));
         let mut addresses: Vec<String> = self.state().brokers.values().cloned().collect();
@@ -275,8 +275,7 @@ impl Cluster {
         }
     }
 
-    /// The topics as the brokers describe them now: all, or those that are named. A topic that is not there is in the answer with an
-    /// error.
+    /// The metadata of all topics, or of the named ones, from the brokers. A missing topic is in the answer with an error.
     pub async fn metadata(&self, topics: Option<&[&str]>, timeout: Duration) -> Result<MetadataResponse, CallError> {
         let answer = self.ask_any(&metadata_request(topics), timeout).await?;
         self.learn(&answer);
@@ -317,7 +316,6 @@ impl Cluster {
         *last = Some(Instant::now());
     }
 
-    /// The topics whose leaders are cached.
     pub fn topics_in_use(&self) -> Vec<String> {
         self.state().leaders.keys().cloned().collect()
     }
@@ -325,7 +323,7 @@ impl Cluster {
     /// Looks up the leaders of topics at one broker. A leader with a later epoch replaces the known one.
     pub async fn learn_leaders_from(
         &self,
-        connection: &Connection,
+        connection: &BrokerConnection,
         topics: &[&str],
         timeout: Duration,
     ) -> Result<(), CallError> {
@@ -397,12 +395,11 @@ impl Cluster {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ClusterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Asks for all topics, or for those that are named.
 fn metadata_request(topics: Option<&[&str]>) -> MetadataRequest {
     let topic = |name: &&str| {
         MetadataRequestTopic::default().with_name(Some(TopicName(StrBytes::from_string((*name).to_owned()))))

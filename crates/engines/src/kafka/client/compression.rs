@@ -5,14 +5,14 @@ use std::io::{self, Read, Write as _};
 
 use crate::kafka::settings::Compression;
 
-/// Bytes that one batch may have when it is decompressed. `docs/operating/kafka.md` states it.
+/// The maximum size of one batch after decompression. `docs/operating/kafka.md` states it.
 const DECOMPRESSED_BYTES_MAX: usize = 128 << 20;
 /// The magic bytes that snappy-java writes before its blocks.
 const XERIAL_MAGIC: &[u8] = &[0x82, b'S', b'N', b'A', b'P', b'P', b'Y', 0];
 const XERIAL_HEADER_BYTES: usize = 16;
 const SNAPPY_BLOCK_BYTES: usize = 32 << 10;
 
-/// Whether a body of this size may be compressed: it must be possible to read it back.
+/// Whether a body of this size may be compressed: a reader must be able to decompress it.
 pub(super) fn can_compress(bytes: usize) -> bool {
     bytes <= DECOMPRESSED_BYTES_MAX
 }
@@ -125,7 +125,7 @@ mod tests {
     const ALL: [Compression; 4] = [Compression::Gzip, Compression::Snappy, Compression::Lz4, Compression::Zstd];
 
     #[test]
-    fn every_codec_gives_back_what_it_took() {
+    fn every_codec_restores_its_input() {
         let texts = [Vec::new(), b"whimbrel".to_vec(), b"whimbrel ".repeat(20_000)];
         for compression in ALL {
             for text in &texts {

@@ -1,9 +1,9 @@
-//! One connection to one broker: requests in, answers out, in the order of the requests.
+//! One connection to one broker. The answers come in the order of the requests.
 //!
-//! Two tasks on the engine's runtime own the socket, one per direction. A call only hands bytes to them and waits for its answer,
-//! so a caller that is dropped never leaves half a request on the wire. A call that has no answer within its timeout closes the
-//! connection: a late answer could be taken for the answer to a later request. The timeout counts from the last byte that was
-//! transferred for the call, so that it does not limit the size of a request or an answer; an overall bound does.
+//! Two tasks on the engine's runtime own the socket, one per direction. A call only hands bytes to them and waits for its answer, so a
+//! dropped caller never leaves half a request on the wire. A call that has no answer within its timeout closes the connection: a late
+//! answer could be taken for the answer to a later request. The timeout counts from the last byte that was transferred for the call, so
+//! that it does not limit the size of a request or an answer; an overall bound does.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use super::cluster::ANSWER_MAX;
 
-/// Requests that wait for the socket. Callers limit their own requests; this limit guards against bugs.
+/// The maximum number of requests in the queue of the socket. Callers limit their own requests; this limit guards against bugs.
 const REQUESTS_WAITING_MAX: usize = 256;
 /// The largest answer that is read. Fetches request far less, so a larger length is invalid.
 const ANSWER_BYTES_MAX: usize = 512 << 20;
@@ -51,7 +51,7 @@ const API_VERSION_MAX: &[(i16, i16)] = &[
     (65, 0), // DescribeTransactions
 ];
 
-/// Why a call has no answer.
+/// The reason why a call has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CallError {
     /// No byte of the request reached the socket.
@@ -68,16 +68,16 @@ impl CallError {
     }
 }
 
-pub(crate) struct Connection {
-    shared: Arc<Shared>,
-    requests: mpsc::Sender<Outgoing>,
+pub(crate) struct BrokerConnection {
+    shared: Arc<ConnectionShared>,
+    requests: mpsc::Sender<OutgoingRequest>,
     versions: HashMap<i16, (i16, i16)>,
     client_id: StrBytes,
     correlation: AtomicI32,
 }
 
-struct Shared {
-    pending: Mutex<Pending>,
+struct ConnectionShared {
+    pending: Mutex<PendingCalls>,
     /// The last time at which bytes of any request were written, and of any answer were read.
     written_at: Mutex<Instant>,
     read_at: Mutex<Instant>,
@@ -86,34 +86,34 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct Pending {
-    answers: VecDeque<Waiting>,
-    /// Why the connection is closed.
+struct PendingCalls {
+    answers: VecDeque<WaitingCall>,
+    /// The reason why the connection is closed.
     closed: Option<String>,
 }
 
-struct Waiting {
+struct WaitingCall {
     correlation: i32,
     answer: oneshot::Sender<Result<Bytes, String>>,
 }
 
-struct Outgoing {
+struct OutgoingRequest {
     frame: Bytes,
     correlation: i32,
-    sending: Arc<Mutex<Sending>>,
+    sending: Arc<Mutex<SendProgress>>,
     answer: oneshot::Sender<Result<Bytes, String>>,
 }
 
-/// How much of a request is on the socket.
+/// The progress of writing a request to the socket.
 #[derive(Debug, Clone, Copy)]
-enum Sending {
+enum SendProgress {
     Waiting,
     Begun,
     /// All of it, since this time.
     Sent(Instant),
 }
 
-impl Connection {
+impl BrokerConnection {
     /// Takes over a socket. Spawns the two tasks on the current runtime.
     pub fn start<S>(socket: S, client_id: &str) -> Self
     where
@@ -123,7 +123,7 @@ impl Connection {
         let (requests, waiting) = mpsc::channel(REQUESTS_WAITING_MAX);
         let (pending, now) = (Mutex::default(), Instant::now());
         let (written_at, read_at) = (Mutex::new(now), Mutex::new(now));
-        let shared = Arc::new(Shared { pending, written_at, read_at, closed: Notify::new() });
+        let shared = Arc::new(ConnectionShared { pending, written_at, read_at, closed: Notify::new() });
         tokio::spawn(write_requests(writing, waiting, shared.clone()));
         tokio::spawn(read_answers(reading, shared.clone()));
         Self {
@@ -196,12 +196,12 @@ impl Connection {
         let correlation = self.correlation.fetch_add(1, Ordering::Relaxed);
         let frame =
             self.encode(request, version, correlation).map_err(|error| CallError::NotSent(error.to_string()))?;
-        let sending = Arc::new(Mutex::new(Sending::Waiting));
+        let sending = Arc::new(Mutex::new(SendProgress::Waiting));
         let (answer, answered) = oneshot::channel();
-        let outgoing = Outgoing { frame, correlation, sending: sending.clone(), answer };
+        let outgoing = OutgoingRequest { frame, correlation, sending: sending.clone(), answer };
         let failed = |why: String| match *lock(&sending) {
-            Sending::Waiting => CallError::NotSent(why),
-            Sending::Begun | Sending::Sent(_) => CallError::NoAnswer(why),
+            SendProgress::Waiting => CallError::NotSent(why),
+            SendProgress::Begun | SendProgress::Sent(_) => CallError::NoAnswer(why),
         };
         let exchange = async {
             if self.requests.send(outgoing).await.is_err() {
@@ -227,7 +227,7 @@ impl Connection {
     }
 
     /// Resolves with the reason when a call has had no progress for its timeout, or has reached its overall bound.
-    async fn time_out(&self, sending: &Mutex<Sending>, limits: CallLimits) -> String {
+    async fn time_out(&self, sending: &Mutex<SendProgress>, limits: CallLimits) -> String {
         let began = Instant::now();
         let end = began + limits.overall;
         loop {
@@ -243,12 +243,12 @@ impl Connection {
         }
     }
 
-    /// When bytes were last transferred that this call depends on: its request and those before it, its answer and those before it.
-    /// Requests behind it do not count, since a broker that is frozen still takes them into the buffers of its socket.
-    fn progress_at(&self, sending: &Mutex<Sending>) -> Instant {
+    /// The time at which bytes were last transferred that this call depends on: its request and those before it, its answer and those
+    /// before it. Requests after it do not count, since a broker that is frozen still takes them into the buffers of its socket.
+    fn progress_at(&self, sending: &Mutex<SendProgress>) -> Instant {
         let written_at = match *lock(sending) {
-            Sending::Sent(at) => at,
-            Sending::Waiting | Sending::Begun => *lock(&self.shared.written_at),
+            SendProgress::Sent(at) => at,
+            SendProgress::Waiting | SendProgress::Begun => *lock(&self.shared.written_at),
         };
         written_at.max(*lock(&self.shared.read_at))
     }
@@ -274,14 +274,14 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for BrokerConnection {
     fn drop(&mut self) {
         self.shared.close("the connection is no longer used");
     }
 }
 
-/// The reason of a call that has ended without an answer. A timeout below the usual one is the rest of the caller's own timeout: its length
-/// says nothing about the broker, and the caller names its setting.
+/// The reason of a call that has ended without an answer. A timeout below the usual one is the rest of the caller's own timeout. It does
+/// not describe the broker, and the caller names its setting.
 fn late_answer(timeout: Duration) -> String {
     if timeout < ANSWER_MAX {
         return "the broker has not answered before the timeout of the request".to_owned();
@@ -289,7 +289,6 @@ fn late_answer(timeout: Duration) -> String {
     format!("the broker has not answered within {} ms", timeout.as_millis())
 }
 
-/// The time that a call has.
 #[derive(Debug, Clone, Copy)]
 struct CallLimits {
     /// Without progress.
@@ -310,7 +309,7 @@ fn api_name(key: i16) -> String {
 type DecodeError = Box<dyn std::error::Error + Send + Sync>;
 
 fn decode<R: Request>(answer: &mut Bytes, version: i16) -> Result<R::Response, DecodeError> {
-    // A broker that does not know our version of ApiVersions answers in version 0; its header never changes.
+    // A broker that does not support our version of ApiVersions answers in version 0; its header never changes.
     ResponseHeader::decode(answer, R::Response::header_version(version))?;
     if R::KEY == ApiVersionsRequest::KEY && answer.get(..2) == Some(&35_i16.to_be_bytes()) {
         return Ok(R::Response::decode(answer, 0)?);
@@ -318,8 +317,8 @@ fn decode<R: Request>(answer: &mut Bytes, version: i16) -> Result<R::Response, D
     Ok(R::Response::decode(answer, version)?)
 }
 
-impl Shared {
-    fn pending(&self) -> MutexGuard<'_, Pending> {
+impl ConnectionShared {
+    fn pending(&self) -> MutexGuard<'_, PendingCalls> {
         lock(&self.pending)
     }
 
@@ -335,7 +334,6 @@ impl Shared {
         self.closed.notify_waiters();
     }
 
-    /// Resolves when the connection is closed.
     async fn wait_closed(&self) {
         let mut closed = std::pin::pin!(self.closed.notified());
         closed.as_mut().enable();
@@ -345,24 +343,24 @@ impl Shared {
     }
 }
 
-async fn write_requests<W>(mut socket: W, mut waiting: mpsc::Receiver<Outgoing>, shared: Arc<Shared>)
+async fn write_requests<W>(mut socket: W, mut waiting: mpsc::Receiver<OutgoingRequest>, shared: Arc<ConnectionShared>)
 where
     W: AsyncWrite + Unpin,
 {
     let writing = async {
         while let Some(outgoing) = waiting.recv().await {
-            let Outgoing { frame, correlation, sending, answer } = outgoing;
+            let OutgoingRequest { frame, correlation, sending, answer } = outgoing;
             {
                 let mut pending = shared.pending();
                 if let Some(why) = &pending.closed {
                     let _ = answer.send(Err(why.clone()));
                     continue;
                 }
-                *lock(&sending) = Sending::Begun;
-                pending.answers.push_back(Waiting { correlation, answer });
+                *lock(&sending) = SendProgress::Begun;
+                pending.answers.push_back(WaitingCall { correlation, answer });
             }
             match write_frame(&mut socket, &frame, &shared).await {
-                Ok(()) => *lock(&sending) = Sending::Sent(Instant::now()),
+                Ok(()) => *lock(&sending) = SendProgress::Sent(Instant::now()),
                 Err(error) => shared.close(&format!("connection lost: {error}")),
             }
         }
@@ -374,7 +372,7 @@ where
     let _ = tokio::time::timeout(Duration::from_millis(100), socket.shutdown()).await;
 }
 
-async fn write_frame<W: AsyncWrite + Unpin>(socket: &mut W, frame: &[u8], shared: &Shared) -> io::Result<()> {
+async fn write_frame<W: AsyncWrite + Unpin>(socket: &mut W, frame: &[u8], shared: &ConnectionShared) -> io::Result<()> {
     let mut rest = frame;
     while !rest.is_empty() {
         match socket.write(rest).await? {
@@ -386,7 +384,7 @@ async fn write_frame<W: AsyncWrite + Unpin>(socket: &mut W, frame: &[u8], shared
     socket.flush().await
 }
 
-async fn read_answers<R>(mut socket: R, shared: Arc<Shared>)
+async fn read_answers<R>(mut socket: R, shared: Arc<ConnectionShared>)
 where
     R: AsyncRead + Unpin,
 {
@@ -408,7 +406,7 @@ where
     }
 }
 
-impl Shared {
+impl ConnectionShared {
     fn answer(&self, frame: Bytes) -> Result<(), String> {
         let waiting = self.pending().answers.pop_front();
         let correlation = frame.first_chunk::<4>().map(|bytes| i32::from_be_bytes(*bytes));

@@ -1,8 +1,8 @@
-//! Opening connections: TCP, TLS where it is configured, versions, SASL where it is configured.
+//! Opens connections: TCP, TLS if configured, versions, SASL if configured.
 //!
-//! A broker that is starved of CPU must not be buried under handshakes that are given up and repeated. Therefore few dials per broker are
-//! under way at once, the others wait in the order in which they came, and failed dials are followed by a back-off (`dial_pace`).
-//! During the back-off a dial fails at once with the last error: its caller can look for another leader meanwhile.
+//! Abandoned and repeated handshakes must not overload a broker that is short of CPU time. Therefore few dials per broker run concurrently,
+//! the others wait in order of arrival, and failed dials are followed by a back-off (`dial_pace`). During the back-off a dial fails at once
+//! with the last error: its caller can look for another leader meanwhile.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -21,59 +21,58 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
-use super::connection::Connection;
+use super::address_resolver::AddressResolver;
+use super::connection::BrokerConnection;
 use super::dial_pace::DialPace;
-use super::resolve::Resolver;
 use super::sasl;
 use crate::kafka::settings::{KafkaSettings, KafkaStartError, Sasl, Tls};
 
-/// Dials to one broker that are under way at once. The others wait for their turn.
+/// The maximum number of concurrent dials to one broker. The others wait for their turn.
 pub(crate) const DIALS_PER_BROKER_MAX: usize = 4;
-/// How long looking up the name and connecting may take.
+/// The timeout of looking up the name and connecting.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
-/// How long a handshake may take in all while its steps are answered in time.
+/// The overall timeout of a handshake whose steps are answered in time.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(30);
-/// Addresses whose pace is kept. Beyond, those without a dial are forgotten.
+/// The maximum number of addresses with a pace. Beyond it, those without a dial are removed.
 const ADDRESSES_MAX: usize = 1024;
 
-/// The opening of a connection, which all its clones wait for. It ends when the last clone is dropped.
-pub(crate) type Dial = Shared<BoxFuture<'static, Result<Arc<Connection>, String>>>;
+/// The opening of a connection. All clones wait for it. It ends when the last clone is dropped.
+pub(crate) type Dial = Shared<BoxFuture<'static, Result<Arc<BrokerConnection>, String>>>;
 
 /// The settings that all connections of the engine share, and the dials to each broker.
 #[derive(Clone)]
-pub(crate) struct Dialer {
+pub(crate) struct BrokerDialer {
     runtime: Handle,
-    resolver: Resolver,
+    resolver: AddressResolver,
     tls: Option<TlsConnector>,
     sasl: Option<Arc<Sasl>>,
     client_id: Arc<str>,
     brokers: Arc<Mutex<HashMap<String, Arc<BrokerDials>>>>,
 }
 
-/// The dials to one broker.
 struct BrokerDials {
-    /// Fair: waiting dials get their turn in the order in which they came.
+    /// Fair: waiting dials get their turn in order of arrival.
     turns: Semaphore,
     pace: Mutex<DialPace>,
 }
 
-/// Why a dial failed.
+/// The reason why a dial failed.
 struct DialError {
     why: String,
     /// The timeout that a step of the handshake has exceeded.
     step_timed_out: Option<Duration>,
 }
 
-impl Dialer {
+impl BrokerDialer {
     /// Reads certificates and keys. Blocks on files.
     pub fn new(settings: &KafkaSettings, runtime: Handle) -> Result<Self, KafkaStartError> {
         let tls = settings.tls.as_ref().map(tls_connector).transpose()?;
         let sasl = settings.sasl.clone().map(Arc::new);
-        let (resolver, client_id) = (Resolver::of_the_system(), settings.client_id.as_str().into());
+        let (resolver, client_id) = (AddressResolver::of_the_system(), settings.client_id.as_str().into());
         Ok(Self { runtime, resolver, tls, sasl, client_id, brokers: Arc::default() })
     }
 
-    /// Opens a connection to `host:port`, whether or not the result is waited for. The error names the address and the step that failed.
+    /// Opens a connection to `host:port`, even if no caller waits for the result. The error names the address and the step that failed.
     pub fn open(&self, address: &str) -> Dial {
         let (dialer, address) = (self.clone(), address.to_owned());
         // The set ends its task when it is dropped.
@@ -86,7 +85,7 @@ impl Dialer {
         opened.boxed().shared()
     }
 
-    async fn dial_in_turn(&self, address: &str) -> Result<Arc<Connection>, String> {
+    async fn dial_in_turn(&self, address: &str) -> Result<Arc<BrokerConnection>, String> {
         let broker = self.dials_to(address);
         broker.check_back_off()?;
         let _turn = broker.turns.acquire().await.map_err(|_| "the log is shutting down".to_owned())?;
@@ -126,7 +125,7 @@ impl Dialer {
     }
 
     /// One dial, with the time that its handshake took.
-    async fn dial(&self, address: &str, step_timeout: Duration) -> Result<(Connection, Duration), DialError> {
+    async fn dial(&self, address: &str, step_timeout: Duration) -> Result<(BrokerConnection, Duration), DialError> {
         let not_connected = |why| DialError { why, step_timed_out: None };
         let connected = tokio::time::timeout(CONNECT_MAX, self.connect(address)).await;
         let late = |_| not_connected(format!("no connection within {} ms", CONNECT_MAX.as_millis()));
@@ -153,16 +152,16 @@ impl Dialer {
         stream: TcpStream,
         address: &str,
         step_timeout: Duration,
-    ) -> Result<Connection, String> {
+    ) -> Result<BrokerConnection, String> {
         let mut connection = match &self.tls {
-            None => Connection::start(stream, &self.client_id),
+            None => BrokerConnection::start(stream, &self.client_id),
             Some(connector) => {
                 let host = host_of(address);
                 let name = ServerName::try_from(host.to_owned()).map_err(|error| format!("TLS: `{host}`: {error}"))?;
                 let late = |_| format!("TLS: no answer within {} ms", step_timeout.as_millis());
                 let secured = tokio::time::timeout(step_timeout, connector.connect(name, stream)).await;
                 let stream = secured.map_err(late)?.map_err(|error| format!("TLS: {error}"))?;
-                Connection::start(stream, &self.client_id)
+                BrokerConnection::start(stream, &self.client_id)
             }
         };
         let learned = connection.learn_versions(step_timeout).await;

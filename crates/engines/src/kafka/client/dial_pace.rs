@@ -1,5 +1,5 @@
-//! The pace of the dials to one broker: the back-off after dials that failed, and the time that a handshake gets. Pure: the time and the
-//! random number are passed in.
+//! The pace of the dials to one broker: the back-off after failed dials, and the time limit of a handshake. Pure: the time and the random
+//! number are passed in.
 
 use std::time::{Duration, Instant};
 
@@ -9,24 +9,23 @@ use super::cluster::ANSWER_MAX;
 const BACK_OFF_MIN: Duration = Duration::from_millis(20);
 /// The longest back-off. It delays the recovery after an outage.
 const BACK_OFF_MAX: Duration = Duration::from_millis(1000);
-/// Half of a back-off at most is random, so that several processes do not dial at the same moment.
+/// At most this part of a back-off is random (one half), so that several processes do not dial at the same moment.
 const JITTER_SHARE: u32 = 2;
-/// How long one step of a handshake (TLS, versions, each message of SASL) may take: as long as any other request.
+/// The timeout of one step of a handshake (TLS, versions, each message of SASL): the same as for any other request.
 pub(super) const STEP_TIMEOUT_MIN: Duration = ANSWER_MAX;
 /// The longest time for one step. A step that timed out gets twice the time in the next handshake, up to this.
 pub(super) const STEP_TIMEOUT_MAX: Duration = Duration::from_secs(12);
 
 #[derive(Debug)]
 pub(super) struct DialPace {
-    /// Rounds of dials that failed since the last one that succeeded. Dials that were under way together count as one round.
+    /// Rounds of dials that failed since the last success. Concurrent dials count as one round.
     failures: u32,
-    /// The last failure.
-    failed: Option<Failure>,
+    failed: Option<DialFailure>,
     step_timeout: Duration,
 }
 
 #[derive(Debug)]
-struct Failure {
+struct DialFailure {
     at: Instant,
     back_off_until: Instant,
     why: String,
@@ -39,12 +38,12 @@ impl Default for DialPace {
 }
 
 impl DialPace {
-    /// The error of the last dial, while its back-off lasts. Callers must not dial during that time.
+    /// The error of the last dial during its back-off. Callers must not dial during that time.
     pub fn backs_off(&self, now: Instant) -> Option<&str> {
         self.failed.as_ref().filter(|failed| now < failed.back_off_until).map(|failed| failed.why.as_str())
     }
 
-    /// How long one step of the next handshake may take.
+    /// The timeout of one step of the next handshake.
     pub fn step_timeout(&self) -> Duration {
         self.step_timeout
     }
@@ -67,7 +66,7 @@ impl DialPace {
         let longest = (BACK_OFF_MIN * 2_u32.pow(doublings)).min(BACK_OFF_MAX);
         let jitter = u64::try_from((longest / JITTER_SHARE).as_micros()).unwrap_or(u64::MAX).max(1);
         let back_off_until = now + longest - Duration::from_micros(random % jitter);
-        self.failed = Some(Failure { at: now, back_off_until, why: why.to_owned() });
+        self.failed = Some(DialFailure { at: now, back_off_until, why: why.to_owned() });
     }
 }
 
@@ -75,7 +74,7 @@ impl DialPace {
 mod tests {
     use super::*;
 
-    /// The back-off after each of `rounds` dials that failed one after the other.
+    /// The back-off after each of `rounds` consecutive failed dials.
     fn back_offs(rounds: usize, random: u64) -> Vec<Duration> {
         let (mut pace, mut now) = (DialPace::default(), Instant::now());
         let mut all = Vec::new();

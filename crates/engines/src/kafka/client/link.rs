@@ -1,7 +1,7 @@
 //! Connections that are opened when they are first needed, and again after they were closed.
 //!
-//! A link has at most one dial under way, which all its callers share. A caller that stops waiting does not end the dial: the next
-//! caller gets its connection. A broker that is slower than its callers' timeouts is thus reached in the end.
+//! A link has at most one dial in progress, which all its callers share. The dial continues when a caller stops waiting: the next caller
+//! gets its connection. So a broker that is slower than its callers' timeouts is reached nevertheless.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,20 +9,19 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 
-use super::cluster::{ANSWER_MAX, Cluster};
-use super::connection::{CallError, Connection};
-use super::dial::{Dial, Dialer};
+use super::cluster::{ANSWER_MAX, KafkaCluster};
+use super::connection::{BrokerConnection, CallError};
+use super::dial::{BrokerDialer, Dial};
 
-/// How long a caller waits for a connection. After that it can try another broker.
+/// The timeout of a caller that waits for a connection. After it, the caller can try another broker.
 const CONNECTION_WAIT_MAX: Duration = ANSWER_MAX;
 
-/// One connection to one broker.
 #[derive(Default)]
-pub(crate) struct Link(Mutex<Option<Dial>>);
+pub(crate) struct BrokerLink(Mutex<Option<Dial>>);
 
-impl Link {
+impl BrokerLink {
     /// The open connection, or a new one. The error names the address and the step that failed.
-    pub async fn connection(&self, dialer: &Dialer, address: &str) -> Result<Arc<Connection>, CallError> {
+    pub async fn connection(&self, dialer: &BrokerDialer, address: &str) -> Result<Arc<BrokerConnection>, CallError> {
         match tokio::time::timeout(CONNECTION_WAIT_MAX, self.dial(dialer, address)).await {
             Ok(opened) => opened.map_err(CallError::NotSent),
             Err(_) => {
@@ -32,8 +31,8 @@ impl Link {
         }
     }
 
-    /// The dial that is under way or has opened the connection; a new one if there is none, or if the connection is closed.
-    fn dial(&self, dialer: &Dialer, address: &str) -> Dial {
+    /// The dial that is in progress or has opened the connection; a new one if there is none, or if the connection is closed.
+    fn dial(&self, dialer: &BrokerDialer, address: &str) -> Dial {
         let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let usable = current.as_ref().filter(|dial| match (*dial).clone().now_or_never() {
             None => true,
@@ -53,11 +52,11 @@ impl Link {
 /// Links of one owner, one to each broker. Brokers answer the requests of a connection one after the other, so owners that must not wait
 /// for each other have links of their own.
 #[derive(Default)]
-pub(crate) struct Links(Mutex<HashMap<i32, Arc<Link>>>);
+pub(crate) struct BrokerLinks(Mutex<HashMap<i32, Arc<BrokerLink>>>);
 
-impl Links {
-    /// The owner's connection to the broker, opened where there is none.
-    pub async fn to(&self, cluster: &Cluster, broker: i32) -> Result<Arc<Connection>, CallError> {
+impl BrokerLinks {
+    /// The owner's connection to the broker, opened if there is none.
+    pub async fn to(&self, cluster: &KafkaCluster, broker: i32) -> Result<Arc<BrokerConnection>, CallError> {
         let link = self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(broker).or_default().clone();
         cluster.connection(&link, broker).await
     }
@@ -85,7 +84,7 @@ mod tests {
         }
     }
 
-    async fn cluster_of(brokers: &StubCluster) -> Arc<Cluster> {
+    async fn cluster_of(brokers: &StubCluster) -> Arc<KafkaCluster> {
         let cluster = brokers.connect();
         while cluster.metadata(Some(&[]), Duration::from_secs(10)).await.is_err() {}
         cluster
@@ -95,7 +94,7 @@ mod tests {
     async fn a_starved_broker_has_few_handshakes_at_once_and_is_reached_by_all() {
         let brokers = StubCluster::start_with(1, Starved { handshake: Duration::from_millis(60) }).await;
         let cluster = cluster_of(&brokers).await;
-        let all: Vec<Links> = (0..80).map(|_| Links::default()).collect();
+        let all: Vec<BrokerLinks> = (0..80).map(|_| BrokerLinks::default()).collect();
         // Some callers stop waiting before their turn, and ask again.
         let reached = all.iter().map(|links| async { while links.to(&cluster, 0).await.is_err() {} });
         join_all(reached).await;
@@ -105,10 +104,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_dial_whose_callers_have_gone_serves_the_next_caller() {
+    async fn a_dial_without_waiting_callers_serves_the_next_caller() {
         let brokers = StubCluster::start_with(1, Starved { handshake: Duration::from_millis(500) }).await;
         let cluster = cluster_of(&brokers).await;
-        let links = Links::default();
+        let links = BrokerLinks::default();
         let mut attempts = 0;
         while tokio::time::timeout(Duration::from_millis(50), links.to(&cluster, 0)).await.is_err() {
             attempts += 1;
@@ -122,9 +121,9 @@ mod tests {
         let brokers = StubCluster::start_with(1, Starved { handshake: Duration::from_millis(20) }).await;
         let cluster = cluster_of(&brokers).await;
         for _ in 0..DIALS_PER_BROKER_MAX * 3 {
-            let links = Links::default();
+            let links = BrokerLinks::default();
             let _ = tokio::time::timeout(Duration::from_millis(1), links.to(&cluster, 0)).await;
         }
-        assert!(Links::default().to(&cluster, 0).await.is_ok(), "dials that were dropped have kept their turns");
+        assert!(BrokerLinks::default().to(&cluster, 0).await.is_ok(), "dials that were dropped have kept their turns");
     }
 }

@@ -13,15 +13,15 @@ use kafka_protocol::ResponseError;
 use kafka_protocol::messages::{SaslAuthenticateRequest, SaslHandshakeRequest};
 use kafka_protocol::protocol::StrBytes;
 
-use super::connection::Connection;
+use super::connection::BrokerConnection;
 use crate::kafka::settings::{Sasl, SaslMechanism};
 
 const NONCE_BYTES: usize = 24;
-/// Accepted iterations: at least those that RFC 5802 requires; a broker that requests more than the limit is treated as hostile.
+/// Accepted iterations: at least the minimum of RFC 5802. A broker that requests more than the limit is treated as hostile.
 const ITERATIONS: std::ops::RangeInclusive<u32> = 4096..=1_000_000;
 
 /// Authenticates a connection that has just learned the broker's versions.
-pub(super) async fn authenticate(connection: &Connection, sasl: &Sasl, timeout: Duration) -> Result<(), String> {
+pub(super) async fn authenticate(connection: &BrokerConnection, sasl: &Sasl, timeout: Duration) -> Result<(), String> {
     let mechanism = sasl.mechanism.name();
     let handshake = SaslHandshakeRequest::default().with_mechanism(StrBytes::from_static_str(mechanism));
     let answer = connection.call(&handshake, timeout).await.map_err(|error| error.to_string())?;
@@ -49,7 +49,7 @@ pub(super) async fn authenticate(connection: &Connection, sasl: &Sasl, timeout: 
     }
 }
 
-async fn send(connection: &Connection, token: Vec<u8>, timeout: Duration) -> Result<Bytes, String> {
+async fn send(connection: &BrokerConnection, token: Vec<u8>, timeout: Duration) -> Result<Bytes, String> {
     let request = SaslAuthenticateRequest::default().with_auth_bytes(token.into());
     let answer = connection.call(&request, timeout).await.map_err(|error| error.to_string())?;
     match ResponseError::try_from_code(answer.error_code) {
@@ -86,7 +86,7 @@ impl<'a> Scram<'a> {
         format!("n,,{}", self.first_bare()).into_bytes()
     }
 
-    /// The proof that answers the broker's challenge.
+    /// The proof in answer to the broker's challenge.
     fn answer(&mut self, challenge: &[u8]) -> Result<Vec<u8>, String> {
         let malformed = || "the broker's SCRAM challenge is malformed".to_owned();
         let challenge = std::str::from_utf8(challenge).map_err(|_| malformed())?;
@@ -122,7 +122,7 @@ impl<'a> Scram<'a> {
         Ok(format!("{without_proof},p={}", BASE64.encode(proof)).into_bytes())
     }
 
-    /// Checks that the broker knows the password too.
+    /// Checks that the broker has the password too.
     fn verify(&self, verdict: &[u8]) -> Result<(), String> {
         let signature = std::str::from_utf8(verdict).ok().and_then(|text| text.strip_prefix("v="));
         let signature = signature.and_then(|text| BASE64.decode(text.trim_end()).ok()).unwrap_or_default();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_challenge_that_is_not_ours_or_too_cheap_is_refused() {
+    fn a_challenge_with_a_foreign_nonce_or_too_few_iterations_is_rejected() {
         let sasl = sasl();
         let refused = |challenge: &[u8]| Scram::new(&sasl, NONCE.to_owned()).answer(challenge).is_err();
         assert!(refused(b"r=somebody-else,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"));

@@ -12,15 +12,15 @@ use kafka_protocol::messages::describe_producers_request::TopicRequest;
 use kafka_protocol::messages::{DescribeProducersRequest, DescribeProducersResponse, ListOffsetsResponse};
 use whimbrel_model::PartitionId;
 
-use super::transaction::{FencedProducer, MOVING_PAUSE, UNKNOWN_MAX, WriteError, blocked, not_now, refused};
+use super::transaction::{FenceError, FencedProducer, MOVING_PAUSE, UNKNOWN_MAX, blocked, not_now, refused};
 use crate::kafka::client::cluster::ANSWER_MAX;
 use crate::kafka::client::connection::CallError;
-use crate::kafka::known::TopicPartition;
+use crate::kafka::known_topics::TopicPartition;
 use crate::kafka::outcome;
-use crate::kafka::queries::End;
+use crate::kafka::queries::LogEnd;
 use crate::kafka::requests::{self, LATEST, group_by_topic};
 
-/// How long a commit waits for the leaders of some of its partitions while those of others answer.
+/// The time for which a commit waits for the leaders of some of its partitions while those of others have answered.
 const BLOCKED_AFTER: Duration = Duration::from_millis(1500);
 
 /// A transaction of this producer that is open in a partition.
@@ -41,7 +41,6 @@ pub(super) struct QuietPartition {
     pub leader_epoch: Option<i32>,
 }
 
-/// The answers of the leaders of some partitions.
 pub(super) struct LeaderAnswers {
     /// Partitions in which this producer has a transaction open.
     pub open: HashMap<PartitionId, OpenTransaction>,
@@ -51,7 +50,7 @@ pub(super) struct LeaderAnswers {
     pub waiting: Vec<TopicPartition>,
     /// A partition that this client may not read, and Kafka's answer.
     refused: Option<(TopicPartition, Code)>,
-    /// Why a leader has not answered.
+    /// The reason why a leader has not answered.
     pub why: String,
 }
 
@@ -66,7 +65,7 @@ impl FencedProducer {
         places: &[TopicPartition],
         commit_size: usize,
         deadline: Instant,
-    ) -> Result<LeaderAnswers, WriteError> {
+    ) -> Result<LeaderAnswers, FenceError> {
         let began = Instant::now();
         let mut asked = self.ask_leaders(places, deadline).await;
         loop {
@@ -105,7 +104,6 @@ impl FencedProducer {
         answers.into_iter().map(|is_missing| is_missing.unwrap_or(false)).collect()
     }
 
-    /// Asks the leaders once.
     pub(super) async fn ask_leaders(&self, places: &[TopicPartition], deadline: Instant) -> LeaderAnswers {
         let why = "the partition has no leader".to_owned();
         let (open, quiet, waiting) = (HashMap::new(), HashMap::new(), Vec::new());
@@ -161,7 +159,7 @@ impl FencedProducer {
             topics.map(|(name, indexes)| TopicRequest::default().with_name(name).with_partition_indexes(indexes));
         let producers = DescribeProducersRequest::default().with_topics(topics.collect());
         let names = places.iter().map(|(topic, partition)| (topic.wire_name(), partition.index));
-        let stable_ends = requests::list_offsets(names, LATEST, End::Visible);
+        let stable_ends = requests::list_offsets(names, LATEST, LogEnd::Visible);
         let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
         let (links, cluster) = (self.links.clone(), self.context.cluster.clone());
         async move {
@@ -199,7 +197,7 @@ fn open_in(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kafka::known::KnownTopic;
+    use crate::kafka::known_topics::KnownTopic;
     use kafka_protocol::messages::ProducerId;
     use kafka_protocol::messages::describe_producers_response::{PartitionResponse, ProducerState, TopicResponse};
     use std::sync::Arc;
@@ -231,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_the_partition_says_nothing() {
+    fn an_answer_without_the_partition_proves_nothing() {
         let moved = Code::NotLeaderOrFollower;
         assert_eq!(open_in(&answer(moved.code(), &[]), &place(), 7), Err(moved));
         assert!(open_in(&DescribeProducersResponse::default(), &place(), 7).is_err());

@@ -20,37 +20,37 @@ use tokio::sync::oneshot;
 use whimbrel_model::ports::{CommitOutcome, Entry, LogError};
 use whimbrel_model::{EventSink, PartitionId, TopicNumber};
 
-use self::transaction::{FencedProducer, WriteError};
+use self::transaction::{FenceError, FencedProducer};
 use super::append::check_record;
-use super::client::cluster::Cluster;
+use super::client::cluster::KafkaCluster;
 use super::fetch::Fetcher;
-use super::hanging::Hanging;
-use super::known::{KnownTopic, KnownTopics};
+use super::known_topics::{KnownTopic, KnownTopics};
 use super::queries::Queries;
 use super::settings::Compression;
+use super::stalled_partitions::StalledPartitions;
 
-/// Commits of one fence that wait for their turn; beyond, a commit is `NotNow`.
+/// The maximum number of commits in the queue of one fence; beyond it, a commit is `NotNow`.
 const COMMITS_WAITING_MAX: usize = 64;
-/// How long a failed commit is given to end its transaction. The next check tries again.
+/// The time in which a failed commit may end its transaction. The next check tries again.
 const CLEAN_UP_MAX: Duration = Duration::from_millis(500);
-/// How much longer than its timeout a commit may take, for the last request of each step, before its outcome is unknown.
+/// The time that a commit may take beyond its timeout, for the last request of each step, before its outcome is unknown.
 const COMMIT_GRACE: Duration = Duration::from_secs(5);
-/// How often a fence checks for transactions that hang.
+/// The interval at which a fence checks for hanging transactions.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The parts of the engine that a fence uses, and its settings.
 #[derive(Clone)]
 pub(super) struct FenceContext {
-    pub cluster: Arc<Cluster>,
+    pub cluster: Arc<KafkaCluster>,
     pub known: Arc<KnownTopics>,
     pub queries: Arc<Queries>,
     pub fetcher: Arc<Fetcher>,
-    pub hanging: Arc<Hanging>,
+    pub hanging: Arc<StalledPartitions>,
     pub events: EventSink,
     pub transactional_id: String,
-    /// How long opening or one commit may take; also when Kafka aborts a transaction that was left open.
+    /// The timeout of opening and of one commit; also the time after which Kafka aborts a transaction that was left open.
     pub timeout: Duration,
-    /// How long writing the records of a commit may take.
+    /// The timeout of writing the records of a commit.
     pub write_timeout: Duration,
     pub compression: Compression,
 }
@@ -58,7 +58,7 @@ pub(super) struct FenceContext {
 /// An open fence, as [`whimbrel_model::ports::Fence`] carries it. Its task ends when the last clone is dropped.
 pub(super) struct FenceHandle {
     commits: mpsc::Sender<Commit>,
-    /// When the outcome of a commit that is not answered is unknown.
+    /// The time after which the outcome of an unanswered commit is unknown.
     answer_max: Duration,
 }
 
@@ -78,7 +78,7 @@ impl FenceHandle {
         Ok(Self { commits, answer_max })
     }
 
-    /// Queues a commit when it is called, not when it is polled: that gives the order of commits.
+    /// Queues a commit when it is called, not when it is polled. So the order of commits is that of the calls.
     pub fn commit(&self, entries: Vec<Entry>) -> impl Future<Output = CommitOutcome> + Send + use<> {
         let (answer, answered) = oneshot::channel();
         let (put_at, answer_max) = (Instant::now(), self.answer_max);
@@ -116,7 +116,7 @@ impl FencedProducer {
             };
             let mut is_void = false;
             if Instant::now() >= check_at {
-                is_void = matches!(self.repair_stalled().await, Err(WriteError::Fenced));
+                is_void = matches!(self.repair_stalled().await, Err(FenceError::Fenced));
                 check_at = Instant::now() + CHECK_INTERVAL;
             }
             if let Some(commit) = commit {
@@ -132,7 +132,7 @@ impl FencedProducer {
                 break;
             }
         }
-        // The connections are closed now; the fence itself may be held for long.
+        // The connections are closed now; the caller may keep the fence for long.
         drop(self);
         waiting.close();
         while let Some(commit) = waiting.recv().await {
@@ -167,15 +167,15 @@ impl FencedProducer {
                 }
                 outcome
             }
-            Err(WriteError::Fenced) => CommitOutcome::Fenced,
-            Err(WriteError::Entry { index, error }) => {
-                if matches!(self.end_open(Instant::now() + CLEAN_UP_MAX).await, Err(WriteError::Fenced)) {
+            Err(FenceError::Fenced) => CommitOutcome::Fenced,
+            Err(FenceError::Entry { index, error }) => {
+                if matches!(self.end_open(Instant::now() + CLEAN_UP_MAX).await, Err(FenceError::Fenced)) {
                     return CommitOutcome::Fenced;
                 }
                 self.failed(index, error)
             }
-            Err(WriteError::Blocked { partitions, error }) => {
-                if matches!(self.end_open(Instant::now() + CLEAN_UP_MAX).await, Err(WriteError::Fenced)) {
+            Err(FenceError::Blocked { partitions, error }) => {
+                if matches!(self.end_open(Instant::now() + CLEAN_UP_MAX).await, Err(FenceError::Fenced)) {
                     return CommitOutcome::Fenced;
                 }
                 CommitOutcome::Blocked { partitions, error }

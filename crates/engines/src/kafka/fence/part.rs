@@ -9,27 +9,27 @@ use kafka_protocol::ResponseError as Code;
 use whimbrel_model::PartitionId;
 use whimbrel_model::ports::{Entry, LogError};
 
-use super::transaction::{WriteError, refused};
+use super::transaction::{FenceError, refused};
 use crate::kafka::client::batch::{self, BatchIdentity};
-use crate::kafka::known::KnownTopic;
+use crate::kafka::known_topics::KnownTopic;
 use crate::kafka::settings::Compression;
 
 /// The entries of a commit for one partition.
-pub(super) struct Part {
+pub(super) struct FencePart {
     pub(super) topic: Arc<KnownTopic>,
     pub(super) partition: PartitionId,
     /// Entries that are not written yet, by their indexes in the commit.
     pub(super) indexes: Vec<usize>,
     pub(super) first: usize,
     pub(super) largest: usize,
-    /// The first batch of them: how many, and its bytes.
+    /// The first batch of these entries: their number, and the encoded bytes.
     pub(super) prepared: Option<(usize, Bytes)>,
-    /// Records of one batch; lowered where the broker finds a batch too large.
+    /// The maximum number of records in one batch; lowered if the broker finds a batch too large.
     pub(super) batch_records_max: usize,
     pub(super) unknown_since: Option<Instant>,
 }
 
-impl Part {
+impl FencePart {
     pub(super) fn of(topics: &[Arc<KnownTopic>], entries: &[Entry]) -> Vec<Self> {
         let mut parts: Vec<Self> = Vec::new();
         let mut places: HashMap<PartitionId, usize> = HashMap::new();
@@ -57,13 +57,13 @@ impl Part {
         self.indexes.first().copied().unwrap_or(self.first)
     }
 
-    /// Encodes the next batch, where there is one that is not encoded yet. Returns whether there is anything to send.
+    /// Encodes the next batch, unless it is encoded already. Returns whether there is a batch to send.
     pub(super) fn prepare(
         &mut self,
         entries: &[Entry],
         identity: BatchIdentity,
         compression: Compression,
-    ) -> Result<bool, WriteError> {
+    ) -> Result<bool, FenceError> {
         if self.indexes.is_empty() || self.prepared.is_some() {
             return Ok(!self.indexes.is_empty());
         }
@@ -74,7 +74,7 @@ impl Part {
         };
         let count = self.indexes.iter().take(self.batch_records_max).take_while(fits).count().max(1);
         let records = self.indexes[..count].iter().map(|index| &entries[*index].record);
-        let bytes = batch::encode(records, identity, compression).map_err(|error| WriteError::Entry {
+        let bytes = batch::encode(records, identity, compression).map_err(|error| FenceError::Entry {
             index: self.first_index(),
             error: LogError::Unsupported(format!("the batch cannot be encoded: {error}")),
         })?;
@@ -98,12 +98,12 @@ impl Part {
         self.indexes.get(at).copied().unwrap_or_else(|| self.first_index())
     }
 
-    /// The refusal of one of its entries.
-    pub(super) fn refused(&self, index: usize, code: Code) -> WriteError {
+    /// The rejection of one entry.
+    pub(super) fn refused(&self, index: usize, code: Code) -> FenceError {
         refused(&(self.topic.clone(), self.partition), index, code, self.largest)
     }
 
-    /// The batch under way is written. Returns how many records it had.
+    /// Records that the batch in flight is written. Returns the number of its records.
     pub(super) fn written(&mut self, base: u64, offsets: &mut [u64]) -> usize {
         let Some((count, _)) = self.prepared.take() else { return 0 };
         for (index, offset) in self.indexes.drain(..count).zip(base..) {
@@ -132,7 +132,7 @@ mod tests {
     fn entries_are_written_by_partition_in_batches_and_keep_their_places() {
         let topic = Arc::new(KnownTopic::new(TopicNumber(1), "t".to_owned(), 2, 1000));
         let entries = [entry(0, 400), entry(1, 10), entry(0, 400), entry(0, 400)];
-        let mut parts = Part::of(&vec![topic; 4], &entries);
+        let mut parts = FencePart::of(&vec![topic; 4], &entries);
         assert_eq!(parts.len(), 2);
         let identity = BatchIdentity { producer_id: 1, producer_epoch: 0, base_sequence: 0, is_transactional: true };
         let mut offsets = vec![0; 4];

@@ -25,23 +25,24 @@ use whimbrel_model::ports::Entry;
 use whimbrel_model::{Event, PartitionId};
 
 use super::inspect::{LeaderAnswers, OpenTransaction};
-use super::transaction::{FencedProducer, MarkerError, WriteError, blocked, not_now, pause_after};
-use crate::kafka::coordinator::{self, Finding, TransactionOutcome};
-use crate::kafka::known::TopicPartition;
+use super::transaction::{FenceError, FencedProducer, MarkerError, blocked, not_now, pause_after};
+use crate::kafka::coordinator::{self, TransactionFinding, TransactionOutcome};
+use crate::kafka::known_topics::TopicPartition;
 
-/// How long a partition must be stalled, or a commit unconfirmed, before a fence asks whether its own transaction is the cause.
+/// The time for which a partition must be stalled, or a commit unconfirmed, before a fence asks whether its own transaction is the cause.
 const STALLED_FOR: Duration = Duration::from_secs(1);
-/// How long the leaders of such partitions may take to answer.
+/// The timeout of the leaders of such partitions.
 const CHECK_ANSWER_MAX: Duration = Duration::from_secs(1);
-/// How long a fence ignores a stalled partition in which it has no open transaction, or whose transaction it could not close.
+/// The time for which a fence ignores a stalled partition in which it has no open transaction, or whose transaction it could not close.
 const EXAMINE_AGAIN_AFTER: Duration = Duration::from_secs(5);
-/// How long a commit waits for the marker of the transaction before it, before the fence asks the coordinator whether the marker is lost.
+/// The time for which a commit waits for the marker of the transaction before it. After it, the fence asks the coordinator whether the
+/// marker is lost.
 const MARKER_GRACE: Duration = Duration::from_millis(100);
-/// How often a transaction whose outcome is not in the coordinator's log is looked up and reported.
+/// The interval at which a transaction whose outcome is not in the coordinator's log is looked up and reported.
 const LOOK_UP_AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// How long reading a decision and closing one transaction may take.
+/// The timeout of reading a decision and closing one transaction.
 const REPAIR_MAX: Duration = Duration::from_secs(10);
-/// How long a check waits for a coordinator that is still finishing the fence's last transaction.
+/// The time for which a check waits for a coordinator that is still finishing the fence's last transaction.
 const FINISHING_MAX: Duration = Duration::from_secs(1);
 const FINISHING_PAUSE: Duration = Duration::from_millis(50);
 
@@ -49,7 +50,7 @@ const FINISHING_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Default)]
 pub(super) struct Repairs {
     /// The fence's last transaction in a partition. One that is not here may be a predecessor's or was aborted.
-    last: HashMap<PartitionId, Last>,
+    last: HashMap<PartitionId, LastTransaction>,
     /// Stalled partitions with their offsets in which this fence had nothing to close, or could not close it, and when that was found.
     examined: HashMap<(PartitionId, u64), Instant>,
     /// Partitions with an unconfirmed commit whose repair failed, with the time of the failure.
@@ -59,14 +60,14 @@ pub(super) struct Repairs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Last {
+enum LastTransaction {
     /// Committed up to this offset. The marker may be missing.
     Committed { last: u64, at: Instant },
     /// All transactions of the fence are proven closed.
     Closed,
 }
 
-/// What closed a hanging transaction.
+/// The way in which a hanging transaction was closed.
 #[derive(Clone, Copy)]
 enum ClosedBy {
     Marker,
@@ -74,7 +75,7 @@ enum ClosedBy {
 }
 
 impl Repairs {
-    /// Forgets the last outcome in partitions that get records now, since the outcome of those is not known yet.
+    /// Removes the last outcome in partitions that get records now, since the outcome of those records is not known yet.
     pub(super) fn forget(&mut self, places: &[TopicPartition]) {
         for (_, partition) in places {
             self.last.remove(partition);
@@ -87,34 +88,34 @@ impl Repairs {
 
     fn committed(&mut self, partition: PartitionId, offset: u64, now: Instant) {
         let last = match self.last.get(&partition) {
-            Some(Last::Committed { last, .. }) => offset.max(*last),
+            Some(LastTransaction::Committed { last, .. }) => offset.max(*last),
             _ => offset,
         };
-        self.last.insert(partition, Last::Committed { last, at: now });
+        self.last.insert(partition, LastTransaction::Committed { last, at: now });
     }
 
     fn closed(&mut self, partition: PartitionId) {
-        self.last.insert(partition, Last::Closed);
+        self.last.insert(partition, LastTransaction::Closed);
     }
 
     /// Whether all transactions of the fence in the partition are proven closed.
     fn is_closed(&self, partition: PartitionId) -> bool {
-        self.last.get(&partition) == Some(&Last::Closed)
+        self.last.get(&partition) == Some(&LastTransaction::Closed)
     }
 
     /// Whether the last stable offset is past the fence's last commit. All in-sync replicas then have the marker.
     fn is_stable(&self, partition: PartitionId, stable_end: Option<u64>) -> bool {
-        matches!(self.last.get(&partition), Some(Last::Committed { last, .. }) if stable_end.is_some_and(|end| end > *last))
+        matches!(self.last.get(&partition), Some(LastTransaction::Committed { last, .. }) if stable_end.is_some_and(|end| end > *last))
     }
 
     /// Whether the fence has committed the transaction that is open from `start` on.
     fn has_committed(&self, partition: PartitionId, start: u64) -> bool {
-        matches!(self.last.get(&partition), Some(Last::Committed { last, .. }) if start <= *last)
+        matches!(self.last.get(&partition), Some(LastTransaction::Committed { last, .. }) if start <= *last)
     }
 
     /// Partitions whose last commit is old enough to have its marker, and is not confirmed.
     fn unconfirmed(&self, now: Instant) -> Vec<PartitionId> {
-        let is_old = |last: &Last| matches!(last, Last::Committed { at, .. } if now.saturating_duration_since(*at) >= STALLED_FOR);
+        let is_old = |last: &LastTransaction| matches!(last, LastTransaction::Committed { at, .. } if now.saturating_duration_since(*at) >= STALLED_FOR);
         self.last
             .iter()
             .filter(|(partition, last)| is_old(last) && !self.failed.contains_key(partition))
@@ -132,7 +133,7 @@ impl FencedProducer {
     }
 
     /// Begins a transaction in these partitions, once no earlier transaction of this fence is open there.
-    pub(super) async fn begin(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), WriteError> {
+    pub(super) async fn begin(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), FenceError> {
         self.check_writable(places).await?;
         loop {
             self.settle(deadline).await?;
@@ -153,7 +154,7 @@ impl FencedProducer {
     }
 
     /// Waits until the transactions of this fence in the partitions are proven closed, and closes hanging ones.
-    async fn close_earlier(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), WriteError> {
+    async fn close_earlier(&mut self, places: &[TopicPartition], deadline: Instant) -> Result<(), FenceError> {
         let unconfirmed = places.iter().filter(|(_, partition)| !self.repairs.is_closed(*partition));
         let mut unconfirmed: Vec<TopicPartition> = unconfirmed.cloned().collect();
         let began = Instant::now();
@@ -178,7 +179,7 @@ impl FencedProducer {
             for place in &open {
                 self.repair(place, deadline).await.map_err(|error| match error {
                     // The other partitions of the commit can be written.
-                    WriteError::Entry { error, .. } if places.len() > 1 => blocked(std::slice::from_ref(place), error),
+                    FenceError::Entry { error, .. } if places.len() > 1 => blocked(std::slice::from_ref(place), error),
                     other => other.blamed_in(std::slice::from_ref(place), places),
                 })?;
             }
@@ -192,7 +193,7 @@ impl FencedProducer {
         places: &[TopicPartition],
         answers: &LeaderAnswers,
         deadline: Instant,
-    ) -> Result<(), WriteError> {
+    ) -> Result<(), FenceError> {
         let mut doubtful = Vec::new();
         for place in places.iter().filter(|(_, partition)| !answers.open.contains_key(partition)) {
             match answers.quiet.get(&place.1) {
@@ -220,7 +221,7 @@ impl FencedProducer {
     /// Fails if the brokers report that some of the partitions cannot be written, and some can. If none can be written, the commit
     /// waits. A transaction that has begun in such a partition cannot even be aborted: Kafka rejects its marker too, and the fence
     /// would wait for the marker.
-    async fn check_writable(&mut self, places: &[TopicPartition]) -> Result<(), WriteError> {
+    async fn check_writable(&mut self, places: &[TopicPartition]) -> Result<(), FenceError> {
         let cluster = self.context.cluster.clone();
         let is_unwritable = |(topic, partition): &&TopicPartition| {
             cluster.is_unwritable(topic.name(), partition.index, topic.min_insync())
@@ -235,8 +236,8 @@ impl FencedProducer {
     }
 
     /// Confirms commits to partitions that were not written again, and closes transactions of this fence that stall a partition, as
-    /// reported in `hanging`.
-    pub(super) async fn repair_stalled(&mut self) -> Result<(), WriteError> {
+    /// reported in `stalled_partitions`.
+    pub(super) async fn repair_stalled(&mut self) -> Result<(), FenceError> {
         self.settle(Instant::now() + CHECK_ANSWER_MAX).await?;
         let stalled = self.context.hanging.overdue(STALLED_FOR);
         self.repairs.examined.retain(|_, at| at.elapsed() < EXAMINE_AGAIN_AFTER);
@@ -263,8 +264,8 @@ impl FencedProducer {
             let (_, partition) = place;
             match self.repair(place, Instant::now() + REPAIR_MAX).await {
                 Ok(()) => {}
-                Err(WriteError::Fenced) => return Err(WriteError::Fenced),
-                Err(WriteError::Entry { error, .. } | WriteError::Blocked { error, .. }) => {
+                Err(FenceError::Fenced) => return Err(FenceError::Fenced),
+                Err(FenceError::Entry { error, .. } | FenceError::Blocked { error, .. }) => {
                     tracing::debug!(id = self.context.transactional_id, %partition, %error, "a stalled partition cannot be repaired yet");
                     self.repairs.failed.insert(*partition, Instant::now());
                 }
@@ -276,7 +277,7 @@ impl FencedProducer {
     }
 
     /// Waits until the coordinator has finished the fence's transactions, so that each marker is written or lost. Then takes a new epoch.
-    async fn prepare_repair(&mut self, deadline: Instant) -> Result<(), WriteError> {
+    async fn prepare_repair(&mut self, deadline: Instant) -> Result<(), FenceError> {
         self.settle(deadline).await?;
         self.wait_until_finished(deadline).await?;
         self.leave_used_epoch(deadline).await
@@ -284,24 +285,26 @@ impl FencedProducer {
 
     /// Closes the transaction that is open in the partition, with the outcome that the coordinator has decided, after
     /// [`Self::prepare_repair`]. It does not repair other partitions of that transaction: a later transaction may be open there.
-    async fn repair(&mut self, place: &TopicPartition, deadline: Instant) -> Result<(), WriteError> {
+    async fn repair(&mut self, place: &TopicPartition, deadline: Instant) -> Result<(), FenceError> {
         let (topic, partition) = place;
         let places = std::slice::from_ref(place);
         self.learn_leaders(&[topic.name()], deadline).await.map_err(|error| not_now(0, error))?;
-        // Kafka's own marker is there by now, or lost.
+        // Kafka's own marker has been written by now, or is lost.
         let Some(open) = self.open_transactions(places, 1, deadline).await?.open.remove(partition) else {
             self.repairs.closed(*partition);
             return Ok(());
         };
         let outcome = match self.decision(place, open.start, deadline).await? {
-            Finding::Finished(outcome) => outcome,
-            Finding::Nothing => {
+            TransactionFinding::Finished(outcome) => outcome,
+            TransactionFinding::Nothing => {
                 return Err(not_now(
                     0,
                     "a transaction of this fence hangs, and its outcome is not in `__transaction_state`",
                 ));
             }
-            Finding::UnderWay => return Err(not_now(0, "the coordinator has not finished the previous transaction")),
+            TransactionFinding::UnderWay => {
+                return Err(not_now(0, "the coordinator has not finished the previous transaction"));
+            }
         };
         let closed_by = self.close(outcome, place, open, deadline).await?;
         // The marker may be lost as well.
@@ -317,14 +320,19 @@ impl FencedProducer {
         Ok(())
     }
 
-    async fn decision(&mut self, place: &TopicPartition, start: u64, deadline: Instant) -> Result<Finding, WriteError> {
+    async fn decision(
+        &mut self,
+        place: &TopicPartition,
+        start: u64,
+        deadline: Instant,
+    ) -> Result<TransactionFinding, FenceError> {
         let (topic, partition) = place;
         if self.repairs.has_committed(*partition, start) {
-            return Ok(Finding::Finished(TransactionOutcome::Committed));
+            return Ok(TransactionFinding::Finished(TransactionOutcome::Committed));
         }
         self.repairs.undecided.retain(|_, at| at.elapsed() < LOOK_UP_AGAIN_AFTER);
         if self.repairs.undecided.contains_key(&(*partition, start)) {
-            return Ok(Finding::Nothing);
+            return Ok(TransactionFinding::Nothing);
         }
         let query = coordinator::TransactionQuery {
             id: &self.context.transactional_id,
@@ -335,7 +343,7 @@ impl FencedProducer {
         let found = coordinator::look_up(&self.context.queries, &self.context.fetcher, query, deadline).await;
         let found = found
             .map_err(|error| not_now(0, format!("cannot read the decision about a hanging transaction: {error}")))?;
-        if found == Finding::Nothing {
+        if found == TransactionFinding::Nothing {
             self.repairs.undecided.insert((*partition, start), Instant::now());
             self.context.hanging.report(topic.name(), partition.index, start);
         }
@@ -349,10 +357,10 @@ impl FencedProducer {
         place: &TopicPartition,
         open: OpenTransaction,
         deadline: Instant,
-    ) -> Result<ClosedBy, WriteError> {
+    ) -> Result<ClosedBy, FenceError> {
         match self.write_marker(place, outcome, open.coordinator_epoch, deadline).await {
             Ok(()) => return Ok(ClosedBy::Marker),
-            Err(MarkerError::Fenced) => return Err(WriteError::Fenced),
+            Err(MarkerError::Fenced) => return Err(FenceError::Fenced),
             Err(MarkerError::NotNow(why)) => return Err(not_now(0, format!("cannot write a missing marker: {why}"))),
             Err(MarkerError::NotAllowed(why)) => {
                 tracing::debug!(id = self.context.transactional_id, why, "the fence ends an empty transaction instead");
@@ -366,8 +374,8 @@ impl FencedProducer {
         };
         // The index of the error is not that of an entry of the waiting commit.
         empty.await.map_err(|error| match error {
-            WriteError::Fenced => WriteError::Fenced,
-            WriteError::Entry { error, .. } | WriteError::Blocked { error, .. } => not_now(0, error),
+            FenceError::Fenced => FenceError::Fenced,
+            FenceError::Entry { error, .. } | FenceError::Blocked { error, .. } => not_now(0, error),
         })
     }
 

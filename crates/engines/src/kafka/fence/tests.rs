@@ -40,7 +40,7 @@ async fn brokers(count: usize) -> StubCluster {
     StubCluster::start_with(count, IdsOnly).await
 }
 
-/// A context whose topic has `partitions` partitions, as far as this process knows.
+/// A context whose topic has `partitions` partitions in the cache of this process.
 fn context(brokers: &StubCluster, partitions: u32) -> FenceContext {
     context_with(brokers, partitions, Arc::new(|_| {}))
 }
@@ -52,7 +52,7 @@ fn context_with(brokers: &StubCluster, partitions: u32, events: EventSink) -> Fe
     FenceContext {
         queries: Arc::new(Queries::new(cluster.clone(), TIMEOUT, events.clone())),
         fetcher: Arc::new(Fetcher::new(cluster.clone(), 1)),
-        hanging: Arc::new(Hanging::new(TIMEOUT, events.clone())),
+        hanging: Arc::new(StalledPartitions::new(TIMEOUT, events.clone())),
         transactional_id: "holds/1".to_owned(),
         timeout: TIMEOUT,
         write_timeout: TIMEOUT,
@@ -115,36 +115,33 @@ struct LateMarker(Arc<Mutex<Transactions>>);
 #[derive(Default)]
 struct Transactions {
     ended: usize,
-    /// How often the leader reports the first transaction as open after it was ended.
+    /// The number of times that the leader reports the first transaction as open after it was ended.
     reported_open: usize,
     reported_open_max: usize,
     /// The code with which the leader answers a request to write a marker.
     marker_code: Option<Code>,
     /// The outcomes of the markers that the client wrote: whether each was a commit.
     markers: Vec<bool>,
-    /// The epochs of those markers.
     marker_epochs: Vec<i16>,
-    /// Transactions that were begun while the first one was open.
+    /// The number of transactions that began while the first one was open.
     begun_behind_open: usize,
-    /// The epochs under which transactions were begun.
     begun_epochs: Vec<i16>,
-    /// Epochs that were assigned.
     epochs: i16,
-    /// How often the coordinator reports that it has not finished the first transaction.
+    /// The number of times that the coordinator reports the first transaction as unfinished.
     unfinished_reports_max: usize,
     unfinished_reports: usize,
-    /// How often the coordinator was asked whether it has finished.
+    /// The number of times that the coordinator was asked whether it has finished.
     finish_requests: usize,
     /// The number of transactions begun before the coordinator reported that it had finished the first one.
     begun_unfinished: usize,
     /// The last stable offset of every partition, where the leader reports one.
     stable_end: Option<i64>,
-    /// How often the coordinator answers an attempt to begin a transaction with a retriable error.
+    /// The number of times that the coordinator answers an attempt to begin a transaction with a retriable error.
     unclear_begins: usize,
     /// The partition in which the first transaction is open; `None`: in all.
     only_open_in: Option<i32>,
     produced: usize,
-    /// How often the coordinator answers a commit with an order to abort.
+    /// The number of times that the coordinator answers a commit with an order to abort.
     abortable_commits: usize,
     /// Whether the coordinator answers commits with the report that it loads its log.
     is_loading: bool,
@@ -306,7 +303,7 @@ async fn commit_and_wait(brokers: &LateMarker, is_over: impl Fn(&mut Transaction
     while !brokers.get(&is_over) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // A second commit finds every earlier transaction closed, and comes after a repair that is under way.
+    // A second commit finds every earlier transaction closed, and runs after a repair that is in progress.
     let outcome = fence.commit(vec![entry(0)]).await;
     assert!(matches!(outcome, CommitOutcome::Done(_)), "{outcome:?}");
     kinds.lock().unwrap().clone()

@@ -21,14 +21,14 @@ use whimbrel_model::ports::{CommitOutcome, Entry, LogError};
 
 pub(super) use self::marker::MarkerError;
 use super::FenceContext;
-use super::part::Part;
+use super::part::FencePart;
 use super::repair::Repairs;
 use crate::kafka::client::batch::{BatchIdentity, next_sequence};
 use crate::kafka::client::cluster::ANSWER_MAX;
 use crate::kafka::client::connection::CallError;
-use crate::kafka::client::link::Links;
+use crate::kafka::client::link::BrokerLinks;
 use crate::kafka::coordinator::TransactionOutcome;
-use crate::kafka::known::{KnownTopic, TopicPartition};
+use crate::kafka::known_topics::{KnownTopic, TopicPartition};
 use crate::kafka::outcome;
 use crate::kafka::requests::{self, group_by_topic};
 
@@ -38,26 +38,26 @@ mod marker;
 /// The pause before the coordinator or a leader is asked again while the previous transaction is being finished.
 const PREVIOUS_TRANSACTION_PAUSE_MIN: Duration = Duration::from_micros(500);
 const PREVIOUS_TRANSACTION_PAUSE_MAX: Duration = Duration::from_millis(20);
-/// How long a leader or coordinator that is moving is given before it is asked again.
+/// The pause before a leader or coordinator that is moving is asked again.
 pub(super) const MOVING_PAUSE: Duration = Duration::from_millis(20);
-/// How long a partition may be unknown to its broker before the cluster is asked whether it exists.
+/// The time for which a partition may be unknown to its broker before the fence asks the cluster whether it exists.
 pub(super) const UNKNOWN_MAX: Duration = Duration::from_secs(1);
-/// How long ending an open transaction may take before the next attempt.
+/// The timeout of one attempt to end an open transaction.
 const ENDING_MAX: Duration = Duration::from_secs(3);
-/// How often a step that takes long is logged.
+/// The interval at which a slow step is logged.
 const SLOW_STEP: Duration = Duration::from_secs(1);
 
-/// Why a request to the coordinator did not succeed.
-enum Refusal {
+/// The reason why a request to the coordinator failed.
+enum CoordinatorError {
     /// The coordinator answered with a code. `is_certain` is false where an earlier attempt was not answered and may have been accepted.
     Code { code: Code, is_certain: bool },
     /// There was no answer in time.
     Late { why: String, is_certain: bool },
 }
 
-/// Why records could not be written.
+/// The reason why records could not be written.
 #[derive(Debug)]
-pub(super) enum WriteError {
+pub(super) enum FenceError {
     Fenced,
     /// The entry at `index` cannot be written now, or never.
     Entry {
@@ -71,7 +71,7 @@ pub(super) enum WriteError {
     },
 }
 
-impl WriteError {
+impl FenceError {
     /// Converts the index of the error from an index into `some` to an index into `places`, which contains them.
     pub(super) fn blamed_in(self, some: &[TopicPartition], places: &[TopicPartition]) -> Self {
         match self {
@@ -87,8 +87,8 @@ impl WriteError {
 
 /// A transaction that Kafka may have open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Open {
-    /// Nothing was written in it. Where it was begun to close a hanging transaction, it ends as that one did.
+enum OpenState {
+    /// It has no records. If it was begun to close a hanging transaction, it ends with the outcome of that one.
     Empty(TransactionOutcome),
     /// Records may have been written. It is aborted unless all of them are.
     WithRecords,
@@ -96,13 +96,13 @@ enum Open {
 
 pub(super) struct FencedProducer {
     pub(super) context: FenceContext,
-    pub(super) links: Arc<Links>,
+    pub(super) links: Arc<BrokerLinks>,
     pub(super) repairs: Repairs,
     coordinator: Option<i32>,
     producer_id: i64,
     epoch: i16,
     sequences: HashMap<PartitionId, i32>,
-    open: Option<Open>,
+    open: Option<OpenState>,
     /// Whether a request of this epoch was not answered, and may arrive late.
     needs_new_epoch: bool,
     /// Whether a transaction was begun under this epoch. Its markers may arrive late.
@@ -131,14 +131,14 @@ impl FencedProducer {
                 fence.learn_leaders(&in_use, deadline).await.map_err(|error| outcome::unavailable(&error))?;
                 Ok(fence)
             }
-            Err(Refusal::Code { code, .. }) if outcome::is_refused_for_good(code) => {
+            Err(CoordinatorError::Code { code, .. }) if outcome::is_refused_for_good(code) => {
                 Err(LogError::Unsupported(format!(
                     "cannot open the fence: {code}; check the ACLs of transactional id `{}`",
                     fence.context.transactional_id
                 )))
             }
-            Err(Refusal::Code { code, .. }) => Err(outcome::unavailable(&code)),
-            Err(Refusal::Late { why, .. }) => Err(outcome::unavailable(&why)),
+            Err(CoordinatorError::Code { code, .. }) => Err(outcome::unavailable(&code)),
+            Err(CoordinatorError::Late { why, .. }) => Err(outcome::unavailable(&why)),
         }
     }
 
@@ -146,7 +146,6 @@ impl FencedProducer {
         self.producer_id
     }
 
-    /// The producer id and the epoch.
     pub(super) fn identity(&self) -> (i64, i16) {
         (self.producer_id, self.epoch)
     }
@@ -163,7 +162,7 @@ impl FencedProducer {
 
     /// Takes a new epoch if a transaction was begun under the current one. The leaders then reject markers of that transaction that
     /// arrive late.
-    pub(super) async fn leave_used_epoch(&mut self, deadline: Instant) -> Result<(), WriteError> {
+    pub(super) async fn leave_used_epoch(&mut self, deadline: Instant) -> Result<(), FenceError> {
         self.needs_new_epoch |= self.is_epoch_used;
         self.settle(deadline).await
     }
@@ -174,14 +173,14 @@ impl FencedProducer {
         topics: &[Arc<KnownTopic>],
         entries: &[Entry],
         deadline: Instant,
-    ) -> Result<Vec<u64>, WriteError> {
-        let mut parts = Part::of(topics, entries);
+    ) -> Result<Vec<u64>, FenceError> {
+        let mut parts = FencePart::of(topics, entries);
         let places: Vec<TopicPartition> = parts.iter().map(|part| (part.topic.clone(), part.partition)).collect();
         self.begin(&places, deadline).await.map_err(|error| match error {
-            WriteError::Entry { index, error } => WriteError::Entry { index: parts[index].first, error },
+            FenceError::Entry { index, error } => FenceError::Entry { index: parts[index].first, error },
             other => other,
         })?;
-        self.open = Some(Open::WithRecords);
+        self.open = Some(OpenState::WithRecords);
         self.repairs.forget(&places);
         self.write(&mut parts, entries, deadline).await.inspect_err(|_| {
             // The broker's sequence numbers of this producer may not be those known here: a new epoch begins at zero everywhere.
@@ -190,19 +189,19 @@ impl FencedProducer {
     }
 
     /// Ends the open transaction, and takes a new epoch if a request of the current one may arrive late.
-    pub(super) async fn settle(&mut self, deadline: Instant) -> Result<(), WriteError> {
+    pub(super) async fn settle(&mut self, deadline: Instant) -> Result<(), FenceError> {
         self.end_open(deadline).await?;
         if !self.needs_new_epoch {
             return Ok(());
         }
         self.init(deadline).await.map_err(|refusal| match refusal {
-            Refusal::Code { code, .. } if outcome::is_fenced(code) => WriteError::Fenced,
-            Refusal::Code { code, .. } => not_now(0, code),
-            Refusal::Late { why, .. } => not_now(0, why),
+            CoordinatorError::Code { code, .. } if outcome::is_fenced(code) => FenceError::Fenced,
+            CoordinatorError::Code { code, .. } => not_now(0, code),
+            CoordinatorError::Late { why, .. } => not_now(0, why),
         })
     }
 
-    async fn init(&mut self, deadline: Instant) -> Result<(), Refusal> {
+    async fn init(&mut self, deadline: Instant) -> Result<(), CoordinatorError> {
         let request = InitProducerIdRequest::default()
             .with_transactional_id(Some(self.transactional_id()))
             .with_transaction_timeout_ms(i32::try_from(self.context.timeout.as_millis()).unwrap_or(i32::MAX))
@@ -225,7 +224,7 @@ impl FencedProducer {
         places: &[TopicPartition],
         ends_as: TransactionOutcome,
         deadline: Instant,
-    ) -> Result<(), WriteError> {
+    ) -> Result<(), FenceError> {
         let partitions = places.iter().map(|(topic, partition)| (topic.wire_name(), partition.index as i32));
         let topics = group_by_topic(partitions).into_iter();
         let topics =
@@ -243,18 +242,18 @@ impl FencedProducer {
         };
         let mut unknown_since = None;
         loop {
-            self.open = Some(Open::Empty(ends_as));
+            self.open = Some(OpenState::Empty(ends_as));
             self.is_epoch_used = true;
             let refusal = match self.coordinate(&request, code_of, deadline).await {
                 Ok(_) => return Ok(()),
                 Err(refusal) => refusal,
             };
             let code = match refusal {
-                Refusal::Late { why, .. } => return Err(not_now(0, why)),
-                Refusal::Code { code, .. } => code,
+                CoordinatorError::Late { why, .. } => return Err(not_now(0, why)),
+                CoordinatorError::Code { code, .. } => code,
             };
             if outcome::is_fenced(code) {
-                return Err(WriteError::Fenced);
+                return Err(FenceError::Fenced);
             }
             if !outcome::is_unknown_partition(code) {
                 let culprit = culprit.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -284,10 +283,10 @@ impl FencedProducer {
     /// Writes the records of all partitions. Repeats those that were not accepted until the deadline.
     async fn write(
         &mut self,
-        parts: &mut [Part],
+        parts: &mut [FencePart],
         entries: &[Entry],
         deadline: Instant,
-    ) -> Result<Vec<u64>, WriteError> {
+    ) -> Result<Vec<u64>, FenceError> {
         let mut offsets = vec![0; entries.len()];
         let mut slow = SlowStep::begin("a partition's leader");
         loop {
@@ -361,7 +360,7 @@ impl FencedProducer {
     fn produce(
         &self,
         leader: i32,
-        parts: Vec<&Part>,
+        parts: Vec<&FencePart>,
         deadline: Instant,
     ) -> impl Future<Output = Result<ProduceResponse, CallError>> + Send {
         let overall = deadline.saturating_duration_since(Instant::now()).max(MOVING_PAUSE);
@@ -380,10 +379,10 @@ impl FencedProducer {
     /// Handles the answer about one partition. Returns the reason if its batch must be sent again.
     async fn take_answer(
         &mut self,
-        part: &mut Part,
+        part: &mut FencePart,
         answer: &ProduceResponse,
         offsets: &mut [u64],
-    ) -> Result<Option<String>, WriteError> {
+    ) -> Result<Option<String>, FenceError> {
         let topic = answer.responses.iter().find(|topic| topic.name.as_str() == part.topic.name());
         let found = topic
             .and_then(|topic| topic.partition_responses.iter().find(|each| each.index == part.partition.index as i32));
@@ -398,7 +397,7 @@ impl FencedProducer {
             return Ok(None);
         };
         if outcome::is_fenced(code) {
-            return Err(WriteError::Fenced);
+            return Err(FenceError::Fenced);
         }
         self.needs_new_epoch |= outcome::may_be_written(code);
         if outcome::is_unknown_partition(code) {
@@ -424,54 +423,55 @@ impl FencedProducer {
         Err(part.refused(part.index_in_batch(culprit.unwrap_or(0)), code))
     }
 
-    /// Commits the transaction.
     pub(super) async fn end(&mut self, offsets: Vec<u64>, deadline: Instant) -> CommitOutcome {
         match self.end_as(TransactionOutcome::Committed, deadline).await {
             Ok(()) => CommitOutcome::Done(offsets),
-            Err(Refusal::Code { code: Code::TransactionAbortable, is_certain: true }) => {
+            Err(CoordinatorError::Code { code: Code::TransactionAbortable, is_certain: true }) => {
                 match self.end_open(deadline).await {
-                    Ok(()) | Err(WriteError::Entry { .. } | WriteError::Blocked { .. }) => {
+                    Ok(()) | Err(FenceError::Entry { .. } | FenceError::Blocked { .. }) => {
                         CommitOutcome::NotNow(LogError::Unavailable("Kafka aborted the transaction".to_owned()))
                     }
-                    Err(WriteError::Fenced) => CommitOutcome::Fenced,
+                    Err(FenceError::Fenced) => CommitOutcome::Fenced,
                 }
             }
-            Err(Refusal::Code { code, is_certain: true }) if outcome::is_fenced(code) => CommitOutcome::Fenced,
-            Err(Refusal::Code { code, .. }) => CommitOutcome::Unknown(format!("Kafka: {code}")),
+            Err(CoordinatorError::Code { code, is_certain: true }) if outcome::is_fenced(code) => CommitOutcome::Fenced,
+            Err(CoordinatorError::Code { code, .. }) => CommitOutcome::Unknown(format!("Kafka: {code}")),
             // The coordinator has not received it. The transaction is aborted before the next one begins.
-            Err(Refusal::Late { why, is_certain: true }) => {
+            Err(CoordinatorError::Late { why, is_certain: true }) => {
                 CommitOutcome::NotNow(LogError::Unavailable(format!("Kafka: {why}")))
             }
-            Err(Refusal::Late { why, is_certain: false }) => CommitOutcome::Unknown(format!("Kafka: {why}")),
+            Err(CoordinatorError::Late { why, is_certain: false }) => CommitOutcome::Unknown(format!("Kafka: {why}")),
         }
     }
 
-    /// Ends the open transaction: one with records is aborted. Where the coordinator cannot be reached in time, it stays open, and
-    /// nothing else is begun.
-    pub(super) async fn end_open(&mut self, deadline: Instant) -> Result<(), WriteError> {
+    /// Ends the open transaction: one with records is aborted. If the coordinator cannot be reached in time, it stays open, and no other
+    /// transaction begins.
+    pub(super) async fn end_open(&mut self, deadline: Instant) -> Result<(), FenceError> {
         let ends_as = match self.open {
             None => return Ok(()),
-            Some(Open::Empty(outcome)) => outcome,
-            Some(Open::WithRecords) => TransactionOutcome::Aborted,
+            Some(OpenState::Empty(outcome)) => outcome,
+            Some(OpenState::WithRecords) => TransactionOutcome::Aborted,
         };
         match self.end_as(ends_as, deadline.min(Instant::now() + ENDING_MAX)).await {
             Ok(()) => Ok(()),
             // No transaction was open. One with records was: it is committed, or another process has ended it.
-            Err(Refusal::Code { code: Code::InvalidTxnState, .. }) if self.open != Some(Open::WithRecords) => {
+            Err(CoordinatorError::Code { code: Code::InvalidTxnState, .. })
+                if self.open != Some(OpenState::WithRecords) =>
+            {
                 self.open = None;
                 self.needs_new_epoch = true;
                 Ok(())
             }
-            // The fence is void, or its state is not what the coordinator has.
-            Err(Refusal::Code { .. }) => Err(WriteError::Fenced),
-            Err(Refusal::Late { why, .. }) => {
+            // The fence is void, or its state differs from the coordinator's.
+            Err(CoordinatorError::Code { .. }) => Err(FenceError::Fenced),
+            Err(CoordinatorError::Late { why, .. }) => {
                 self.needs_new_epoch = true;
                 Err(not_now(0, format!("the previous transaction has not been ended yet: {why}")))
             }
         }
     }
 
-    async fn end_as(&mut self, outcome: TransactionOutcome, deadline: Instant) -> Result<(), Refusal> {
+    async fn end_as(&mut self, outcome: TransactionOutcome, deadline: Instant) -> Result<(), CoordinatorError> {
         let request = EndTxnRequest::default()
             .with_transactional_id(self.transactional_id())
             .with_producer_id(ProducerId(self.producer_id))
@@ -509,8 +509,8 @@ impl SlowStep {
     }
 }
 
-/// The partition that made the coordinator refuse a request, with its error: one that names a cause rather than a partition that was
-/// not tried.
+/// The partition that made the coordinator reject a request, with its error: one that names a cause rather than a partition that was not
+/// tried.
 fn culprit_of(answer: &AddPartitionsToTxnResponse) -> Option<(&str, i32, i16)> {
     let topics = answer.results_by_topic_v3_and_below.iter();
     let results = topics.flat_map(|topic| {
@@ -526,16 +526,16 @@ pub(super) fn pause_after(waited: Duration) -> Duration {
     (waited / 8).clamp(PREVIOUS_TRANSACTION_PAUSE_MIN, PREVIOUS_TRANSACTION_PAUSE_MAX)
 }
 
-pub(super) fn not_now(index: usize, why: impl std::fmt::Display) -> WriteError {
-    WriteError::Entry { index, error: LogError::Unavailable(format!("Kafka did not accept the records: {why}")) }
+pub(super) fn not_now(index: usize, why: impl std::fmt::Display) -> FenceError {
+    FenceError::Entry { index, error: LogError::Unavailable(format!("Kafka did not accept the records: {why}")) }
 }
 
-pub(super) fn blocked(places: &[TopicPartition], why: impl std::fmt::Display) -> WriteError {
+pub(super) fn blocked(places: &[TopicPartition], why: impl std::fmt::Display) -> FenceError {
     let error = LogError::Unavailable(format!("Kafka did not accept the records: {why}"));
-    WriteError::Blocked { partitions: places.iter().map(|(_, partition)| *partition).collect(), error }
+    FenceError::Blocked { partitions: places.iter().map(|(_, partition)| *partition).collect(), error }
 }
 
 /// The refusal of the entry at `index`, of `size` bytes.
-pub(super) fn refused((topic, partition): &TopicPartition, index: usize, code: Code, size: usize) -> WriteError {
-    WriteError::Entry { index, error: outcome::append_error(code, *partition, size, topic.record_bytes_max) }
+pub(super) fn refused((topic, partition): &TopicPartition, index: usize, code: Code, size: usize) -> FenceError {
+    FenceError::Entry { index, error: outcome::append_error(code, *partition, size, topic.record_bytes_max) }
 }

@@ -103,7 +103,7 @@ async fn the_error_of_a_request_names_the_configured_timeout() {
     let brokers = StubCluster::start_with(1, Moved).await;
     let ((queries, _), topic) = (queries(&brokers), topic());
     let error =
-        queries.bounds(&topic, PartitionId::new(TopicNumber(1), 0), End::Written).await.unwrap_err().to_string();
+        queries.bounds(&topic, PartitionId::new(TopicNumber(1), 0), LogEnd::Written).await.unwrap_err().to_string();
     assert!(error.contains("tried for 2s (`kafka.request_timeout`)"), "{error}");
     assert!(!error.contains(" 0 ms"), "{error}");
 }

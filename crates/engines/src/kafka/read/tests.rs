@@ -14,7 +14,7 @@ const VISIBLE_END: u64 = 5;
 const WRITTEN_END: u64 = 9;
 const FETCH_PAUSE: Duration = Duration::from_millis(2);
 
-/// An answer without records, as of a partition with an open transaction at its visible end.
+/// An answer without records, like that of a partition with an open transaction at its visible end.
 fn nothing_visible(request: &FetchRequest) -> FetchResponse {
     let mut answer = FetchResponse::default();
     for topic in &request.topics {
@@ -29,17 +29,17 @@ fn nothing_visible(request: &FetchRequest) -> FetchResponse {
     answer
 }
 
-async fn reader(brokers: &StubCluster) -> Reader {
+async fn reader(brokers: &StubCluster) -> PartitionReader {
     let cluster = brokers.connect();
     cluster.refresh(stub_cluster::TOPIC).await;
-    let hanging = Arc::new(Hanging::new(Duration::from_secs(60), Arc::new(|_| {})));
+    let hanging = Arc::new(StalledPartitions::new(Duration::from_secs(60), Arc::new(|_| {})));
     let known = Arc::new(KnownTopics::default());
     known.put(KnownTopic::new(PARTITION.topic, stub_cluster::TOPIC.to_owned(), 1, 1 << 20));
-    Reader {
+    PartitionReader {
         known,
         queries: Arc::new(Queries::new(cluster.clone(), Duration::from_secs(1), Arc::new(|_| {}))),
         fetcher: Arc::new(Fetcher::new(cluster.clone(), 4)),
-        tails: Tails::start(cluster, hanging.clone()),
+        tails: PartitionTails::start(cluster, hanging.clone()),
         hanging,
         request_timeout: Duration::from_secs(1),
         ahead: ReadAhead::default(),
@@ -78,7 +78,7 @@ fn records_that_are_kept_ahead_count_with_the_answers_that_they_keep_in_memory()
         let timestamp = Timestamp::from_millis(1);
         let record = Record { key: None, value: "x".into(), headers: Headers::EMPTY, timestamp };
         let records = (0..3).map(|offset| StoredRecord { offset, record: record.clone() }).collect();
-        let fetched = Fetched { records, next: 3, visible_end: 3, written_end: 3, bytes };
+        let fetched = FetchPage { records, next: 3, visible_end: 3, written_end: 3, bytes };
         ahead.take(partition(index), 0, fetched, &one)
     };
     let is_kept = |index| ahead.read(partition(index), 1, &one).is_some();

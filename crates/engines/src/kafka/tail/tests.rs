@@ -18,7 +18,6 @@ fn partition(index: u32) -> PartitionId {
     PartitionId::new(TOPIC, index)
 }
 
-/// A batch of one record.
 fn batch_at(offset: i64, value_bytes: usize) -> Bytes {
     let (value, timestamp) = (vec![0; value_bytes].into(), Timestamp::from_millis(1));
     let record = Record { key: None, value, headers: Headers::EMPTY, timestamp };
@@ -28,8 +27,8 @@ fn batch_at(offset: i64, value_bytes: usize) -> Bytes {
     bytes.into()
 }
 
-/// Answers as Kafka does: the first partition with records is answered with one batch whatever its size, the others with no bytes
-/// where their next batch is over the limit of the partition. `batch_of` is the batch at an offset of a partition.
+/// Answers like Kafka: the first partition with records gets one batch of any size, the others get no bytes if their next batch exceeds the
+/// limit of the partition. `batch_of` is the batch at an offset of a partition.
 fn respond(request: &FetchRequest, batch_of: impl Fn(i32, i64) -> Option<Bytes>) -> FetchResponse {
     let mut is_first = true;
     let mut answer = FetchResponse::default();
@@ -49,13 +48,13 @@ fn respond(request: &FetchRequest, batch_of: impl Fn(i32, i64) -> Option<Bytes>)
     answer
 }
 
-async fn tails(brokers: &StubCluster, bytes_max: usize) -> (Arc<Tails>, Arc<KnownTopic>) {
-    let hanging = Arc::new(Hanging::new(SOON, Arc::new(|_| {})));
+async fn tails(brokers: &StubCluster, bytes_max: usize) -> (Arc<PartitionTails>, Arc<KnownTopic>) {
+    let hanging = Arc::new(StalledPartitions::new(SOON, Arc::new(|_| {})));
     let partitions = stub_cluster::PARTITIONS as u32;
     let topic = KnownTopic::new(TOPIC, stub_cluster::TOPIC.to_owned(), partitions, 1 << 20);
     let cluster = brokers.connect();
     cluster.refresh(stub_cluster::TOPIC).await;
-    (Tails::start_within(bytes_max, cluster, hanging), Arc::new(topic))
+    (PartitionTails::start_within(bytes_max, cluster, hanging), Arc::new(topic))
 }
 
 #[tokio::test]
@@ -76,7 +75,7 @@ async fn a_large_batch_is_not_starved_by_busy_partitions_of_the_same_fetch() {
     while !partitions().all(is_there) {
         let starved: Vec<PartitionId> = partitions().filter(|each| !is_there(*each)).collect();
         assert!(began.elapsed() < SOON, "{starved:?} got nothing");
-        // The readers of the busy partitions keep up.
+        // The readers of the busy partitions read every record.
         for tail in partitions().filter_map(|each| tails.get(each)) {
             let from = tail.state().window.start();
             let _ = tail.read(&tails, from, &ALL);
@@ -86,7 +85,7 @@ async fn a_large_batch_is_not_starved_by_busy_partitions_of_the_same_fetch() {
 }
 
 #[test]
-fn records_that_are_kept_do_not_keep_the_answer_they_came_with() {
+fn kept_records_do_not_keep_their_answer_in_memory() {
     let answer = Bytes::from(vec![0; 1000]);
     let record = Record {
         key: Some(answer.slice(..5)),
@@ -95,9 +94,9 @@ fn records_that_are_kept_do_not_keep_the_answer_they_came_with() {
         timestamp: Timestamp::from_millis(1),
     };
     let records = vec![StoredRecord { offset: 0, record: record.clone() }];
-    let fetched = fetch::Fetched { records, next: 1, visible_end: 1, written_end: 1, bytes: 10 };
+    let fetched = fetch::FetchPage { records, next: 1, visible_end: 1, written_end: 1, bytes: 10 };
     let query = FetchQuery { topic: stub_cluster::topic_name(), index: 0, from: 0, bytes_max: 1000 };
-    let mut state = State::at(0);
+    let mut state = TailState::at(0);
     assert!(state.take_in(&query, fetched, 1));
     assert_eq!(state.window.read(0, &ALL).unwrap().records[0].record, record);
     drop(record);
@@ -105,7 +104,7 @@ fn records_that_are_kept_do_not_keep_the_answer_they_came_with() {
 }
 
 #[tokio::test]
-async fn all_windows_together_are_bounded_and_go_on_when_their_readers_come() {
+async fn all_windows_together_are_bounded_and_continue_after_their_readers_have_read() {
     const BATCH_BYTES: usize = 100 << 10;
     const BYTES_MAX: usize = 4 * BATCH_BYTES;
     const QUIET: u32 = 7;
@@ -122,7 +121,7 @@ async fn all_windows_together_are_bounded_and_go_on_when_their_readers_come() {
     let window_next = |index| tails.get(partition(index)).unwrap().state().window.next();
     let bytes = || partitions().map(|each| tails.get(each).unwrap().state().window.bytes()).sum::<usize>();
 
-    // Without the bound, every busy partition would be fetched up to its own.
+    // Without the bound, every busy partition would be fetched up to its own limit.
     wait_until("a window is full", || tails.is_full.load(Ordering::Acquire)).await;
     let busy_next = window_next(0);
     quiet_end.store(1, Ordering::Release);

@@ -9,9 +9,9 @@ use kafka_protocol::protocol::Request;
 use whimbrel_model::ports::{ExactTopic, LogError};
 
 use super::super::outcome;
-use super::{METADATA_POLL_INTERVAL, Topics, UNKNOWN_ERROR, refused};
+use super::{KafkaTopics, METADATA_POLL_INTERVAL, UNKNOWN_ERROR, refused};
 
-impl Topics {
+impl KafkaTopics {
     /// The id of the topic that has this name now.
     pub async fn identity(&self, name: &str) -> Result<Option<String>, LogError> {
         if self.look(name, |_| true).await?.is_none() && self.queries.is_gone(name, 0).await? {

@@ -44,7 +44,7 @@ async fn found_on(
     configs: &'static [(&'static str, &'static str)],
     code: i16,
     is_skipped: bool,
-) -> (Vec<FoundTopic>, Vec<Vec<String>>) {
+) -> (Vec<ExistingTopic>, Vec<Vec<String>>) {
     let brokers = Described { configs, code, asked: Arc::default() };
     let stub = StubCluster::start_with(1, brokers.clone()).await;
     let log = KafkaLog::connect(KafkaSettings::new(stub.bootstrap()), Arc::new(|_| {})).await.unwrap();
@@ -58,7 +58,7 @@ async fn a_topic_of_another_application_is_found_with_its_retention() {
     let configs = &[(RETENTION_MS, "86400000"), (RETENTION_BYTES, "-1")];
     let (found, asked) = found_on(configs, 0, false).await;
     let retention = Retention { time: Some(Duration::from_secs(86_400)), bytes: None };
-    assert_eq!(found, [FoundTopic { name: TOPIC.to_owned(), partitions: PARTITIONS as u32, retention }]);
+    assert_eq!(found, [ExistingTopic { name: TOPIC.to_owned(), partitions: PARTITIONS as u32, retention }]);
     assert_eq!(asked, [[RETENTION_MS, RETENTION_BYTES]]);
 }
 
@@ -100,7 +100,7 @@ fn only_the_bounds_that_a_change_names_are_set() {
 }
 
 #[test]
-fn the_retention_of_a_topic_is_what_its_settings_mean() {
+fn the_retention_of_a_topic_follows_from_its_settings() {
     let of = |time: &str, bytes: &str| {
         let configs = [(RETENTION_MS, time), (RETENTION_BYTES, bytes)];
         retention_of(&configs.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter().collect())

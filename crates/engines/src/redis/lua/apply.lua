@@ -1,19 +1,19 @@
--- One write: checked against the epoch and the offset, then done whole. Redis runs a script alone, and writes its effects to
--- its file and its replicas as one transaction.
+-- One atomic write, checked against the epoch and the offset. Redis runs one script at a time and writes its effects to the append-only
+-- file and to the replicas as one transaction.
 --
 -- KEYS: meta, rows, due, topic_due, counts, minutes, dead, dead_due, dead_topic_due, dead_since, then the ring of ends.
--- ARGV: epoch, expected, applied, '1' to reset, now, the time of one place of the ring, the time that dead ones are kept (in
--- ms), how many puts, ends, dead, rows to remove, rows to add and counts follow, and then those:
+-- ARGV: epoch, expected, applied, '1' to reset, now, the time of one position of the ring, the retention of dead holds (in ms), the numbers
+-- of puts, ends, dead, rows to remove, rows to add and counts, and then those:
 --   puts (id, row)  ends (id, end)  dead (id, place and end)  rows to remove (place and id)  rows to add (the same)
 --   counts (topic and minute, difference)
--- A place is the topic's number (4 bytes) and the due time (8 bytes), both so that bytes sort as the numbers do. An index
--- by topic has members of place and id, an index by time those without their first 4 bytes.
+-- A place is the topic's number (4 bytes) and the due time (8 bytes); both sort by their bytes as the numbers do. Members of an index by
+-- topic are a place and an id. Members of an index by time are those without their first 4 bytes.
 local META, ROWS, DUE, TOPIC_DUE, COUNTS, MINUTES = 1, 2, 3, 4, 5, 6
 local DEAD, DEAD_DUE, DEAD_TOPIC_DUE, DEAD_SINCE, RING_FIRST = 7, 8, 9, 10, 11
--- Arguments of ours in one command, which may be twice as many with scores between them: Lua's stack takes about 8 000.
+-- The maximum number of ARGV values in one command. With scores between them there are twice as many; Lua's stack takes about 8 000.
 local CHUNK = 2000
 local TOPIC_BYTES, PLACE_BYTES = 4, 12
--- Old dead ones that one write lets go of at most.
+-- The maximum number of expired dead holds that one write removes.
 local FORGOTTEN_MAX = 2000
 
 local epoch, applied, position, began =
@@ -21,7 +21,7 @@ local epoch, applied, position, began =
 if epoch and ARGV[1] < epoch then
   return { 'older_epoch' }
 end
--- Where nothing was applied, the writer's zero has its full width and ours has not.
+-- An absent offset is zero. The writer formats zero with its full width.
 if (applied or string.rep('0', #ARGV[2])) ~= ARGV[2] then
   return { 'behind', applied or '0' }
 end
@@ -30,15 +30,15 @@ local now, ring_time, dead_time = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber
 position, began = tonumber(position or 0), tonumber(began or now)
 local ring = #KEYS - RING_FIRST + 1
 
--- The first command is one that a full Redis refuses: then nothing was written. After it, Redis refuses none of a script.
+-- A full Redis rejects the first command, and then nothing was written. After it, Redis rejects no command of the script.
 redis.call('HSET', KEYS[META], 'epoch', ARGV[1], 'applied', ARGV[3])
 if ARGV[4] == '1' then
-  -- What is unlinked is gone at once and freed in the background, however large.
+  -- UNLINK removes keys of any size at once and frees them in the background.
   redis.call('UNLINK', unpack(KEYS, 2))
   began = now
 end
 
--- The ring turns by time, and what its next place held is older than ends are remembered.
+-- The ring turns with time. The ends in its next position are older than the time for which ends are remembered.
 local turns = 0
 while now - began >= ring_time and turns < ring do
   position, began, turns = (position + 1) % ring, began + ring_time, turns + 1
@@ -50,7 +50,7 @@ end
 redis.call('HSET', KEYS[META], 'ends_position', position, 'ends_began', string.format('%.0f', began))
 local ends_now = KEYS[RING_FIRST + position]
 
--- Calls `act(from, to)` for stretches of ARGV that fit into one command, each a whole number of `width`, and passes on.
+-- Calls `act(from, to)` for ranges of ARGV that fit into one command, each a multiple of `width`, and moves past them.
 local at = 14
 local function in_chunks(items, width, act)
   local last = at + items * width - 1
@@ -70,7 +70,7 @@ local function ids_between(from, to)
   return ids
 end
 
--- Adds members `from` to `to` of a list to an index by time and its twin by topic, or removes them.
+-- Adds members `from` to `to` of a list to an index by time and to the index by topic, or removes them.
 local function index(command, by_time, by_topic, members, from, to)
   local times, topics, last = {}, {}, 0
   for i = from, to do

@@ -1,6 +1,6 @@
--- Counts by bucket, from those by the minute.
+-- Counts by bucket, summed from the counts by minute.
 -- KEYS: meta, minutes, counts. ARGV: from, to (as ZRANGEBYLEX takes them), minutes of a bucket.
--- Answers: where the store is, then the minute that a bucket begins at and its count by turns.
+-- Returns the applied offset, then alternately the first minute of a bucket and its count.
 local CHUNK = 1000
 local TOPIC_BYTES = 4
 local HALF, SIGN = 2 ^ 32, 2 ^ 31

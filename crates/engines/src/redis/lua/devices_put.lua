@@ -1,5 +1,5 @@
--- Puts a device in the place of the one of the same name, unless the user has too many.
--- KEYS: the user's hash. ARGV: how many at most, name, device.
+-- Stores a device under its name. Rejects a further device of a user that has the maximum number.
+-- KEYS: the user's hash. ARGV: maximum number, name, device.
 if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[1]) then
   return 'too_many'
 end

@@ -1,4 +1,4 @@
--- Removes a device, where a token is given only one that still has it. KEYS: the user's hash. ARGV: name, maybe a token.
+-- Removes a device. If a token is given, only a device that still has that token. KEYS: the user's hash. ARGV: name, optional token.
 local device = redis.call('HGET', KEYS[1], ARGV[1])
 if not device then
   return 0

@@ -1,9 +1,9 @@
--- Keeps the first answer to a claim.
--- KEYS: the claim, and for an id the list of what is found under it. ARGV: fingerprint, answer, when it was given, the windows
--- of the answer and of the id (in ms).
+-- Stores the first answer to a claim.
+-- KEYS: the claim, and for an id the list of its answers. ARGV: fingerprint, answer, time of the answer, the windows of the answer and of
+-- the id (in ms).
 local kept = redis.call('HGET', KEYS[1], 'answer')
 local answered_at = redis.call('HGET', KEYS[1], 'answered_at')
--- Whoever was slow does not replace what was answered meanwhile.
+-- A late answer does not replace one that was stored meanwhile.
 if not kept or tonumber(answered_at) < tonumber(ARGV[3]) - tonumber(ARGV[4]) then
   redis.call('DEL', KEYS[1])
   redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'answer', ARGV[2], 'answered_at', ARGV[3])

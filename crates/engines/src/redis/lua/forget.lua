@@ -1,2 +1,2 @@
--- Removes all keys of a shard in one step and answers with how many there were. KEYS: every key of the shard.
+-- Removes all keys of a shard in one step. Returns the number of removed keys. KEYS: every key of the shard.
 return redis.call('UNLINK', unpack(KEYS))

@@ -1,6 +1,6 @@
--- What is known of ids: what is pending first, then what ended last.
+-- Looks up ids: pending holds first, then the ends, newest first.
 -- KEYS: meta, rows, dead, the ring of ends. ARGV: ids.
--- Answers: where the store is, then for each id its kind ('p', 'd', 'e', or false) and its body.
+-- Returns the applied offset, then for each id its kind ('p', 'd', 'e', or false) and its body.
 local RING_FIRST = 4
 local CHUNK = 2000
 
@@ -8,7 +8,7 @@ local applied, position = unpack(redis.call('HMGET', KEYS[1], 'applied', 'ends_p
 position = tonumber(position or 0)
 local ring = #KEYS - RING_FIRST + 1
 
--- Where to look, in the order of looking: an end in a newer place of the ring goes before one in an older.
+-- The hashes in the order of the search: an end in a newer position of the ring takes precedence over an older one.
 local places = { { 'p', KEYS[2] }, { 'd', KEYS[3] } }
 for age = 0, ring - 1 do
   places[#places + 1] = { 'e', KEYS[RING_FIRST + (position - age) % ring] }

@@ -1,12 +1,13 @@
--- One write of a partition's inboxes: checked against the epoch and the offset, then done whole.
+-- One atomic write of a partition's inboxes, checked against the epoch and the offset.
 --
 -- KEYS: meta, boxes, rows, shared, references, reclaim.
--- ARGV: epoch, expected, applied, '1' to reset, how often it was written where the writer knows it or '', then six times how many arguments follow, and then those:
---   boxes to put (uid, box)  boxes to drop (uid)  hours to note (hour, uid)  hours to forget (uid)
+-- ARGV: epoch, expected, applied, '1' to reset, the number of earlier writes if the writer has it or '', then six numbers of arguments, and
+-- then those:
+--   boxes to put (uid, box)  boxes to drop (uid)  hours to add (hour, uid)  hours to remove (uid)
 --   rows to put (field, row)  rows to drop (field)
--- and to the end, in order, steps of shared rows (seq, references that come or, below zero, go, row or '').
+-- and to the end, in order, steps of shared rows (seq, added references or, below zero, removed ones, row or '').
 local META, BOXES, ROWS, SHARED, REFERENCES, RECLAIM = 1, 2, 3, 4, 5, 6
--- Arguments of ours in one command: Lua's stack takes about 8 000. An even number, for pairs.
+-- The maximum number of ARGV values in one command: Lua's stack takes about 8 000. An even number, for pairs.
 local CHUNK = 4000
 
 local epoch, applied, writes = unpack(redis.call('HMGET', KEYS[META], 'epoch', 'applied', 'writes'))
@@ -14,17 +15,17 @@ writes = writes or '0'
 if epoch and ARGV[1] < epoch then
   return { 'older_epoch' }
 end
--- Where nothing was applied, the writer's zero has its full width and ours has not.
--- A store that fell back may be at the same offset all the same: acknowledgements do not move it. Its count of writes tells.
+-- An absent offset is zero. The writer formats zero with its full width.
+-- A store that lost writes may still be at the same offset, because acknowledgements do not move it. Its number of writes shows the loss.
 if (applied or string.rep('0', #ARGV[2])) ~= ARGV[2] or (ARGV[5] ~= '' and ARGV[5] ~= writes) then
   return { 'behind', applied or '0' }
 end
 
--- The first command is one that a full Redis refuses: then nothing was written. After it, Redis refuses none of a script.
+-- A full Redis rejects the first command, and then nothing was written. After it, Redis rejects no command of the script.
 writes = string.format('%.0f', tonumber(writes) + 1)
 redis.call('HSET', KEYS[META], 'epoch', ARGV[1], 'applied', ARGV[3], 'writes', writes)
 if ARGV[4] == '1' then
-  -- What is unlinked is gone at once and freed in the background, however large.
+  -- UNLINK removes keys of any size at once and frees them in the background.
   redis.call('UNLINK', unpack(KEYS, 2))
 end
 

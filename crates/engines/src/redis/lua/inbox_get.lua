@@ -1,6 +1,6 @@
--- Fields of hashes, and where the store was in the same step.
--- KEYS: meta, then the hashes. ARGV: for each hash how many fields, and then those.
--- Answers: where the store is, then for each field what it has, or false, in the order of the question.
+-- Reads fields of hashes and the applied offset in one step.
+-- KEYS: meta, then the hashes. ARGV: for each hash the number of fields, and then the fields.
+-- Returns the applied offset, then for each field its value or false, in the order of ARGV.
 local CHUNK = 4000
 
 local answer, at = { redis.call('HGET', KEYS[1], 'applied') or '0' }, 1

@@ -1,8 +1,8 @@
--- A page of an index, in its order, with what each member stands for.
--- KEYS: meta, an index, the hash that has the bodies.
--- ARGV: from, to (as ZRANGEBYLEX takes them), how many at most, how many bytes at most (but one body, where there is one), at
--- which byte of a member its id begins.
--- Answers: where the store is, then id and body by turns. A member without a body is told by a body that is false.
+-- A page of an index, in its order, with the body of each member.
+-- KEYS: meta, an index, the hash of the bodies.
+-- ARGV: from, to (as ZRANGEBYLEX takes them), maximum number, maximum bytes (but at least one body, if there is one), the position of the
+-- id in a member (from 1).
+-- Returns the applied offset, then alternately id and body. A missing body is false.
 local AT_FIRST, AT_MOST = 16, 1000
 
 local from, to = ARGV[1], ARGV[2]
@@ -10,7 +10,7 @@ local left, bytes_left, id_begins = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumb
 local answer = { redis.call('HGET', KEYS[1], 'applied') or '0' }
 local seen, bytes = 0, 0
 while left > 0 do
-  -- As many at once as will fit by the size of those before: bodies that are not answered are not read.
+  -- Estimates from the size of earlier bodies how many fit, so that few bodies are read and not returned.
   local count = AT_FIRST
   if seen > 0 then
     count = math.floor((bytes_left - bytes) / math.max(bytes / seen, 1)) + 1

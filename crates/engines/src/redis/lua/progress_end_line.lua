@@ -1,4 +1,4 @@
--- Removes the rows of one line. KEYS: the hash. ARGV: epoch, the line as places begin with it.
+-- Removes the rows of one line. KEYS: the hash. ARGV: epoch, the line: the prefix of its places.
 local noted = redis.call('HGET', KEYS[1], 'epoch')
 if noted and ARGV[1] < noted then
   return { 'fenced', noted }

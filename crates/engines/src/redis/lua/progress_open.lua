@@ -1,6 +1,6 @@
--- Notes the epoch of a subscription's owner and answers with all its rows; with the noted epoch alone where that is newer.
--- KEYS: the hash. ARGV: epoch. Epochs are decimals of one width, so that text compares as numbers do: Lua's own numbers are
--- exact below 2^53 only. The field `epoch` cannot be a row's: those have 12 bytes.
+-- Stores the epoch of a subscription's owner and returns all its rows. Returns only the stored epoch if that is newer.
+-- KEYS: the hash. ARGV: epoch. Epochs are decimals of fixed width, so that the text sorts as the numbers do: Lua's own numbers are exact
+-- only below 2^53. The field `epoch` cannot be a row: those have 12 bytes.
 local noted = redis.call('HGET', KEYS[1], 'epoch')
 if noted and ARGV[1] < noted then
   return { 'fenced', noted }

@@ -1,6 +1,6 @@
--- Keeps a claim from lapsing while its holder is at it. The clock of Redis decides, as in begin.lua.
--- KEYS: the claim. ARGV: holder, how long the claim is kept without an answer (in ms).
--- Answers: 'held', or 'other' where the claim is not the holder's any more.
+-- Renews a claim while its append is in progress. The clock of Redis decides, as in begin.lua.
+-- KEYS: the claim. ARGV: holder, the time for which the claim is kept without an answer (in ms).
+-- Returns 'held', or 'other' if the claim does not belong to the holder any more.
 local holder, answer = unpack(redis.call('HMGET', KEYS[1], 'holder', 'answer'))
 if holder ~= ARGV[1] or answer then
   return 'other'

@@ -11,6 +11,6 @@ while true do
   if not newest or string.sub(gateway, NODE + 1) > newest then
     answer[#answer + 1] = gateway
   end
-  -- Behind all sessions of this one.
+  -- After all sessions of this gateway.
   from = '(' .. gateway .. '\255'
 end

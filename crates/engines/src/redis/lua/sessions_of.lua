@@ -1,6 +1,6 @@
--- The sessions of users, and how long ago the shard's writer was heard. KEYS: meta, void, users, sessions, seen. ARGV: users.
--- Answers: how long ago in ms, or false; then for each user when it was last seen, or false, how many sessions it has, and those: session
--- and body. `sessions_write.lua` says how they are kept.
+-- The sessions of users, and the time since the shard's writer last vouched for them. KEYS: meta, void, users, sessions, seen. ARGV: users.
+-- Returns that time in ms, or false; then for each user its last-seen time or false, the number of its sessions, and those: session and
+-- body. `sessions_write.lua` describes the format.
 local META, VOID, USERS, SESSIONS, SEEN = 1, 2, 3, 4, 5
 local NODE, GATEWAY, SESSION, VERSION = 5, 25, 45, 20
 

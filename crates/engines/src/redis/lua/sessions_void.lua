@@ -3,7 +3,7 @@ local newest = redis.call('HGET', KEYS[1], ARGV[1])
 if not newest or newest < ARGV[2] then
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 end
--- News of them is refused from now on: their pictures are of no use.
+-- News of them is rejected from now on, so their pictures are not needed.
 for _, gateway in ipairs(redis.call('HKEYS', KEYS[2])) do
   if string.sub(gateway, 1, #ARGV[1]) == ARGV[1] and string.sub(gateway, #ARGV[1] + 1) <= ARGV[2] then
     redis.call('HDEL', KEYS[2], gateway)

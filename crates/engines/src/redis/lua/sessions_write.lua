@@ -1,19 +1,19 @@
--- News of sessions, a gateway's whole picture, or the sweeping of void ones: one step, and what it did to each user.
+-- Applies news of sessions, a gateway's whole picture, or a sweep of void sessions, in one step. Returns the effect on each user.
 --
 -- KEYS: meta, void, pictures, users, sessions, by_gateway, gone, gone_since, told, seen.
--- ARGV: how long and how many gone sessions are remembered (ms, number), of how many users it is remembered when they were last seen,
--- what to do, and then for
---   put      for each piece of news: session, user, version, when it went or '', body
+-- ARGV: the time (ms) and number of ended sessions that are remembered, the number of users whose last-seen time is remembered, the
+-- operation, and then for
+--   put      for each piece of news: session, user, version, end time or '', body
 --   replace  gateway, version, then for each session: session, user, body
---   sweep    how many at most, now (ms)
--- A session is its node, incarnation and number, decimals of 5, 20 and 20 digits; versions have 20: text compares as numbers do. What is
--- kept of a session is its version, its user with the length before it, and the body.
--- Answers: the version of this step, then for each user that it touched, in the order of first mention: user, was online, is online.
+--   sweep    maximum number, now (ms)
+-- A session is its node, incarnation and number: decimals of 5, 20 and 20 digits. Versions have 20 digits. So text sorts as the numbers do.
+-- The stored value of a session is its version, the length of its user, its user, and the body.
+-- Returns the version of this step, then for each user that it touched, in the order of first mention: user, was online, is online.
 local META, VOID, PICTURES, USERS, SESSIONS, BY_GATEWAY, GONE, GONE_SINCE, TOLD, SEEN = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 local NODE, GATEWAY, SESSION, VERSION = 5, 25, 45, 20
--- Gone sessions that one step forgets at most.
+-- The maximum number of ended sessions that one step removes.
 local FORGOTTEN_MAX = 2000
--- Behind everything that begins with the same text.
+-- Sorts after every text with the same beginning.
 local AFTER_ALL = '\255'
 
 local time = redis.call('TIME')
@@ -34,7 +34,7 @@ local function is_void(session)
   return newest and string.sub(session, NODE + 1, GATEWAY) <= newest
 end
 
--- Users in the order of first mention, and by user what was told and the list of sessions.
+-- Users in the order of first mention, and for each user whether it was reported online, and the list of sessions.
 local order, users = {}, {}
 local function touch(uid)
   if not users[uid] then

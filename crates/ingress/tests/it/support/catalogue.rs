@@ -11,7 +11,7 @@ use whimbrel_model::ports::{Catalogue, CatalogueError, PortFuture, Versioned};
 pub struct MemoryCatalogue {
     entries: Mutex<BTreeMap<String, Versioned>>,
     revision: watch::Sender<u64>,
-    /// Writes answer this instead, while it is there.
+    /// The error of all writes, while it is set.
     refuses: Mutex<Option<CatalogueError>>,
     lets_others_in: AtomicBool,
 }
@@ -21,17 +21,16 @@ impl MemoryCatalogue {
         *self.refuses.lock().unwrap() = error;
     }
 
-    /// From now on other nodes get a turn between each read of an entry and the write that follows it.
+    /// From now on, other nodes write between each read of an entry and the write that follows it.
     pub fn let_others_in(&self) {
         self.lets_others_in.store(true, Ordering::Relaxed);
     }
 
-    /// Loses everything, as an old backup would.
+    /// Loses everything, like the restore of an empty backup.
     pub fn forget(&self) {
         self.entries.lock().unwrap().clear();
     }
 
-    /// Writes as another process would.
     pub fn force(&self, key: &str, value: &str) {
         let mut entries = self.entries.lock().unwrap();
         let version = *self.revision.borrow() + 1;
@@ -101,7 +100,7 @@ impl Catalogue for MemoryCatalogue {
         Box::pin(async move {
             let mut revision = self.revision.subscribe();
             let revision = revision.wait_for(|revision| *revision > seen).await;
-            Ok(*revision.expect("the sender is here"))
+            Ok(*revision.expect("the sender exists"))
         })
     }
 }

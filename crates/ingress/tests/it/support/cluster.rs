@@ -8,14 +8,13 @@ use tokio::sync::watch;
 use whimbrel_catalogue::topics::TopicDefaults;
 use whimbrel_ingress::ReceiveSettings;
 use whimbrel_model::ports::{
-    Catalogue, CatalogueError, Coordination, CoordinationError, Member, Membership, Node, Owner, Picture, PortFuture,
-    Versioned,
+    Catalogue, CatalogueError, ClusterSnapshot, Coordination, CoordinationError, Member, Membership, Node, Owner,
+    PortFuture, Versioned,
 };
 
 use super::catalogue::MemoryCatalogue;
-use super::{House, World};
+use super::{TestApi, World};
 
-/// Members and owners of all nodes of a test.
 #[derive(Default)]
 pub struct MemoryCoordination {
     cluster: Mutex<Cluster>,
@@ -37,7 +36,6 @@ impl MemoryCoordination {
         self.revision.send_modify(|revision| *revision += 1);
     }
 
-    /// A node enters under its number.
     pub fn enter(self: &Arc<Self>, number: u16) -> Arc<MemoryMembership> {
         let member = Member { name: format!("node-{number}"), ..Member::default() };
         self.cluster().sessions.insert(number, member);
@@ -45,7 +43,6 @@ impl MemoryCoordination {
         Arc::new(MemoryMembership { cluster: Arc::clone(self), number, lost: watch::Sender::new(false) })
     }
 
-    /// Names that nodes own.
     pub fn owned(&self) -> Vec<String> {
         self.cluster().owners.keys().cloned().collect()
     }
@@ -56,20 +53,19 @@ impl Coordination for MemoryCoordination {
         Box::pin(async { Err(CoordinationError::Refused("tests enter by number".to_owned())) })
     }
 
-    fn picture(&self, seen: u64) -> PortFuture<'_, Result<Picture, CoordinationError>> {
+    fn snapshot(&self, seen: u64) -> PortFuture<'_, Result<ClusterSnapshot, CoordinationError>> {
         let mut revisions = self.revision.subscribe();
         Box::pin(async move {
-            let revision = *revisions.wait_for(|revision| *revision > seen).await.expect("the sender is here");
+            let revision = *revisions.wait_for(|revision| *revision > seen).await.expect("the sender exists");
             let cluster = self.cluster();
             let nodes = cluster.sessions.iter();
             let nodes = nodes.map(|(number, member)| Node { number: *number, member: member.clone() }).collect();
             let owners = cluster.owners.iter().map(|(name, owner)| (name.clone(), *owner)).collect();
-            Ok(Picture { revision, nodes, owners })
+            Ok(ClusterSnapshot { revision, nodes, owners })
         })
     }
 }
 
-/// One session of a node.
 pub struct MemoryMembership {
     cluster: Arc<MemoryCoordination>,
     number: u16,
@@ -98,21 +94,21 @@ impl Membership for MemoryMembership {
         self.number
     }
 
-    fn stands(&self) -> bool {
+    fn is_valid(&self) -> bool {
         !*self.lost.borrow()
     }
 
     fn lost(&self) -> PortFuture<'_, String> {
         Box::pin(async {
             let mut lost = self.lost.subscribe();
-            lost.wait_for(|lost| *lost).await.expect("the sender is here");
+            lost.wait_for(|lost| *lost).await.expect("the sender exists");
             "the test ended it".to_owned()
         })
     }
 
     fn own<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<u64, CoordinationError>> {
         Box::pin(async move {
-            if !self.stands() {
+            if !self.is_valid() {
                 return Err(CoordinationError::Lost("it is over".to_owned()));
             }
             self.cluster.cluster().owners.insert(name.to_owned(), Owner { node: self.number, epoch: 1 });
@@ -138,12 +134,9 @@ impl Membership for MemoryMembership {
     }
 }
 
-/// The catalogue as one node sees it.
 pub struct NodeCatalogue {
     inner: Arc<MemoryCatalogue>,
-    /// The node receives no changes.
     is_stale: watch::Sender<bool>,
-    /// All reads of the node fail.
     is_away: AtomicBool,
     /// The next write succeeds, and its answer is an unknown outcome.
     loses_next_answer: AtomicBool,
@@ -215,15 +208,14 @@ impl Catalogue for NodeCatalogue {
                 if !*is_stale.borrow_and_update() {
                     return Ok(revision);
                 }
-                is_stale.changed().await.expect("the sender is here");
+                is_stale.changed().await.expect("the sender exists");
             }
         })
     }
 }
 
-/// A node among others.
 pub struct ClusterNode {
-    pub house: House,
+    pub api: TestApi,
     pub catalogue: Arc<NodeCatalogue>,
     pub membership: Arc<MemoryMembership>,
     memberships: watch::Sender<Option<Arc<dyn Membership>>>,
@@ -257,10 +249,10 @@ impl ClusterNode {
         let membership = cluster.enter(number);
         let memberships = watch::Sender::new(Some(Arc::clone(&membership) as Arc<dyn Membership>));
         let (topics, settings) = (TopicDefaults::default(), ReceiveSettings::default());
-        let house =
+        let api =
             world.try_open_among(topics, settings, catalogue.clone(), coordination, memberships.subscribe()).await;
-        let (house, cluster) = (house.unwrap(), Arc::clone(cluster));
-        Self { house, catalogue, membership, memberships, number, cluster }
+        let (api, cluster) = (api.unwrap(), Arc::clone(cluster));
+        Self { api, catalogue, membership, memberships, number, cluster }
     }
 
     /// The node joins again after it has lost its session.

@@ -1,65 +1,66 @@
-//! The ports around subscriptions, in memory: owners that answer what a test told them to, a store of progress that remembers what it
-//! was asked to forget, a notebook.
+//! The ports around subscriptions, in memory: owners with scripted replies, a progress store that records deletions, an attempt store.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 use whimbrel_model::ports::{
-    AttemptNote, Dispatch, DispatchAsk, DispatchError, DispatchTold, MinuteRow, Notebook, PortFuture, Progress,
-    ProgressError, ProgressRow,
+    AttemptRecord, AttemptStore, Dispatch, DispatchError, DispatchReply, DispatchRequest, MinuteRow, PortFuture,
+    Progress, ProgressError, ProgressRow,
 };
 use whimbrel_model::{PartitionId, SubscriptionNumber, Timestamp, TopicNumber};
 
-type Answer = Result<DispatchTold, DispatchError>;
-type Say = Arc<dyn Fn(&DispatchAsk) -> Option<Answer> + Send + Sync>;
+type Answer = Result<DispatchReply, DispatchError>;
+type Script = Arc<dyn Fn(&DispatchRequest) -> Option<Answer> + Send + Sync>;
 
-/// Owners that know nothing until a test tells them, and remember what they were asked.
+/// Owners that reply as an idle owner unless a test scripts them, and record all requests.
 #[derive(Default)]
 pub struct MemoryDispatch {
-    say: Mutex<Option<Say>>,
-    asked: Mutex<Vec<(SubscriptionNumber, DispatchAsk)>>,
+    say: Mutex<Option<Script>>,
+    asked: Mutex<Vec<(SubscriptionNumber, DispatchRequest)>>,
     pub minutes: Mutex<BTreeMap<(TopicNumber, Timestamp), MinuteRow>>,
     silent: Mutex<bool>,
 }
 
 impl MemoryDispatch {
-    /// What is answered; `None` leaves it to what an idle owner would say.
-    pub fn say(&self, say: impl Fn(&DispatchAsk) -> Option<Answer> + Send + Sync + 'static) {
+    /// The reply to a request. `None` means the reply of an idle owner.
+    pub fn say(&self, say: impl Fn(&DispatchRequest) -> Option<Answer> + Send + Sync + 'static) {
         *self.say.lock().unwrap() = Some(Arc::new(say));
     }
 
-    /// There is no owner at all.
+    /// No subscription has an owner.
     pub fn nobody(&self) {
         self.say(|_| Some(Err(DispatchError::NoOwner)));
     }
 
-    /// Owners take questions and never answer them.
+    /// Owners accept requests and never reply.
     pub fn silence(&self) {
         *self.silent.lock().unwrap() = true;
     }
 
-    pub fn asked(&self) -> Vec<(SubscriptionNumber, DispatchAsk)> {
+    pub fn asked(&self) -> Vec<(SubscriptionNumber, DispatchRequest)> {
         self.asked.lock().unwrap().clone()
     }
 }
 
 impl Dispatch for MemoryDispatch {
-    fn ask(&self, subscription: SubscriptionNumber, ask: DispatchAsk) -> PortFuture<'_, Answer> {
+    fn ask(&self, subscription: SubscriptionNumber, ask: DispatchRequest) -> PortFuture<'_, Answer> {
         self.asked.lock().unwrap().push((subscription, ask.clone()));
         if *self.silent.lock().unwrap() {
             return Box::pin(std::future::pending());
         }
         let said = self.say.lock().unwrap().clone().and_then(|say| say(&ask));
         let answer = said.unwrap_or_else(|| match ask {
-            DispatchAsk::Status => Ok(DispatchTold::Status(Box::default())),
-            DispatchAsk::CaughtUp { .. } => Ok(DispatchTold::CaughtUp),
-            DispatchAsk::Pull { .. } => Ok(DispatchTold::Pulled(Vec::new())),
-            DispatchAsk::DeadLetters { .. } => Ok(DispatchTold::DeadLetters { letters: Vec::new(), next: None }),
-            DispatchAsk::Redrive { ids } => Ok(DispatchTold::Redriven { count: 0, unknown: ids.unwrap_or_default() }),
-            DispatchAsk::Ack { ack_ids } | DispatchAsk::Nack { ack_ids, .. } | DispatchAsk::Extend { ack_ids, .. } => {
-                Ok(DispatchTold::Settled { known: 0, unknown: ack_ids })
+            DispatchRequest::Status => Ok(DispatchReply::Status(Box::default())),
+            DispatchRequest::CaughtUp { .. } => Ok(DispatchReply::CaughtUp),
+            DispatchRequest::Pull { .. } => Ok(DispatchReply::Pulled(Vec::new())),
+            DispatchRequest::DeadLetters { .. } => Ok(DispatchReply::DeadLetters { letters: Vec::new(), next: None }),
+            DispatchRequest::Redrive { ids } => {
+                Ok(DispatchReply::Redriven { count: 0, unknown: ids.unwrap_or_default() })
             }
-            DispatchAsk::Message { .. } => Err(DispatchError::Unknown),
+            DispatchRequest::Ack { ack_ids }
+            | DispatchRequest::Nack { ack_ids, .. }
+            | DispatchRequest::Extend { ack_ids, .. } => Ok(DispatchReply::Settled { known: 0, unknown: ack_ids }),
+            DispatchRequest::Message { .. } => Err(DispatchError::Unknown),
         });
         Box::pin(async { answer })
     }
@@ -76,7 +77,7 @@ impl Dispatch for MemoryDispatch {
     }
 }
 
-/// Progress that nobody saves to here: what matters to the door is what it forgets.
+/// Progress that is never saved. It records which subscriptions are deleted.
 #[derive(Default)]
 pub struct MemoryProgress {
     pub forgotten: Mutex<Vec<SubscriptionNumber>>,
@@ -113,16 +114,16 @@ impl Progress for MemoryProgress {
     }
 }
 
-/// A notebook that keeps the minutes that it is handed.
+/// An attempt store that returns fixed minutes.
 #[derive(Default)]
 pub struct MemoryNotebook {
     pub minutes: Mutex<HashMap<(TopicNumber, Timestamp), MinuteRow>>,
 }
 
-impl Notebook for MemoryNotebook {
-    fn note(&self, _: Vec<AttemptNote>) {}
+impl AttemptStore for MemoryNotebook {
+    fn note(&self, _: Vec<AttemptRecord>) {}
 
-    fn attempts(&self, _: SubscriptionNumber, _: PartitionId, _: u64) -> PortFuture<'_, Vec<AttemptNote>> {
+    fn attempts(&self, _: SubscriptionNumber, _: PartitionId, _: u64) -> PortFuture<'_, Vec<AttemptRecord>> {
         Box::pin(async { Vec::new() })
     }
 

@@ -1,5 +1,5 @@
-//! The `Holds` port over the log in memory: an owner that folds its shard from the beginning for every question, decides, and writes
-//! what it decided. Slow and plain, so that it can be believed. It fires when a test says so.
+//! The `Holds` port over the in-memory log. For every request the owner folds its shard from the beginning, decides, and writes its
+//! decision: slow, but simple enough to trust. It fires on command of a test.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -7,25 +7,26 @@ use std::sync::{Arc, Mutex};
 use whimbrel_model::hold::MOVES_REMEMBERED;
 use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::ports::{
-    Ask, CountQuery, DueCursor, HoldQuery, HoldView, Holds, HoldsError, NewDue, PortFuture, Told, bucket_start,
+    CountQuery, DueCursor, HoldQuery, HoldReply, HoldRequest, HoldView, Holds, HoldsError, NewDueTime, PortFuture,
+    bucket_start,
 };
 use whimbrel_model::{
-    Clock, Ending, HOLDS_TOPIC, Hold, HoldEnd, HoldId, HoldRecord, PartitionId, Timestamp, TopicNumber,
+    Clock, HOLDS_TOPIC, Hold, HoldEnd, HoldEndKind, HoldId, HoldRecord, PartitionId, Timestamp, TopicNumber,
 };
 
 use super::log::MemoryLog;
-use super::{SHARDS, StillClock};
+use super::{ManualClock, SHARDS};
 
-/// What a hold may be away: two years.
+/// The maximum time until a hold's due time: two years.
 const FAR_MS: i64 = 2 * 366 * 86_400_000;
 
 pub struct MemoryHolds {
     log: Arc<MemoryLog>,
-    clock: Arc<StillClock>,
+    clock: Arc<ManualClock>,
     refuses: Mutex<Option<HoldsError>>,
-    /// What is asked is done, and its answer is lost.
+    /// Requests are executed, and their replies are lost.
     loses_answers: Mutex<bool>,
-    asked: Mutex<Vec<Ask>>,
+    asked: Mutex<Vec<HoldRequest>>,
 }
 
 #[derive(Debug, Clone)]
@@ -35,7 +36,7 @@ enum Known {
 }
 
 impl MemoryHolds {
-    pub fn new(log: Arc<MemoryLog>, clock: Arc<StillClock>) -> Self {
+    pub fn new(log: Arc<MemoryLog>, clock: Arc<ManualClock>) -> Self {
         Self { log, clock, refuses: Mutex::default(), loses_answers: Mutex::default(), asked: Mutex::default() }
     }
 
@@ -47,12 +48,10 @@ impl MemoryHolds {
         *self.loses_answers.lock().unwrap() = loses;
     }
 
-    /// Everything that was asked so far.
-    pub fn asked(&self) -> Vec<Ask> {
+    pub fn asked(&self) -> Vec<HoldRequest> {
         self.asked.lock().unwrap().clone()
     }
 
-    /// Fires everything that is due by the clock.
     pub fn fire_due(&self) {
         let now = self.clock.now();
         for shard in 0..SHARDS {
@@ -63,12 +62,11 @@ impl MemoryHolds {
         }
     }
 
-    /// Ends a hold as one that can never be written.
     pub fn kill(&self, id: &str, reason: &str) {
         let id = HoldId::new(id);
         let shard = id.shard(SHARDS);
         let Some(Known::Pending(hold)) = self.fold(shard).remove(&id) else { panic!("{id} is not pending") };
-        let end = hold.ended(Ending::Dead { reason: reason.into() }, self.clock.now());
+        let end = hold.ended(HoldEndKind::Dead { reason: reason.into() }, self.clock.now());
         self.write(shard, HoldRecord::Ended { id, end });
     }
 
@@ -105,80 +103,82 @@ impl MemoryHolds {
         known
     }
 
-    fn fire(&self, shard: u32, hold: &Hold) -> Told {
+    fn fire(&self, shard: u32, hold: &Hold) -> HoldReply {
         let at = self.clock.now();
         let partitions = self.log.partitions_of(hold.topic) as u32;
         let partition = hold.message.key.as_ref().map_or(0, |key| partition_of(key, partitions));
         let place = PartitionId::new(hold.topic, partition);
         self.log.put(place, hold.fire(at));
         let offset = Some(self.log.records(place).len() as u64 - 1);
-        let end = hold.ended(Ending::Fired { partition }, at);
+        let end = hold.ended(HoldEndKind::Fired { partition }, at);
         self.write(shard, HoldRecord::Ended { id: hold.id.clone(), end });
-        Told::Fired { at, partition, offset }
+        HoldReply::Fired { at, partition, offset }
     }
 
-    fn decide(&self, shard: u32, ask: Ask) -> Told {
+    fn decide(&self, shard: u32, ask: HoldRequest) -> HoldReply {
         let known = self.fold(shard);
         let find = |id: &HoldId| known.get(id).cloned();
         match ask {
-            Ask::Accept(hold) => match find(&hold.id) {
+            HoldRequest::Accept(hold) => match find(&hold.id) {
                 None => {
                     let due = hold.due;
                     self.write(shard, HoldRecord::Held(Hold::clone(&hold)));
-                    Told::Held { due }
+                    HoldReply::Held { due }
                 }
                 Some(Known::Pending(known)) if is_same(&hold, known.topic, known.fingerprint()) => {
-                    Told::Held { due: known.due }
+                    HoldReply::Held { due: known.due }
                 }
-                Some(Known::Ended(end)) if is_same(&hold, end.topic, end.fingerprint) => Told::Held { due: end.due },
-                Some(_) => Told::Taken,
+                Some(Known::Ended(end)) if is_same(&hold, end.topic, end.fingerprint) => {
+                    HoldReply::Held { due: end.due }
+                }
+                Some(_) => HoldReply::Taken,
             },
-            Ask::Extend { id, to, if_version, key } => self.extend(shard, find(&id), to, if_version, key),
-            Ask::Withdraw { id } => match find(&id) {
-                None => Told::Unknown,
-                Some(Known::Ended(end)) => Told::Ended(end),
+            HoldRequest::Extend { id, to, if_version, key } => self.extend(shard, find(&id), to, if_version, key),
+            HoldRequest::Withdraw { id } => match find(&id) {
+                None => HoldReply::Unknown,
+                Some(Known::Ended(end)) => HoldReply::Ended(end),
                 Some(Known::Pending(hold)) => {
                     self.withdraw(shard, &hold);
-                    Told::Withdrawn
+                    HoldReply::Withdrawn
                 }
             },
-            Ask::Fire { id } => match find(&id) {
-                None => Told::Unknown,
-                Some(Known::Ended(end)) => Told::Ended(end),
+            HoldRequest::Fire { id } => match find(&id) {
+                None => HoldReply::Unknown,
+                Some(Known::Ended(end)) => HoldReply::Ended(end),
                 Some(Known::Pending(hold)) => self.fire(shard, &hold),
             },
-            Ask::Look { id } => match find(&id) {
-                None => Told::Unknown,
-                Some(Known::Ended(end)) => Told::Ended(end),
-                Some(Known::Pending(hold)) => Told::Pending(HoldView::of(&hold)),
+            HoldRequest::Look { id } => match find(&id) {
+                None => HoldReply::Unknown,
+                Some(Known::Ended(end)) => HoldReply::Ended(end),
+                Some(Known::Pending(hold)) => HoldReply::Pending(HoldView::of(&hold)),
             },
-            Ask::List(query) => {
+            HoldRequest::List(query) => {
                 let mut holds = pending(&known);
                 holds.retain(|hold| wanted(&query, hold.topic, hold.due, &hold.id));
                 holds.sort_by_key(|hold| (hold.due, hold.id.clone()));
-                Told::Listed(holds.iter().take(query.limit).map(HoldView::of).collect())
+                HoldReply::Listed(holds.iter().take(query.limit).map(HoldView::of).collect())
             }
-            Ask::Dead(query) => {
+            HoldRequest::Dead(query) => {
                 let dead = known.into_iter().filter_map(|(id, known)| match known {
-                    Known::Ended(end) if matches!(end.how, Ending::Dead { .. }) => Some((id, end)),
+                    Known::Ended(end) if matches!(end.how, HoldEndKind::Dead { .. }) => Some((id, end)),
                     _ => None,
                 });
                 let mut dead: Vec<_> = dead.filter(|(id, end)| wanted(&query, end.topic, end.due, id)).collect();
                 dead.sort_by_key(|(id, end)| (end.due, id.clone()));
                 dead.truncate(query.limit);
-                Told::ListedDead(dead)
+                HoldReply::ListedDead(dead)
             }
-            Ask::Count(query) => Told::Counted(count(&pending(&known), &query)),
-            Ask::WithdrawTopic { topic } => {
+            HoldRequest::Count(query) => HoldReply::Counted(count(&pending(&known), &query)),
+            HoldRequest::WithdrawTopic { topic } => {
                 let of_topic: Vec<Hold> = pending(&known).into_iter().filter(|hold| hold.topic == topic).collect();
                 of_topic.iter().for_each(|hold| self.withdraw(shard, hold));
-                Told::WithdrawnMany(of_topic.len() as u64)
+                HoldReply::WithdrawnMany(of_topic.len() as u64)
             }
         }
     }
 
     fn withdraw(&self, shard: u32, hold: &Hold) {
-        let end = hold.ended(Ending::Withdrawn, self.clock.now());
+        let end = hold.ended(HoldEndKind::Withdrawn, self.clock.now());
         self.write(shard, HoldRecord::Ended { id: hold.id.clone(), end });
     }
 
@@ -186,30 +186,30 @@ impl MemoryHolds {
         &self,
         shard: u32,
         found: Option<Known>,
-        to: NewDue,
+        to: NewDueTime,
         if_version: Option<u64>,
         key: Option<Box<str>>,
-    ) -> Told {
+    ) -> HoldReply {
         let hold = match found {
-            None => return Told::Unknown,
-            Some(Known::Ended(end)) => return Told::Ended(end),
+            None => return HoldReply::Unknown,
+            Some(Known::Ended(end)) => return HoldReply::Ended(end),
             Some(Known::Pending(hold)) => hold,
         };
         if let Some(earlier) = hold.moves.iter().find(|earlier| Some(&earlier.key) == key.as_ref()) {
-            return Told::Rescheduled { due: earlier.due, version: earlier.version };
+            return HoldReply::Rescheduled { due: earlier.due, version: earlier.version };
         }
         if if_version.is_some_and(|version| version != hold.version) {
-            return Told::OtherVersion { version: hold.version, due: hold.due };
+            return HoldReply::OtherVersion { version: hold.version, due: hold.due };
         }
         let due = match to {
-            NewDue::By(ms) => Timestamp::from_millis(hold.due.as_millis().saturating_add(ms)),
-            NewDue::Until(due) => due,
+            NewDueTime::By(ms) => Timestamp::from_millis(hold.due.as_millis().saturating_add(ms)),
+            NewDueTime::Until(due) => due,
         };
         if due.as_millis().saturating_sub(self.clock.now().as_millis()) > FAR_MS {
-            return Told::TooFar;
+            return HoldReply::TooFar;
         }
         let version = self.write(shard, HoldRecord::Moved { id: hold.id, due, key });
-        Told::Rescheduled { due, version }
+        HoldReply::Rescheduled { due, version }
     }
 }
 
@@ -249,7 +249,7 @@ impl Holds for MemoryHolds {
         SHARDS
     }
 
-    fn ask(&self, shard: u32, ask: Ask) -> PortFuture<'_, Result<Told, HoldsError>> {
+    fn ask(&self, shard: u32, ask: HoldRequest) -> PortFuture<'_, Result<HoldReply, HoldsError>> {
         Box::pin(async move {
             self.asked.lock().unwrap().push(ask.clone());
             if let Some(error) = self.refuses.lock().unwrap().clone() {

@@ -1,4 +1,4 @@
-//! The `Log` and `LogTopics` ports in memory: as honest as the contract asks, with handles for tests to fail it and to hold it up.
+//! The `Log` and `LogTopics` ports in memory: true to their contracts, with handles to make them fail or wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use whimbrel_model::ports::{
     PortFuture, ReadBatch, ReadLimits, TopicStatus,
 };
 use whimbrel_model::{
-    FoundTopic, NamedBounds, PartitionId, Record, Retention, StoredRecord, Timestamp, TopicNumber, TopicSpec,
+    ExistingTopic, NamedBounds, PartitionId, Record, Retention, StoredRecord, Timestamp, TopicNumber, TopicSpec,
 };
 
 /// The retention of topics that other applications made.
@@ -22,23 +22,21 @@ pub const RETENTION_OF_OTHERS: Duration = Duration::from_secs(3600);
 #[derive(Clone, Copy, PartialEq)]
 pub enum Hanging {
     Alterations,
-    /// Those that open the topic too.
+    /// Also calls that open the topic.
     All,
 }
 
-/// Called for each entry before it is kept; an error is that entry's outcome.
-type Judge = Box<dyn FnMut(&Entry) -> Result<(), LogError> + Send>;
+/// Called for each entry before it is stored. An error is the outcome of that entry.
+type AppendCheck = Box<dyn FnMut(&Entry) -> Result<(), LogError> + Send>;
 
 #[derive(Default)]
 pub struct MemoryLog {
     state: Mutex<State>,
-    /// Grows with every append, so that readers at the tail wake.
+    /// Increases with every append, to wake readers at the tail.
     appended: watch::Sender<u64>,
-    /// Appends wait while this is true.
     held_up: watch::Sender<bool>,
-    /// Whether it never answers a question for the bounds of a partition.
+    /// Whether requests for the bounds of a partition hang.
     hides_bounds: AtomicBool,
-    /// Topics whose calls wait.
     hanging: watch::Sender<BTreeMap<String, Hanging>>,
     hanging_calls: watch::Sender<usize>,
 }
@@ -46,24 +44,22 @@ pub struct MemoryLog {
 #[derive(Default)]
 struct State {
     topics: BTreeMap<TopicNumber, (TopicSpec, Vec<Partition>)>,
-    found: Vec<FoundTopic>,
-    /// Topics whose deletion was announced.
+    found: Vec<ExistingTopic>,
     expects_deletion: Vec<TopicNumber>,
     /// The bounds that the last change of a topic named.
     named: Option<NamedBounds>,
-    judge: Option<Judge>,
-    /// What `create`, `alter` and the reading calls answer instead, while it is there.
+    judge: Option<AppendCheck>,
+    /// The error of `create`, `alter` and all reads, while it is set.
     refuses: Option<LogError>,
-    /// Topics that cannot be opened now.
     unavailable: BTreeSet<String>,
-    /// The topics of others are gone after the next listing.
+    /// Topics of other systems disappear after the next listing.
     deletes_found: bool,
-    /// The next change of a topic is carried out, and answered with this error.
+    /// The next change of a topic succeeds, and is answered with this error.
     lost_alteration: Option<LogError>,
-    /// What it says of itself while it accepts nothing.
+    /// The reason that the log reports while it accepts no appends.
     refusal: Option<LogError>,
     waiting_appends: usize,
-    /// What is appended is kept, and answered with an unknown outcome.
+    /// Appends are stored, and answered with an unknown outcome.
     loses_answers: bool,
     largest_record: Option<usize>,
 }
@@ -73,7 +69,7 @@ struct Partition {
     first: u64,
     records: Vec<Record>,
     damaged: Option<(u64, u64)>,
-    /// Retention strikes right after the next look at the bounds.
+    /// Retention removes messages right after the next request for the bounds.
     drops_after_bounds: Option<u64>,
 }
 
@@ -94,7 +90,7 @@ impl MemoryLog {
         self.state().loses_answers = loses;
     }
 
-    /// The largest record that any topic takes from now on.
+    /// From now on, the largest record of any topic.
     pub fn largest_record(&self, bytes: usize) {
         self.state().largest_record = Some(bytes);
     }
@@ -108,7 +104,7 @@ impl MemoryLog {
         self.state().refusal = Some(why);
     }
 
-    /// It does not answer questions for bounds from now on.
+    /// From now on, requests for bounds hang.
     pub fn hide_bounds(&self) {
         self.hides_bounds.store(true, Ordering::Release);
     }
@@ -117,14 +113,14 @@ impl MemoryLog {
         self.state().refuses = error;
     }
 
-    /// The topic cannot be opened from now on, or can be opened again.
+    /// From now on, the topic cannot be opened, or can be opened again.
     pub fn set_unavailable(&self, name: &str, is_unavailable: bool) {
         let mut state = self.state();
         state.unavailable.remove(name);
         state.unavailable.extend(is_unavailable.then(|| name.to_owned()));
     }
 
-    /// Calls that name the topic wait from now on, or go on.
+    /// From now on, calls that name the topic hang, or continue.
     pub fn set_hanging(&self, name: &str, hangs: Option<Hanging>) {
         self.hanging.send_modify(|names| {
             names.remove(name);
@@ -132,10 +128,10 @@ impl MemoryLog {
         });
     }
 
-    /// Returns when a call waits because its topic hangs.
+    /// Returns when a call hangs because of its topic.
     pub async fn until_call_hangs(&self) {
         let mut waiting = self.hanging_calls.subscribe();
-        waiting.wait_for(|count| *count > 0).await.expect("the sender is here");
+        waiting.wait_for(|count| *count > 0).await.expect("the sender exists");
     }
 
     async fn pass_hanging(&self, name: &str, is_alteration: bool) {
@@ -145,23 +141,23 @@ impl MemoryLog {
         let mut hanging = self.hanging.subscribe();
         if hangs(&hanging.borrow_and_update()) {
             self.hanging_calls.send_modify(|count| *count += 1);
-            hanging.wait_for(|names| !hangs(names)).await.expect("the sender is here");
+            hanging.wait_for(|names| !hangs(names)).await.expect("the sender exists");
             self.hanging_calls.send_modify(|count| *count -= 1);
         }
     }
 
-    /// The next change of a topic is answered with this error. It is carried out nevertheless.
+    /// The next change of a topic succeeds, but is answered with this error.
     pub fn lose_next_alteration(&self, error: LogError) {
         self.state().lost_alteration = Some(error);
     }
 
-    /// Other applications delete their topics right after the next listing.
+    /// Other systems delete their topics right after the next listing.
     pub fn delete_others_after_next_listing(&self) {
         self.state().deletes_found = true;
     }
 
     pub fn has_topics_of_others(&self, found: &[(&str, u32)]) {
-        let found = found.iter().map(|(name, partitions)| FoundTopic {
+        let found = found.iter().map(|(name, partitions)| ExistingTopic {
             name: (*name).to_owned(),
             partitions: *partitions,
             retention: Retention { time: Some(RETENTION_OF_OTHERS), bytes: None },
@@ -177,7 +173,7 @@ impl MemoryLog {
         self.state().named
     }
 
-    /// Appends wait from now on, until they are let go.
+    /// From now on, appends wait, until they are released.
     pub fn hold_up(&self, held_up: bool) {
         self.held_up.send_replace(held_up);
     }
@@ -186,7 +182,7 @@ impl MemoryLog {
         self.state().waiting_appends
     }
 
-    /// Offsets of a partition from the first to before the second cannot be read.
+    /// Makes the offsets from `from` to before `resume_at` unreadable.
     pub fn damage(&self, partition: PartitionId, from: u64, resume_at: u64) {
         self.state().partition(partition).unwrap().damaged = Some((from, resume_at));
     }
@@ -195,7 +191,7 @@ impl MemoryLog {
         self.state().partition(partition).unwrap().first = first;
     }
 
-    /// The same, as soon as somebody has asked for the bounds: what that reader learned is then old.
+    /// Removes the messages after the next request for the bounds, so that its answer is outdated.
     pub fn drop_after_next_bounds(&self, partition: PartitionId, first: u64) {
         self.state().partition(partition).unwrap().drops_after_bounds = Some(first);
     }
@@ -212,14 +208,14 @@ impl MemoryLog {
         self.state().topics[&number].1.len()
     }
 
-    /// Adds partitions as others would.
-    pub fn grow_around_the_door(&self, number: TopicNumber, partitions: usize) {
+    /// Adds partitions like another system.
+    pub fn add_partitions(&self, number: TopicNumber, partitions: usize) {
         let mut state = self.state();
         let (_, kept) = state.topics.get_mut(&number).unwrap();
         kept.resize_with(partitions, Partition::default);
     }
 
-    /// Puts a record there as others would, around every door.
+    /// Appends a record like another system.
     pub fn put(&self, partition: PartitionId, record: Record) {
         self.state().partition(partition).unwrap().records.push(record);
         self.appended.send_modify(|count| *count += 1);
@@ -454,7 +450,7 @@ impl LogTopics for MemoryLog {
     fn found<'a>(
         &'a self,
         is_skipped: &'a (dyn Fn(&str) -> bool + Sync),
-    ) -> PortFuture<'a, Result<Vec<FoundTopic>, LogError>> {
+    ) -> PortFuture<'a, Result<Vec<ExistingTopic>, LogError>> {
         Box::pin(async move {
             self.state().answering()?;
             let mut state = self.state();

@@ -1,4 +1,4 @@
-//! The house that the tests live in: in-memory ports, a door over them, and few words to talk to it.
+//! The test environment: in-memory ports, an API over them, and helpers for requests.
 
 pub mod catalogue;
 pub mod cluster;
@@ -20,10 +20,10 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 use tower::ServiceExt;
 use whimbrel_catalogue::platforms::Platforms;
-use whimbrel_catalogue::subscriptions::{SubscriptionPorts, Subscriptions};
+use whimbrel_catalogue::subscriptions::{SubscriptionPorts, SubscriptionRegistry};
 use whimbrel_catalogue::topic_stats::TopicStats;
 use whimbrel_catalogue::topics::{Memberships, Registry, RegistryPorts, SystemTopics, TopicDefaults, open_topics};
-use whimbrel_ingress::events::Events;
+use whimbrel_ingress::events::EventWriter;
 use whimbrel_ingress::{Ports, Receive, ReceiveSettings, StartError};
 use whimbrel_model::ports::{Catalogue, Coordination};
 use whimbrel_model::{Clock, Timestamp};
@@ -35,36 +35,33 @@ use log::MemoryLog;
 use people::{MemoryCarriers, MemoryDevices, MemoryPresence, SavedInboxes};
 use receipts::MemoryReceipts;
 
-/// Shards of the holds.
 pub const SHARDS: u32 = 4;
 
-/// Nodes that make callbacks.
 pub const LIVE_WORKERS: [&str; 2] = ["w1", "w2"];
 
-/// How long a test waits for what must come. It is never waited for to pass: only a failure takes so long.
+/// Timeout for an expected condition. A test that passes never waits for it.
 const SOON: Duration = Duration::from_secs(60);
 
-/// What must come, or the test fails instead of hanging.
+/// Waits for an expected condition. The test fails instead of hanging.
 pub async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(SOON, what).await.expect("it should have come by now")
+    tokio::time::timeout(SOON, what).await.expect("the expected condition did not occur in time")
 }
 
-/// A clock that stands still until it is told.
-pub struct StillClock(AtomicI64);
+pub struct ManualClock(AtomicI64);
 
-impl StillClock {
+impl ManualClock {
     pub fn forward(&self, ms: i64) {
         self.0.fetch_add(ms, Ordering::SeqCst);
     }
 }
 
-impl Clock for StillClock {
+impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
         Timestamp::from_millis(self.0.load(Ordering::SeqCst))
     }
 }
 
-/// What outlives a door: a test closes one and opens the next over the same.
+/// The state that survives a restart: a test closes one API and opens the next over the same state.
 pub struct World {
     pub log: Arc<MemoryLog>,
     pub catalogue: Arc<MemoryCatalogue>,
@@ -76,24 +73,22 @@ pub struct World {
     pub inboxes: Arc<SavedInboxes>,
     pub presence: Arc<MemoryPresence>,
     pub devices: Arc<MemoryDevices>,
-    pub clock: Arc<StillClock>,
+    pub clock: Arc<ManualClock>,
 }
 
-/// An open door.
-pub struct House {
+pub struct TestApi {
     pub world: Arc<World>,
     pub receive: Receive,
     pub registry: Arc<Registry>,
-    pub subscriptions: Arc<Subscriptions>,
+    pub subscriptions: Arc<SubscriptionRegistry>,
     pub stats: Arc<TopicStats>,
     pub platforms: Arc<Platforms>,
     watches: [JoinHandle<()>; 3],
     pub router: Router,
-    pub events: Arc<Events>,
+    pub events: Arc<EventWriter>,
     pub settings: ReceiveSettings,
 }
 
-/// An answer, taken whole.
 #[derive(Debug)]
 pub struct Answer {
     pub status: StatusCode,
@@ -103,7 +98,7 @@ pub struct Answer {
 
 impl World {
     pub fn new() -> Arc<Self> {
-        let clock = Arc::new(StillClock(AtomicI64::new(1_794_739_122_000)));
+        let clock = Arc::new(ManualClock(AtomicI64::new(1_794_739_122_000)));
         let log = Arc::new(MemoryLog::default());
         let holds = Arc::new(MemoryHolds::new(Arc::clone(&log), Arc::clone(&clock)));
         Arc::new(Self {
@@ -142,7 +137,7 @@ impl World {
         }
     }
 
-    pub async fn try_open(self: &Arc<Self>, settings: ReceiveSettings) -> Result<House, StartError> {
+    pub async fn try_open(self: &Arc<Self>, settings: ReceiveSettings) -> Result<TestApi, StartError> {
         self.try_open_with(TopicDefaults::default(), settings).await
     }
 
@@ -150,12 +145,12 @@ impl World {
         self: &Arc<Self>,
         topics: TopicDefaults,
         settings: ReceiveSettings,
-    ) -> Result<House, StartError> {
+    ) -> Result<TestApi, StartError> {
         let alone = tokio::sync::watch::Sender::new(None).subscribe();
         self.try_open_among(topics, settings, self.catalogue.clone(), None, alone).await
     }
 
-    /// Opens a door whose registry sees the catalogue as given, alone or among others.
+    /// Opens an API whose registry uses the given catalogue, alone or in a cluster.
     pub async fn try_open_among(
         self: &Arc<Self>,
         topics: TopicDefaults,
@@ -163,8 +158,8 @@ impl World {
         catalogue: Arc<dyn Catalogue>,
         coordination: Option<Arc<dyn Coordination>>,
         memberships: Memberships,
-    ) -> Result<House, StartError> {
-        let events = Events::new(self.clock.clone());
+    ) -> Result<TestApi, StartError> {
+        let events = EventWriter::new(self.clock.clone());
         let ports = RegistryPorts {
             log: self.log.clone(),
             log_topics: self.log.clone(),
@@ -181,7 +176,7 @@ impl World {
             clock: self.clock.clone(),
             events: events.sink(),
         };
-        let subscriptions = Arc::new(Subscriptions::open(ports).await.expect("the catalogue can be read"));
+        let subscriptions = Arc::new(SubscriptionRegistry::open(ports).await.expect("the catalogue can be read"));
         let stats = TopicStats::new(self.clock.clone(), Arc::new(MemoryNotebook::default()));
         let parts = (Arc::clone(&registry), Arc::clone(&subscriptions), Arc::clone(&stats));
         let ports = self.ports().await;
@@ -194,20 +189,20 @@ impl World {
         let (ends, watched) = (settings.shutdown.clone(), Arc::clone(&platforms));
         let watches = [topics, subscribed, tokio::spawn(async move { watched.watch(ends).await })];
         let (world, router) = (Arc::clone(self), receive.router());
-        Ok(House { world, router, receive, registry, subscriptions, stats, platforms, watches, events, settings })
+        Ok(TestApi { world, router, receive, registry, subscriptions, stats, platforms, watches, events, settings })
     }
 
-    /// What the clock says, as requests write it.
+    /// The time of the clock, in the format of requests.
     pub fn clock_text(&self) -> String {
         self.clock.now().to_string()
     }
 
-    pub async fn open(self: &Arc<Self>) -> House {
+    pub async fn open(self: &Arc<Self>) -> TestApi {
         self.try_open(ReceiveSettings::default()).await.unwrap()
     }
 }
 
-impl House {
+impl TestApi {
     pub async fn new() -> Self {
         World::new().open().await
     }
@@ -220,7 +215,7 @@ impl House {
         World::new().try_open_with(topics, ReceiveSettings::default()).await.unwrap()
     }
 
-    /// Ends this door, and gives back what outlives it.
+    /// Stops this API, and returns the state that survives.
     pub async fn close(self) -> Arc<World> {
         self.settings.shutdown.cancel();
         drop(self.router);
@@ -262,16 +257,16 @@ impl House {
         self.call(Method::DELETE, uri, &[], Body::empty()).await
     }
 
-    /// A header of the only message of a topic, as it stands in the log.
+    /// A header of the only message of a topic, as stored in the log.
     pub fn header_of(&self, topic: &str, name: &str) -> Vec<u8> {
-        let topic = self.registry.get(topic).expect("the topic is there");
+        let topic = self.registry.get(topic).expect("the topic exists");
         let mut records: Vec<_> = topic.all_partitions().flat_map(|each| self.world.log.records(each)).collect();
         assert_eq!(records.len(), 1);
         let record = records.remove(0);
         record.headers.get(name).unwrap_or_else(|| panic!("no {name}")).to_vec()
     }
 
-    /// Every payload of a topic, partition by partition.
+    /// All payloads of a topic, partition by partition.
     pub async fn payloads(&self, topic: &str) -> Vec<Vec<String>> {
         let described = self.get(&format!("/v1/topics/{topic}")).await.ok(200);
         let mut all = Vec::new();
@@ -292,14 +287,14 @@ impl Answer {
             .unwrap_or_else(|error| panic!("{error}: {} {}", self.status, String::from_utf8_lossy(&self.body)))
     }
 
-    /// The JSON of an answer that must have this status.
+    /// The JSON of an answer, which must have this status.
     #[track_caller]
     pub fn ok(self, status: u16) -> Value {
         assert_eq!(self.status.as_u16(), status, "{}", String::from_utf8_lossy(&self.body));
         self.json()
     }
 
-    /// The problem that this must be, with what every problem has.
+    /// The problem of an answer. Checks the members that every problem has.
     #[track_caller]
     pub fn problem(self, status: u16, code: &str) -> Value {
         let json = self.json();

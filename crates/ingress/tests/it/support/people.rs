@@ -1,4 +1,4 @@
-//! The ports of people, in memory: they answer what a test told them to.
+//! The ports of people, in memory, with scripted replies.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,17 +10,17 @@ use tokio::sync::watch;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, Uid};
 use whimbrel_model::ports::{
-    Applied, At, Carriers, DEVICES_PER_USER_MAX, Device, Devices, DevicesError, Inbox, InboxError, InboxRead,
-    InboxView, InboxWrite, NoCarrier, PeopleAsk, PeopleError, PeopleTold, PortFuture, Presence, PresenceAnswer,
-    PresenceError, RowKey, Tenure, ToCarrier, UserSessions,
+    ApplyOutcome, AtOffset, Carriers, DEVICES_PER_USER_MAX, Device, Devices, DevicesError, Inbox, InboxError,
+    InboxRead, InboxView, InboxWrite, NoCarrier, OwnerLink, PeopleError, PeopleQuery, PeopleReply, PortFuture,
+    Presence, PresenceAnswer, PresenceError, RowKey, ToCarrier, UserSessions,
 };
 
-/// Owners of users with one inbox for everybody.
+/// Owners of users that return the same inbox for all of them.
 #[derive(Default)]
 pub struct MemoryCarriers {
     pub inbox: Mutex<InboxView>,
     pub refuses: Mutex<Option<PeopleError>>,
-    pub asked: Mutex<Vec<(u32, PeopleAsk)>>,
+    pub asked: Mutex<Vec<(u32, PeopleQuery)>>,
 }
 
 impl Carriers for MemoryCarriers {
@@ -32,27 +32,27 @@ impl Carriers for MemoryCarriers {
         Err(NoCarrier(partition))
     }
 
-    fn tenures(&self) -> watch::Receiver<Arc<Vec<Option<Tenure>>>> {
+    fn owner_links(&self) -> watch::Receiver<Arc<Vec<Option<OwnerLink>>>> {
         watch::channel(Arc::default()).1
     }
 
-    fn ask(&self, partition: u32, ask: PeopleAsk) -> PortFuture<'_, Result<PeopleTold, PeopleError>> {
+    fn ask(&self, partition: u32, ask: PeopleQuery) -> PortFuture<'_, Result<PeopleReply, PeopleError>> {
         self.asked.lock().unwrap().push((partition, ask));
         let answer = match self.refuses.lock().unwrap().clone() {
             Some(error) => Err(error),
-            None => Ok(PeopleTold::Inbox(self.inbox.lock().unwrap().clone())),
+            None => Ok(PeopleReply::Inbox(self.inbox.lock().unwrap().clone())),
         };
         Box::pin(async { answer })
     }
 }
 
-/// A store of inboxes of which only shows how far its writers have come: `u64::MAX` says nothing.
+/// An inbox store that returns only the progress of its writers. `u64::MAX` means no answer.
 pub struct SavedInboxes(pub AtomicU64);
 
 impl SavedInboxes {
     fn read<T: Send + 'static>(&self, found: T) -> InboxRead<'_, T> {
         let applied = self.0.load(Ordering::Relaxed);
-        Box::pin(async move { Ok(At { applied, found }) })
+        Box::pin(async move { Ok(AtOffset { applied, found }) })
     }
 }
 
@@ -61,8 +61,8 @@ impl Inbox for SavedInboxes {
         Box::pin(async { Err(InboxError::Unavailable("no carrier runs here".to_owned())) })
     }
 
-    fn apply(&self, _: u32, _: InboxWrite) -> PortFuture<'_, Result<Applied, InboxError>> {
-        Box::pin(async { Ok(Applied::OlderEpoch) })
+    fn apply(&self, _: u32, _: InboxWrite) -> PortFuture<'_, Result<ApplyOutcome, InboxError>> {
+        Box::pin(async { Ok(ApplyOutcome::OlderEpoch) })
     }
 
     fn boxes(&self, _: u32, uids: Vec<Uid>) -> InboxRead<'_, Vec<Option<Bytes>>> {
@@ -78,7 +78,6 @@ impl Inbox for SavedInboxes {
     }
 }
 
-/// Who is online, as a test says.
 #[derive(Default)]
 pub struct MemoryPresence {
     pub online: Mutex<BTreeMap<String, UserSessions>>,

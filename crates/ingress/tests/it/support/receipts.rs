@@ -1,9 +1,11 @@
-//! The `Receipts` port in memory. A claim lapses when a test says so.
+//! The `Receipts` port in memory. Claims lapse on command.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use whimbrel_model::ports::{Answer, Begun, Claim, ClaimKind, LogError, PortFuture, Receipts, ReceiptsError};
+use whimbrel_model::ports::{
+    Claim, ClaimKind, ClaimState, LogError, PortFuture, PublishReceipt, Receipts, ReceiptsError,
+};
 use whimbrel_model::{PartitionId, Timestamp, TopicNumber};
 
 type Name = (String, ClaimKind, String, TopicNumber);
@@ -12,10 +14,10 @@ type Name = (String, ClaimKind, String, TopicNumber);
 pub struct MemoryReceipts {
     claims: Mutex<HashMap<Name, Kept>>,
     refuses: Mutex<bool>,
-    /// What is answered to a publisher that asks for its claim before it writes.
+    /// The answer to a publisher that checks its claim before it writes.
     held: Mutex<Option<Result<bool, ReceiptsError>>>,
     recovered: Mutex<Vec<PartitionId>>,
-    /// How often the log does not answer when the receipts follow it.
+    /// The number of times that the log fails while the receipts follow it.
     log_failures: Mutex<u32>,
 }
 
@@ -23,16 +25,15 @@ struct Kept {
     fingerprint: u64,
     places: Vec<(PartitionId, u64)>,
     lapsed: bool,
-    answer: Option<Answer>,
+    answer: Option<PublishReceipt>,
 }
 
 impl MemoryReceipts {
-    /// Every claim under way lapses, as after a crash.
     pub fn lapse_all(&self) {
         self.claims.lock().unwrap().values_mut().for_each(|kept| kept.lapsed = true);
     }
 
-    /// From now on this is the answer to a publisher that asks for its claim before it writes.
+    /// From now on, the answer to a publisher that checks its claim before it writes.
     pub fn answer_holders(&self, answer: Result<bool, ReceiptsError>) {
         *self.held.lock().unwrap() = Some(answer);
     }
@@ -41,12 +42,12 @@ impl MemoryReceipts {
         *self.refuses.lock().unwrap() = refuses;
     }
 
-    /// The log does not answer the next `times` times that the receipts follow it.
+    /// The log fails the next `times` times that the receipts follow it.
     pub fn fail_log(&self, times: u32) {
         *self.log_failures.lock().unwrap() = times;
     }
 
-    /// The partitions that the door had followed when it opened.
+    /// The partitions that the receipts followed at startup.
     pub fn recovered(&self) -> Vec<PartitionId> {
         self.recovered.lock().unwrap().clone()
     }
@@ -66,34 +67,39 @@ fn name_of(claim: &Claim) -> Name {
 }
 
 impl Receipts for MemoryReceipts {
-    fn begin<'a>(&'a self, claim: &'a Claim, end: u64, _: Timestamp) -> PortFuture<'a, Result<Begun, ReceiptsError>> {
+    fn begin<'a>(
+        &'a self,
+        claim: &'a Claim,
+        end: u64,
+        _: Timestamp,
+    ) -> PortFuture<'a, Result<ClaimState, ReceiptsError>> {
         Box::pin(async move {
             self.answering()?;
             let mut claims = self.claims.lock().unwrap();
             let Some(kept) = claims.get_mut(&name_of(claim)) else {
                 let (fingerprint, places) = (claim.fingerprint, vec![(claim.partition, end)]);
                 claims.insert(name_of(claim), Kept { fingerprint, places, lapsed: false, answer: None });
-                return Ok(Begun::New);
+                return Ok(ClaimState::New);
             };
             Ok(match &kept.answer {
-                _ if kept.fingerprint != claim.fingerprint => Begun::Different,
-                Some(answer) => Begun::Earlier(answer.clone()),
+                _ if kept.fingerprint != claim.fingerprint => ClaimState::Different,
+                Some(answer) => ClaimState::Earlier(answer.clone()),
                 None if kept.lapsed => {
                     kept.lapsed = false;
                     let places = kept.places.clone();
                     kept.places.push((claim.partition, end));
-                    Begun::Lapsed { places }
+                    ClaimState::Lapsed { places }
                 }
-                None => Begun::UnderWay,
+                None => ClaimState::UnderWay,
             })
         })
     }
 
-    fn finish<'a>(&'a self, claim: &'a Claim, answer: Answer) -> PortFuture<'a, Result<(), ReceiptsError>> {
+    fn finish<'a>(&'a self, claim: &'a Claim, answer: PublishReceipt) -> PortFuture<'a, Result<(), ReceiptsError>> {
         Box::pin(async move {
             self.answering()?;
             let mut claims = self.claims.lock().unwrap();
-            claims.get_mut(&name_of(claim)).expect("a claim is begun before it is finished").answer = Some(answer);
+            claims.get_mut(&name_of(claim)).expect("a claim is begun before it finishes").answer = Some(answer);
             Ok(())
         })
     }
@@ -110,7 +116,7 @@ impl Receipts for MemoryReceipts {
         Box::pin(async move {
             self.answering()?;
             let mut claims = self.claims.lock().unwrap();
-            let kept = claims.get_mut(&name_of(claim)).expect("a claim is begun before it is given back");
+            let kept = claims.get_mut(&name_of(claim)).expect("a claim is begun before it is restored");
             kept.places.pop();
             kept.lapsed = true;
             if kept.places.is_empty() {
@@ -142,12 +148,12 @@ impl Receipts for MemoryReceipts {
         })
     }
 
-    fn find<'a>(&'a self, id: &'a str) -> PortFuture<'a, Result<Vec<Answer>, ReceiptsError>> {
+    fn find<'a>(&'a self, id: &'a str) -> PortFuture<'a, Result<Vec<PublishReceipt>, ReceiptsError>> {
         Box::pin(async move {
             self.answering()?;
             let claims = self.claims.lock().unwrap();
             let of_id = claims.iter().filter(|((_, kind, text, _), _)| *kind == ClaimKind::Id && text == id);
-            let mut answers: Vec<Answer> = of_id.filter_map(|(_, kept)| kept.answer.clone()).collect();
+            let mut answers: Vec<PublishReceipt> = of_id.filter_map(|(_, kept)| kept.answer.clone()).collect();
             answers.sort_by_key(|answer| answer.answered_at);
             Ok(answers)
         })

@@ -1,20 +1,20 @@
-//! What a partition does for its users.
+//! Tests of the partition's state machine.
 
-mod admitting;
-mod asking;
+mod admission;
 mod changed_rules;
-mod delivering;
+mod delivery;
 mod exhausted;
+mod inbox_query;
 mod kicks;
-mod own_holds;
+mod notices;
 mod owner_change;
 mod refold;
 mod repeats;
 mod seats_seen;
 mod store;
 mod supervision;
+mod system_holds;
 mod time_and_bounds;
-mod waking;
 mod world;
 
 use world::{EPOCH, GATEWAY, World, epoch, message, uid};

@@ -1,4 +1,4 @@
-//! What boxes keep, lose and let go.
+//! Tests of boxes: what they store, lose and remove.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ fn at(ms: i64) -> Timestamp {
     Timestamp::from_millis(ms)
 }
 
-fn slot(seq: u64) -> Slot {
+fn slot(seq: u64) -> InboxSlot {
     let (sent_at, expires_at) = (at(seq as i64), at(1_000_000));
-    Slot { seq, sent_at, expires_at, filter: None, collapse: 0, bytes: 10, shared: false }
+    InboxSlot { seq, sent_at, expires_at, filter: None, collapse: 0, bytes: 10, shared: false }
 }
 
-fn only(seq: u64, names: &[&str]) -> Slot {
-    let filter = Filter { only: Some(names.iter().map(|name| platform(name)).collect()), except: Vec::new() };
-    Slot { filter: Some(Arc::new(filter)), ..slot(seq) }
+fn only(seq: u64, names: &[&str]) -> InboxSlot {
+    let filter = PlatformFilter { only: Some(names.iter().map(|name| platform(name)).collect()), except: Vec::new() };
+    InboxSlot { filter: Some(Arc::new(filter)), ..slot(seq) }
 }
 
 fn rules(max_stored: u32) -> Box<PlatformRules> {
@@ -66,14 +66,14 @@ fn a_named_platform_without_a_seat_has_not_acknowledged() {
 }
 
 #[test]
-fn a_message_for_all_waits_where_nobody_was_ever_seen() {
+fn a_message_for_all_waits_for_a_user_without_seats() {
     let (rules, mut user_box) = (rules(100), UserBox::default());
     assert!(user_box.store(slot(1), &*rules).is_empty());
     assert_eq!(seqs(&user_box), [1]);
 }
 
 #[test]
-fn what_is_folded_again_is_not_kept_for_a_platform_that_keeps_nothing() {
+fn a_refolded_message_is_not_stored_for_a_platform_without_storage() {
     let (rules, mut user_box) = (rules(100), with_seats(&["tv", "web"]));
     user_box.acknowledge(1, 7, &*rules);
     assert_eq!(user_box.store(slot(5), &*rules).len(), 1);
@@ -81,14 +81,14 @@ fn what_is_folded_again_is_not_kept_for_a_platform_that_keeps_nothing() {
 }
 
 #[test]
-fn a_platform_that_keeps_nothing_holds_nothing_back() {
+fn a_platform_without_storage_does_not_hold_slots() {
     let (rules, mut user_box) = (rules(100), with_seats(&["tv", "web"]));
     user_box.store(slot(1), &*rules);
     assert_eq!(user_box.acknowledge(1, 1, &*rules).len(), 1);
 }
 
 #[test]
-fn acknowledgements_go_only_forwards() {
+fn acknowledgements_move_the_cursor_only_forwards() {
     let (rules, mut user_box) = (rules(100), with_seats(&["web"]));
     (1..=4).for_each(|seq| drop(user_box.store(slot(seq), &*rules)));
     user_box.acknowledge(0, 3, &*rules);
@@ -97,7 +97,7 @@ fn acknowledgements_go_only_forwards() {
 }
 
 #[test]
-fn beyond_its_bound_a_seat_loses_the_oldest_and_it_is_noted() {
+fn a_seat_beyond_its_bound_loses_the_oldest_messages_and_notes_the_loss() {
     let (rules, mut user_box) = (rules(3), with_seats(&["web"]));
     let gone: Vec<u64> = (1..=5).flat_map(|seq| user_box.store(slot(seq), &*rules)).map(|slot| slot.seq).collect();
     assert_eq!((gone, seqs(&user_box)), (vec![1, 2], vec![3, 4, 5]));
@@ -105,7 +105,7 @@ fn beyond_its_bound_a_seat_loses_the_oldest_and_it_is_noted() {
 }
 
 #[test]
-fn one_seats_bound_takes_nothing_from_another() {
+fn the_bound_of_one_seat_does_not_affect_another_seat() {
     let small = Arc::new(PlatformSettings { max_stored: 2, ..PlatformSettings::default() });
     let large = Arc::new(PlatformSettings { max_stored: 10, ..PlatformSettings::default() });
     let rules = move |platform: &Platform| if platform.as_str() == "ios" { small.clone() } else { large.clone() };
@@ -117,7 +117,7 @@ fn one_seats_bound_takes_nothing_from_another() {
 }
 
 #[test]
-fn a_box_of_nobody_is_bounded_too() {
+fn a_box_without_seats_is_bounded() {
     let (rules, mut user_box) = (rules(3), UserBox::default());
     (1..=1_500).for_each(|seq| drop(user_box.store(slot(seq), &*rules)));
     assert_eq!(user_box.slots.len(), PlatformSettings::default().max_stored as usize);
@@ -127,42 +127,42 @@ fn a_box_of_nobody_is_bounded_too() {
 }
 
 #[test]
-fn a_flood_for_a_platform_without_a_seat_takes_nothing_from_a_seat_within_its_bound() {
+fn a_flood_for_a_platform_without_a_seat_leaves_a_seat_within_its_bound_alone() {
     let (rules, mut user_box) = (rules(10), with_seats(&["web"]));
     (1..=5).for_each(|seq| drop(user_box.store(only(seq, &["web", "ios"]), &*rules)));
     let gone: Vec<u64> =
         (6..=100).flat_map(|seq| user_box.store(only(seq, &["ios"]), &*rules)).map(|slot| slot.seq).collect();
     assert_eq!((user_box.waiting(&user_box.seats[0]), user_box.seats[0].lost.clone()), (5, vec![]));
-    assert_eq!(gone, (6..=85).collect::<Vec<u64>>(), "the oldest of the flood go");
-    assert_eq!(user_box.slots.len(), 20, "and the box has no more than both platforms may have");
+    assert_eq!(gone, (6..=85).collect::<Vec<u64>>(), "the oldest messages of the flood are removed");
+    assert_eq!(user_box.slots.len(), 20, "the box holds at most the bounds of both platforms");
 }
 
 #[test]
-fn a_newer_message_takes_the_place_of_an_older_one_under_the_same_key() {
+fn a_newer_message_replaces_an_older_one_with_the_same_collapse_key() {
     let (rules, mut user_box) = (rules(100), with_seats(&["web"]));
     for (seq, collapse) in [(1, 9), (2, 0), (3, 9)] {
-        user_box.store(Slot { collapse, ..slot(seq) }, &*rules);
+        user_box.store(InboxSlot { collapse, ..slot(seq) }, &*rules);
     }
     assert_eq!((seqs(&user_box), user_box.seats[0].lost.clone()), (vec![2, 3], vec![(1, 1)]));
 }
 
 #[test]
-fn what_is_lost_never_spans_what_a_seat_still_gets() {
+fn a_range_of_losses_never_spans_a_waiting_message() {
     let (rules, mut user_box) = (rules(100), with_seats(&["web"]));
     for (seq, collapse) in [(1, 7), (2, 0), (3, 8), (4, 7), (5, 8)] {
-        user_box.store(Slot { collapse, ..slot(seq) }, &*rules);
+        user_box.store(InboxSlot { collapse, ..slot(seq) }, &*rules);
     }
     assert_eq!(seqs(&user_box), [2, 4, 5]);
     assert_eq!(user_box.seats[0].lost, [(1, 1), (3, 3)]);
 }
 
 #[test]
-fn what_is_past_its_time_goes_and_a_platforms_own_time_may_be_shorter() {
+fn expired_messages_are_removed_and_a_platform_may_have_a_shorter_ttl() {
     let short = Arc::new(PlatformSettings { ttl_ms: 50, ..PlatformSettings::default() });
     let long = Arc::new(PlatformSettings::default());
     let rules = move |platform: &Platform| if platform.as_str() == "ios" { short.clone() } else { long.clone() };
     let mut user_box = with_seats(&["ios", "web"]);
-    user_box.store(Slot { expires_at: at(20), ..slot(1) }, &rules);
+    user_box.store(InboxSlot { expires_at: at(20), ..slot(1) }, &rules);
     user_box.store(slot(2), &rules);
     let gone: Vec<u64> = user_box.expire(&rules, at(60)).gone.iter().map(|slot| slot.seq).collect();
     assert_eq!((gone, seqs(&user_box)), (vec![1], vec![2]));
@@ -172,30 +172,30 @@ fn what_is_past_its_time_goes_and_a_platforms_own_time_may_be_shorter() {
 }
 
 #[test]
-fn however_many_separate_losses_a_seat_has_each_is_noted() {
+fn each_of_many_separate_losses_is_noted() {
     let (rules, mut user_box) = (rules(1_000), with_seats(&["web"]));
     for seq in 1..=400 {
         let expires_at = if seq % 2 == 0 { at(1_000_000) } else { at(1_000) };
-        user_box.store(Slot { expires_at, sent_at: at(0), ..slot(seq) }, &*rules);
+        user_box.store(InboxSlot { expires_at, sent_at: at(0), ..slot(seq) }, &*rules);
     }
     user_box.expire(&*rules, at(2_000));
     let expected: Vec<(u64, u64)> = (1..=400).step_by(2).map(|seq| (seq, seq)).collect();
     assert_eq!(user_box.seats[0].lost, expected);
-    assert_eq!(UserBox::decode(&user_box.encode()).unwrap().seats[0].lost, expected, "also in the store");
+    assert_eq!(UserBox::decode(&user_box.encode()).unwrap().seats[0].lost, expected, "also after encoding");
 }
 
 #[test]
-fn a_platform_that_keeps_nothing_has_nothing_to_lose() {
+fn a_platform_without_storage_notes_no_losses() {
     let (rules, mut user_box) = (rules(100), with_seats(&["tv", "web"]));
     for seq in 1..=50 {
-        user_box.store(Slot { collapse: seq % 2, ..slot(seq) }, &*rules);
+        user_box.store(InboxSlot { collapse: seq % 2, ..slot(seq) }, &*rules);
         user_box.acknowledge(1, seq.saturating_sub(2), &*rules);
     }
     assert_eq!(user_box.seats[0].lost, []);
 }
 
 #[test]
-fn a_push_with_two_names_is_known_under_both_for_as_long_as_promised() {
+fn a_push_with_two_ids_is_recognised_under_both_for_64_pushes() {
     let mut user_box = UserBox::default();
     let names = |push: u64| [2 * push, 2 * push + 1].into_iter();
     (1..=64).for_each(|push| assert!(!user_box.is_repeat(names(push))));
@@ -205,45 +205,45 @@ fn a_push_with_two_names_is_known_under_both_for_as_long_as_promised() {
 }
 
 #[test]
-fn a_repeat_is_known_for_a_while() {
+fn a_repeat_is_recognised_under_any_of_its_ids() {
     let mut user_box = UserBox::default();
     let mut is_repeat = |ids: &[u64]| user_box.is_repeat(ids.iter().copied());
     assert!(!is_repeat(&[1, 2]) && is_repeat(&[1]) && is_repeat(&[2]));
-    assert!(is_repeat(&[3, 2]) && is_repeat(&[3]), "what came with a name that is known is known by its other one too");
+    assert!(is_repeat(&[3, 2]) && is_repeat(&[3]), "an id that came with a known one is remembered too");
     (4..200).for_each(|id| assert!(!is_repeat(&[id])));
     assert_eq!(user_box.ids.len(), IDS_REMEMBERED);
 }
 
 #[test]
-fn seats_are_bounded_and_the_one_longest_away_goes_first() {
+fn seats_are_bounded_and_the_longest_unseen_is_removed_first() {
     let mut user_box = UserBox::default();
     for number in 0..SEATS_MAX as i64 + 5 {
         user_box.seat_or_new(&platform("web"), &format!("d{number}"), at(number), |seat| &*seat.device == "d0");
     }
     assert_eq!(user_box.seats.len(), SEATS_MAX);
-    assert!(user_box.seat(&platform("web"), "d0").is_some(), "somebody sits on it");
+    assert!(user_box.seat(&platform("web"), "d0").is_some(), "the seat is taken");
     assert!(user_box.seat(&platform("web"), "d1").is_none());
 }
 
 #[test]
-fn only_platforms_that_may_have_many_have_a_seat_for_each_device() {
+fn only_a_platform_with_many_sessions_has_a_seat_for_each_device() {
     let mut settings = PlatformSettings::default();
     assert_eq!(&*seat_device(&settings, "d1"), "");
     settings.sessions = SessionsRule::Many(3);
     assert_eq!(&*seat_device(&settings, "d1"), "d1");
-    assert!(!seat_device(&settings, "").is_empty(), "one that says no name has not the one seat either");
+    assert!(!seat_device(&settings, "").is_empty(), "a device without a name has a seat of its own too");
 }
 
 #[test]
-fn a_box_of_another_version_is_told_from_a_damaged_one() {
+fn a_box_of_another_version_differs_from_a_malformed_one() {
     assert_eq!(UserBox::decode(&[9]), Err(BadBox::OtherVersion(9)));
     assert_eq!(UserBox::decode(&[]), Err(BadBox::Malformed));
     assert_eq!(UserBox::decode(&[1, 200]), Err(BadBox::Malformed));
 }
 
 #[test]
-fn boxes_of_earlier_versions_are_read() {
-    // No seats, filters and slots, one name; then kicks, of which there are none.
+fn boxes_of_earlier_versions_are_decoded() {
+    // Zero seats, filters and slots, one id; then, in version 2, zero kicks.
     let first: Vec<u8> = [&[1, 0, 0, 0, 1][..], &7u64.to_le_bytes()].concat();
     let second: Vec<u8> = [&[2, 0, 0, 0, 1][..], &7u64.to_le_bytes(), &[0]].concat();
     let expected = UserBox { ids: [7].into(), ..UserBox::default() };
@@ -253,7 +253,7 @@ fn boxes_of_earlier_versions_are_read() {
 }
 
 #[test]
-fn a_seat_of_the_third_version_has_no_message_without_retries() {
+fn a_seat_of_version_3_decodes_without_exhausted_messages() {
     let mut user_box = with_seats(&["web"]);
     let without = user_box.encode();
     user_box.seats[0].exhausted = 1;
@@ -265,14 +265,14 @@ fn a_seat_of_the_third_version_has_no_message_without_retries() {
     assert_eq!(UserBox::decode(&third), UserBox::decode(&without));
 }
 
-fn kick(name: Option<&str>, session: Option<u64>, ms: i64) -> Kick {
+fn kick(name: Option<&str>, session: Option<u64>, ms: i64) -> StoredKick {
     let gateway = GatewayId { node: 1, incarnation: 7 };
     let session = session.map(|number| SessionId { gateway, number });
-    Kick { at: at(ms), until: at(1_000_000), platform: name.map(platform), session, reason: "bye".into() }
+    StoredKick { at: at(ms), until: at(1_000_000), platform: name.map(platform), session, reason: "bye".into() }
 }
 
 #[test]
-fn a_kick_that_means_all_that_an_earlier_one_meant_takes_its_place() {
+fn a_kick_replaces_earlier_kicks_that_it_covers() {
     let mut user_box = UserBox::default();
     for one in [kick(Some("web"), None, 1), kick(Some("ios"), None, 2), kick(None, Some(9), 3), kick(None, None, 4)] {
         user_box.remember_kick(one);
@@ -280,14 +280,14 @@ fn a_kick_that_means_all_that_an_earlier_one_meant_takes_its_place() {
     assert_eq!(
         user_box.kicks,
         [kick(None, Some(9), 3), kick(None, None, 4)],
-        "one names a session, whenever that came"
+        "a kick of one session has no time limit"
     );
     user_box.remember_kick(kick(None, None, 3));
-    assert_eq!(user_box.kicks.len(), 3, "an earlier one means less");
+    assert_eq!(user_box.kicks.len(), 3, "an earlier kick covers less");
 }
 
 #[test]
-fn a_box_remembers_the_latest_kicks_and_no_more_than_it_may() {
+fn a_box_stores_only_the_latest_kicks() {
     let mut user_box = UserBox::default();
     (0..100).for_each(|number| user_box.remember_kick(kick(None, Some(number), 1)));
     assert_eq!(user_box.kicks.len(), KICKS_MAX);
@@ -296,11 +296,11 @@ fn a_box_remembers_the_latest_kicks_and_no_more_than_it_may() {
     assert!(is_kicked(99) && !is_kicked(0));
 }
 
-fn any_kick() -> impl Strategy<Value = Kick> {
+fn any_kick() -> impl Strategy<Value = StoredKick> {
     let session = (any::<u16>(), any::<u64>(), any::<u64>())
         .prop_map(|(node, incarnation, number)| SessionId { gateway: GatewayId { node, incarnation }, number });
     let parts = (any::<i32>(), any::<u32>(), any::<bool>(), proptest::option::of(session), "[a-z]{0,9}");
-    parts.prop_map(|(from, kept, is_of_one, session, reason)| Kick {
+    parts.prop_map(|(from, kept, is_of_one, session, reason)| StoredKick {
         at: at(from.into()),
         until: at(i64::from(from) + i64::from(kept)),
         platform: is_of_one.then(|| platform("web")),
@@ -327,12 +327,12 @@ fn any_box() -> impl Strategy<Value = UserBox> {
             let filter = (filter < 3).then(|| {
                 let named = vec![platform(names[filter])];
                 let only = (filter != 2).then(|| named.clone());
-                Arc::new(Filter { only, except: if filter == 2 { named } else { Vec::new() } })
+                Arc::new(PlatformFilter { only, except: if filter == 2 { named } else { Vec::new() } })
             });
             let sent_at = at(sent.into());
             let expires_at = at(i64::from(sent) + ttl);
             let collapse = if collapse % 2 == 0 { 0 } else { collapse };
-            Slot { seq: step, sent_at, expires_at, filter, collapse, bytes, shared }
+            InboxSlot { seq: step, sent_at, expires_at, filter, collapse, bytes, shared }
         });
     let parts = (
         proptest::collection::vec(seat, 0..4),
@@ -345,7 +345,7 @@ fn any_box() -> impl Strategy<Value = UserBox> {
         let mut seq = 0;
         let slots = steps.into_iter().map(|slot| {
             seq += slot.seq;
-            Slot { seq, ..slot }
+            InboxSlot { seq, ..slot }
         });
         UserBox { seats, slots: slots.collect(), ids: ids.into(), kicks, found_under }
     })
@@ -353,29 +353,29 @@ fn any_box() -> impl Strategy<Value = UserBox> {
 
 proptest! {
     #[test]
-    fn a_box_reads_as_it_was_written(user_box in any_box()) {
+    fn a_box_decodes_to_what_was_encoded(user_box in any_box()) {
         prop_assert_eq!(UserBox::decode(&user_box.encode()), Ok(user_box));
     }
 
     #[test]
-    fn bytes_that_are_no_box_are_refused_without_harm(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn malformed_bytes_are_rejected_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let _ = UserBox::decode(&bytes);
     }
 
     #[test]
-    fn every_message_is_acknowledged_waited_for_or_noted_as_lost(
+    fn every_message_is_acknowledged_waiting_or_noted_as_lost(
         steps in proptest::collection::vec((0..4u8, 0..3u64, 0..3usize), 1..120)
     ) {
         let rules = rules(5);
         let mut user_box = with_seats(&["ios", "web"]);
-        let (mut seq, mut sent): (u64, Vec<Slot>) = (0, Vec::new());
+        let (mut seq, mut sent): (u64, Vec<InboxSlot>) = (0, Vec::new());
         for (what, small, seat) in steps {
             match what {
                 0 | 1 => {
                     seq += 1 + small;
                     let filtered = match seat { 0 => only(seq, &["ios"]), 1 => only(seq, &["web"]), _ => slot(seq) };
                     let expires_at = if small == 1 { at(15) } else { at(1_000_000) };
-                    let stored = Slot { collapse: small, expires_at, ..filtered };
+                    let stored = InboxSlot { collapse: small, expires_at, ..filtered };
                     sent.push(stored.clone());
                     user_box.store(stored, &*rules);
                 }
@@ -394,22 +394,22 @@ proptest! {
                     prop_assert!(!(waits && is_lost), "{} waits and is lost for {:?}", message.seq, seat);
                 }
                 prop_assert!(user_box.waiting(seat) <= 5);
-                prop_assert!(seat.lost.len() <= user_box.waiting(seat) + 1, "what waits keeps them apart: {:?}", seat);
+                prop_assert!(seat.lost.len() <= user_box.waiting(seat) + 1, "a waiting message must separate two ranges: {:?}", seat);
             }
         }
     }
 }
 
 #[test]
-fn a_collapse_key_takes_nothing_from_platforms_that_the_newer_message_is_not_for() {
+fn a_collapse_key_does_not_affect_platforms_that_the_newer_message_is_not_for() {
     let (rules, mut user_box) = (rules(100), with_seats(&["ios", "web"]));
-    user_box.store(Slot { collapse: 9, ..only(1, &["web"]) }, &*rules);
-    user_box.store(Slot { collapse: 9, ..only(2, &["ios"]) }, &*rules);
+    user_box.store(InboxSlot { collapse: 9, ..only(1, &["web"]) }, &*rules);
+    user_box.store(InboxSlot { collapse: 9, ..only(2, &["ios"]) }, &*rules);
     assert_eq!(seqs(&user_box), [1, 2]);
 }
 
 #[test]
-fn a_seat_that_waits_for_something_is_the_last_to_be_forgotten() {
+fn a_seat_with_waiting_messages_is_removed_last() {
     let (rules, mut user_box) = (rules(100), with_seats(&["phone"]));
     user_box.store(only(1, &["phone"]), &*rules);
     for number in 0..2 * SEATS_MAX as i64 {
@@ -420,10 +420,10 @@ fn a_seat_that_waits_for_something_is_the_last_to_be_forgotten() {
 }
 
 #[test]
-fn what_every_seat_has_already_is_not_stored_again() {
+fn a_message_that_every_seat_has_acknowledged_is_not_stored_again() {
     let (rules, mut user_box) = (rules(100), with_seats(&["web"]));
     user_box.acknowledge(0, 7, &*rules);
-    assert_eq!(user_box.store(slot(5), &*rules).len(), 1, "an earlier owner had sent it");
+    assert_eq!(user_box.store(slot(5), &*rules).len(), 1, "an earlier owner sent it");
     assert!(user_box.slots.is_empty());
     assert!(user_box.store(slot(8), &*rules).is_empty());
 }

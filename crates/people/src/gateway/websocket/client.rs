@@ -1,6 +1,6 @@
-//! The client's side over a TCP stream: what the terminal client and the bench connect with.
+//! The client side over a TCP stream, for the terminal client and the bench.
 //!
-//! It is a plain client, not a library for everybody: no TLS, no redirects, no extensions.
+//! A minimal client: no TLS, no redirects, no extensions.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,20 +8,19 @@ use std::io;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, ToSocketAddrs};
 
-use super::decoder::{Decoder, Incoming, Limits, Role, Violation};
+use super::decoder::{Decoder, Limits, MessageRef, Role, WsViolation};
 use super::frame::{Opcode, encode, encode_close};
 use super::handshake::{accept_of, key_of};
 
-/// Bytes of an answer to the handshake.
+/// Bytes of an answer to the handshake, at most.
 const ANSWER_MAX_BYTES: usize = 16 << 10;
-/// Bytes that are read at once.
 const READ_BYTES: usize = 16 << 10;
-/// What a server may send at most: the largest payload, in base64, and what is around it.
+/// Limits for the server's frames: the largest payload in base64 fits.
 const LIMITS: Limits = Limits { frame_bytes: 64 << 20, message_bytes: 64 << 20 };
 
-/// What came, or is to be sent.
+/// A received message, or one to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Message {
+pub enum SocketMessage {
     Text(String),
     Binary(Vec<u8>),
     Ping(Vec<u8>),
@@ -30,32 +29,31 @@ pub enum Message {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
+pub enum ClientSocketError {
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The answer, its body included as far as it had come.
-    #[error("the server refused: {0}")]
+    /// The answer, with as much of its body as was received.
+    #[error("the server rejected the handshake: {0}")]
     Refused(String),
-    #[error("the server broke the protocol: {0}")]
-    Violation(#[from] Violation),
+    #[error("the server violated the protocol: {0}")]
+    WsViolation(#[from] WsViolation),
 }
 
-/// A connection that the handshake was made on.
 pub struct ClientSocket {
     stream: TcpStream,
     decoder: Decoder,
-    arrived: VecDeque<Message>,
+    arrived: VecDeque<SocketMessage>,
     random: Random,
 }
 
 impl ClientSocket {
-    /// Connects and shakes hands. `host` is what the request says it is for.
+    /// Connects and performs the handshake. `host` is the value of the `Host` header.
     pub async fn connect(
         address: impl ToSocketAddrs,
         host: &str,
         path: &str,
         subprotocol: Option<&str>,
-    ) -> Result<Self, ClientError> {
+    ) -> Result<Self, ClientSocketError> {
         let mut stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         let mut random = Random::seeded()?;
@@ -72,31 +70,30 @@ impl ClientSocket {
         Ok(socket)
     }
 
-    pub async fn send(&mut self, message: &Message) -> Result<(), ClientError> {
+    pub async fn send(&mut self, message: &SocketMessage) -> Result<(), ClientSocketError> {
         let mut bytes = Vec::new();
         let mask = Some(self.random.four());
         match message {
-            Message::Text(text) => encode(&mut bytes, Opcode::Text, text.as_bytes(), mask),
-            Message::Binary(payload) => encode(&mut bytes, Opcode::Binary, payload, mask),
-            Message::Ping(payload) => encode(&mut bytes, Opcode::Ping, payload, mask),
-            Message::Pong(payload) => encode(&mut bytes, Opcode::Pong, payload, mask),
-            Message::Close(Some((code, reason))) => encode_close(&mut bytes, *code, reason, mask),
-            Message::Close(None) => encode(&mut bytes, Opcode::Close, &[], mask),
+            SocketMessage::Text(text) => encode(&mut bytes, Opcode::Text, text.as_bytes(), mask),
+            SocketMessage::Binary(payload) => encode(&mut bytes, Opcode::Binary, payload, mask),
+            SocketMessage::Ping(payload) => encode(&mut bytes, Opcode::Ping, payload, mask),
+            SocketMessage::Pong(payload) => encode(&mut bytes, Opcode::Pong, payload, mask),
+            SocketMessage::Close(Some((code, reason))) => encode_close(&mut bytes, *code, reason, mask),
+            SocketMessage::Close(None) => encode(&mut bytes, Opcode::Close, &[], mask),
         }
         Ok(self.stream.write_all(&bytes).await?)
     }
 
-    pub async fn send_text(&mut self, text: impl Into<String>) -> Result<(), ClientError> {
-        self.send(&Message::Text(text.into())).await
+    pub async fn send_text(&mut self, text: impl Into<String>) -> Result<(), ClientSocketError> {
+        self.send(&SocketMessage::Text(text.into())).await
     }
 
-    /// What comes next; `None` once the server has closed the stream. Pings are answered by themselves and handed over too. May be given
-    /// up while it waits without losing anything.
-    pub async fn next(&mut self) -> Result<Option<Message>, ClientError> {
+    /// The next message; `None` after the server has closed the stream. Answers pings, and returns them too. Cancel-safe.
+    pub async fn next(&mut self) -> Result<Option<SocketMessage>, ClientSocketError> {
         loop {
             if let Some(message) = self.arrived.pop_front() {
-                if let Message::Ping(payload) = &message {
-                    let pong = Message::Pong(payload.clone());
+                if let SocketMessage::Ping(payload) = &message {
+                    let pong = SocketMessage::Pong(payload.clone());
                     self.send(&pong).await?;
                 }
                 return Ok(Some(message));
@@ -112,44 +109,44 @@ impl ClientSocket {
         }
     }
 
-    fn take(&mut self, mut bytes: Vec<u8>) -> Result<(), Violation> {
+    fn take(&mut self, mut bytes: Vec<u8>) -> Result<(), WsViolation> {
         let arrived = &mut self.arrived;
         self.decoder.take(&mut bytes, &LIMITS, |incoming| {
             arrived.push_back(match incoming {
-                Incoming::Text(text) => Message::Text(text.to_owned()),
-                Incoming::Binary(payload) => Message::Binary(payload.to_vec()),
-                Incoming::Ping(payload) => Message::Ping(payload.to_vec()),
-                Incoming::Pong(payload) => Message::Pong(payload.to_vec()),
-                Incoming::Close(said) => Message::Close(said.map(|(code, reason)| (code, reason.to_owned()))),
+                MessageRef::Text(text) => SocketMessage::Text(text.to_owned()),
+                MessageRef::Binary(payload) => SocketMessage::Binary(payload.to_vec()),
+                MessageRef::Ping(payload) => SocketMessage::Ping(payload.to_vec()),
+                MessageRef::Pong(payload) => SocketMessage::Pong(payload.to_vec()),
+                MessageRef::Close(said) => SocketMessage::Close(said.map(|(code, reason)| (code, reason.to_owned()))),
             });
         })
     }
 }
 
-/// Reads the answer's head; returns what came after it.
-async fn read_answer(stream: &mut TcpStream, key: &str) -> Result<Vec<u8>, ClientError> {
+/// Reads the head of the answer; returns the bytes after it.
+async fn read_answer(stream: &mut TcpStream, key: &str) -> Result<Vec<u8>, ClientSocketError> {
     let mut answer = Vec::with_capacity(512);
     let end = loop {
         if let Some(at) = memchr::memmem::find(&answer, b"\r\n\r\n") {
             break at + 4;
         }
         if answer.len() > ANSWER_MAX_BYTES || stream.read_buf(&mut answer).await? == 0 {
-            return Err(ClientError::Refused("its answer to the handshake has no end".to_owned()));
+            return Err(ClientSocketError::Refused("the answer to the handshake is incomplete or too long".to_owned()));
         }
     };
     let head = String::from_utf8_lossy(&answer[..end]).into_owned();
     if !head.starts_with("HTTP/1.1 101") {
-        return Err(ClientError::Refused(String::from_utf8_lossy(&answer).into_owned()));
+        return Err(ClientSocketError::Refused(String::from_utf8_lossy(&answer).into_owned()));
     }
     let accepted = head.lines().filter_map(|line| line.split_once(':'));
     let accepted = accepted.filter(|(name, _)| name.eq_ignore_ascii_case("sec-websocket-accept"));
     if !accepted.map(|(_, value)| value.trim()).any(|value| value == accept_of(key)) {
-        return Err(ClientError::Refused("its answer is not to this handshake".to_owned()));
+        return Err(ClientSocketError::Refused("`Sec-WebSocket-Accept` does not match the key".to_owned()));
     }
     Ok(answer.split_off(end))
 }
 
-/// Masks, so that nothing in between takes what a client sends for something else. They need not be secret for this client's uses.
+/// A generator of masks, which protect proxies from crafted bytes. They need not be secret for the uses of this client.
 struct Random(u64);
 
 impl Random {

@@ -1,22 +1,21 @@
-//! Bytes become messages.
+//! Decodes bytes into messages.
 //!
-//! A frame that came whole is unmasked where it lies and never copied. Only what is incomplete is kept: a piece of a header, a frame's
-//! bytes so far, the fragments of a message so far. Memory follows what has come and not what a header claims, and what a header claims
-//! beyond the limits is refused before a byte of it is taken.
+//! A frame that arrives whole is unmasked in place and never copied. Only incomplete input is kept: part of a header, of a frame, or of a
+//! fragmented message. Memory grows with the received bytes, not with the length in a header, and a length beyond the limits is rejected
+//! before any of its bytes are taken.
 
 use super::close::is_valid_close_code;
-use super::frame::{CONTROL_MAX_BYTES, HEADER_MAX_BYTES, Header, HeaderRead, Opcode, apply_mask, read_header};
+use super::frame::{CONTROL_MAX_BYTES, HEADER_MAX_BYTES, HeaderRead, Opcode, WsHeader, apply_mask, read_header};
 
 /// The side that decodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Every frame that it receives must be masked.
     Server,
-    /// None may be.
+    /// No frame that it receives may be masked.
     Client,
 }
 
-/// What is taken at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     pub frame_bytes: usize,
@@ -24,30 +23,30 @@ pub struct Limits {
     pub message_bytes: usize,
 }
 
-/// Something whole that came.
+/// A complete message.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Incoming<'a> {
+pub enum MessageRef<'a> {
     Text(&'a str),
     Binary(&'a [u8]),
     Ping(&'a [u8]),
     Pong(&'a [u8]),
-    /// The last thing that is taken: what follows is left unread.
+    /// The last message. Further bytes are ignored.
     Close(Option<(u16, &'a str)>),
 }
 
-/// Why a connection cannot go on. The decoder takes nothing afterwards.
+/// A violation of the protocol. The decoder ignores all further bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
+pub enum WsViolation {
     #[error("{0}")]
     Protocol(&'static str),
-    #[error("a text is not UTF-8")]
+    #[error("a text message is not UTF-8")]
     NotUtf8,
     #[error("a {what} has more than {limit} bytes")]
     TooLarge { what: &'static str, limit: usize },
 }
 
-impl Violation {
-    /// The code that the protocol closes with.
+impl WsViolation {
+    /// The close code of RFC 6455 for it.
     pub fn close_code(self) -> u16 {
         match self {
             Self::Protocol(_) => 1002,
@@ -57,35 +56,34 @@ impl Violation {
     }
 }
 
-/// One connection's decoder.
 #[derive(Debug)]
 pub struct Decoder {
     role: Role,
     is_over: bool,
-    /// Only while something is incomplete.
-    partial: Option<Box<Partial>>,
+    /// Present only while input is incomplete.
+    partial: Option<Box<PartialInput>>,
 }
 
 #[derive(Debug, Default)]
-struct Partial {
-    /// The beginning of a header that has not come whole.
+struct PartialInput {
+    /// The received part of a header.
     head: [u8; HEADER_MAX_BYTES],
     head_len: usize,
-    /// The frame whose bytes are still coming, and how many have.
-    frame: Option<Header>,
+    /// The frame whose payload is incomplete, and the received bytes of it.
+    frame: Option<WsHeader>,
     taken: u64,
-    /// Bytes so far of a control frame, which may come between the fragments of a message.
+    /// The received payload of a control frame, which may arrive between the fragments of a message.
     control: Vec<u8>,
-    /// Bytes so far of the message.
+    /// The received payload of the message.
     message: Vec<u8>,
-    /// The kind of the message, once its first fragment has begun.
-    kind: Option<Kind>,
-    /// Up to where the message is known to be UTF-8.
+    /// The kind of the message, from its first fragment on.
+    kind: Option<MessageKind>,
+    /// Up to here the message is valid UTF-8.
     checked: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum MessageKind {
     Text,
     Binary,
 }
@@ -95,24 +93,26 @@ impl Decoder {
         Self { role, is_over: false, partial: None }
     }
 
-    /// Whether it holds nothing: no part of a frame and no fragment.
+    /// Whether it holds no incomplete input.
     pub fn is_idle(&self) -> bool {
         self.partial.is_none()
     }
 
-    /// Bytes that it keeps.
+    /// Bytes of memory that it holds.
     pub fn kept_bytes(&self) -> usize {
-        let kept = |partial: &Partial| size_of::<Partial>() + partial.control.capacity() + partial.message.capacity();
+        let kept = |partial: &PartialInput| {
+            size_of::<PartialInput>() + partial.control.capacity() + partial.message.capacity()
+        };
         self.partial.as_deref().map_or(0, kept)
     }
 
-    /// Takes all the bytes and hands over what they complete, in order. They are unmasked in place.
+    /// Takes all bytes and passes complete messages to `sink`, in order. Unmasks in place.
     pub fn take(
         &mut self,
         bytes: &mut [u8],
         limits: &Limits,
-        mut sink: impl FnMut(Incoming<'_>),
-    ) -> Result<(), Violation> {
+        mut sink: impl FnMut(MessageRef<'_>),
+    ) -> Result<(), WsViolation> {
         let mut rest = bytes;
         while !rest.is_empty() && !self.is_over {
             let taken = self.take_some(rest, limits, &mut sink).inspect_err(|_| {
@@ -129,13 +129,13 @@ impl Decoder {
         &mut self,
         bytes: &mut [u8],
         limits: &Limits,
-        sink: &mut impl FnMut(Incoming<'_>),
-    ) -> Result<usize, Violation> {
+        sink: &mut impl FnMut(MessageRef<'_>),
+    ) -> Result<usize, WsViolation> {
         if self.partial.is_none() {
             match read_header(bytes) {
-                HeaderRead::Wrong(why) => return Err(Violation::Protocol(why)),
+                HeaderRead::Wrong(why) => return Err(WsViolation::Protocol(why)),
                 HeaderRead::Whole(header) => {
-                    self.judge(&header, limits)?;
+                    self.validate(&header, limits)?;
                     if let Some(end) = whole_frame_end(&header, bytes.len()) {
                         self.take_whole(&header, &mut bytes[header.size..end], sink)?;
                         return Ok(end);
@@ -150,25 +150,25 @@ impl Decoder {
         if has_frame { self.take_payload(bytes, sink) } else { self.take_head(bytes, limits, sink) }
     }
 
-    /// A frame that lies there whole, with nothing before it. Only a first fragment is copied.
+    /// Takes a whole frame from the input. Copies only the first fragment of a message.
     fn take_whole(
         &mut self,
-        header: &Header,
+        header: &WsHeader,
         payload: &mut [u8],
-        sink: &mut impl FnMut(Incoming<'_>),
-    ) -> Result<(), Violation> {
+        sink: &mut impl FnMut(MessageRef<'_>),
+    ) -> Result<(), WsViolation> {
         if let Some(mask) = header.mask {
             apply_mask(payload, mask, 0);
         }
         match header.opcode {
             Opcode::Text if header.is_final => {
-                sink(Incoming::Text(std::str::from_utf8(payload).map_err(|_| Violation::NotUtf8)?));
+                sink(MessageRef::Text(std::str::from_utf8(payload).map_err(|_| WsViolation::NotUtf8)?));
             }
-            Opcode::Binary if header.is_final => sink(Incoming::Binary(payload)),
+            Opcode::Binary if header.is_final => sink(MessageRef::Binary(payload)),
             Opcode::Close | Opcode::Ping | Opcode::Pong => self.take_control(header.opcode, payload, sink)?,
             Opcode::Text | Opcode::Binary | Opcode::Continuation => {
                 let partial = self.partial.get_or_insert_default();
-                partial.begin(Header { mask: None, ..*header });
+                partial.begin(WsHeader { mask: None, ..*header });
                 partial.message.extend_from_slice(payload);
                 partial.check_text(false)?;
                 partial.frame = None;
@@ -177,22 +177,22 @@ impl Decoder {
         Ok(())
     }
 
-    /// One more byte of a header that came in pieces.
+    /// Takes one byte of a header that arrives in pieces.
     fn take_head(
         &mut self,
         bytes: &[u8],
         limits: &Limits,
-        sink: &mut impl FnMut(Incoming<'_>),
-    ) -> Result<usize, Violation> {
+        sink: &mut impl FnMut(MessageRef<'_>),
+    ) -> Result<usize, WsViolation> {
         let partial = self.partial.get_or_insert_default();
         partial.head[partial.head_len] = bytes[0];
         partial.head_len += 1;
         match read_header(&partial.head[..partial.head_len]) {
-            HeaderRead::Wrong(why) => Err(Violation::Protocol(why)),
+            HeaderRead::Wrong(why) => Err(WsViolation::Protocol(why)),
             HeaderRead::Partial => Ok(1),
             HeaderRead::Whole(header) => {
                 partial.head_len = 0;
-                self.judge(&header, limits)?;
+                self.validate(&header, limits)?;
                 if let Some(partial) = &mut self.partial {
                     partial.begin(header);
                 }
@@ -204,11 +204,11 @@ impl Decoder {
         }
     }
 
-    /// Whether a frame with that header may come now.
-    fn judge(&self, header: &Header, limits: &Limits) -> Result<(), Violation> {
+    /// Checks whether a frame with that header is allowed now.
+    fn validate(&self, header: &WsHeader, limits: &Limits) -> Result<(), WsViolation> {
         match (self.role, header.mask) {
-            (Role::Server, None) => return Err(Violation::Protocol("a frame of a client is not masked")),
-            (Role::Client, Some(_)) => return Err(Violation::Protocol("a frame of a server is masked")),
+            (Role::Server, None) => return Err(WsViolation::Protocol("a frame of a client is not masked")),
+            (Role::Client, Some(_)) => return Err(WsViolation::Protocol("a frame of a server is masked")),
             _ => {}
         }
         if header.opcode.is_control() {
@@ -220,24 +220,23 @@ impl Decoder {
         };
         match header.opcode {
             Opcode::Continuation if !has_begun => {
-                return Err(Violation::Protocol("a fragment continues no message"));
+                return Err(WsViolation::Protocol("a continuation without a message"));
             }
             Opcode::Text | Opcode::Binary if has_begun => {
-                return Err(Violation::Protocol("a message begins in the middle of another"));
+                return Err(WsViolation::Protocol("a message starts within a fragmented message"));
             }
             _ => {}
         }
         if header.length > limits.frame_bytes as u64 {
-            return Err(Violation::TooLarge { what: "frame", limit: limits.frame_bytes });
+            return Err(WsViolation::TooLarge { what: "frame", limit: limits.frame_bytes });
         }
         if so_far.saturating_add(header.length) > limits.message_bytes as u64 {
-            return Err(Violation::TooLarge { what: "message", limit: limits.message_bytes });
+            return Err(WsViolation::TooLarge { what: "message", limit: limits.message_bytes });
         }
         Ok(())
     }
 
-    /// Bytes of the frame that has begun.
-    fn take_payload(&mut self, bytes: &mut [u8], sink: &mut impl FnMut(Incoming<'_>)) -> Result<usize, Violation> {
+    fn take_payload(&mut self, bytes: &mut [u8], sink: &mut impl FnMut(MessageRef<'_>)) -> Result<usize, WsViolation> {
         let Some(partial) = &mut self.partial else { return Ok(bytes.len()) };
         let Some(header) = partial.frame else { return Ok(bytes.len()) };
         let missing = header.length - partial.taken;
@@ -259,13 +258,13 @@ impl Decoder {
         Ok(count)
     }
 
-    /// All bytes of a frame that came in pieces are there.
-    fn end_frame(&mut self, header: &Header, sink: &mut impl FnMut(Incoming<'_>)) -> Result<(), Violation> {
+    /// Completes a frame that arrived in pieces.
+    fn end_frame(&mut self, header: &WsHeader, sink: &mut impl FnMut(MessageRef<'_>)) -> Result<(), WsViolation> {
         let Some(mut partial) = self.partial.take() else { return Ok(()) };
         partial.frame = None;
         if header.opcode.is_control() {
             let control = std::mem::take(&mut partial.control);
-            // The message that it came into the middle of goes on.
+            // The interrupted message continues afterwards.
             if partial.kind.is_some() {
                 self.partial = Some(partial);
             }
@@ -277,10 +276,10 @@ impl Decoder {
         }
         partial.check_text(true)?;
         match partial.kind {
-            Some(Kind::Text) => {
-                sink(Incoming::Text(std::str::from_utf8(&partial.message).map_err(|_| Violation::NotUtf8)?));
+            Some(MessageKind::Text) => {
+                sink(MessageRef::Text(std::str::from_utf8(&partial.message).map_err(|_| WsViolation::NotUtf8)?));
             }
-            _ => sink(Incoming::Binary(&partial.message)),
+            _ => sink(MessageRef::Binary(&partial.message)),
         }
         Ok(())
     }
@@ -289,61 +288,61 @@ impl Decoder {
         &mut self,
         opcode: Opcode,
         payload: &[u8],
-        sink: &mut impl FnMut(Incoming<'_>),
-    ) -> Result<(), Violation> {
+        sink: &mut impl FnMut(MessageRef<'_>),
+    ) -> Result<(), WsViolation> {
         debug_assert!(payload.len() <= CONTROL_MAX_BYTES);
         match opcode {
-            Opcode::Ping => sink(Incoming::Ping(payload)),
-            Opcode::Pong => sink(Incoming::Pong(payload)),
+            Opcode::Ping => sink(MessageRef::Ping(payload)),
+            Opcode::Pong => sink(MessageRef::Pong(payload)),
             _ => {
                 let said = read_close(payload)?;
                 self.is_over = true;
                 self.partial = None;
-                sink(Incoming::Close(said));
+                sink(MessageRef::Close(said));
             }
         }
         Ok(())
     }
 }
 
-impl Partial {
-    fn begin(&mut self, header: Header) {
+impl PartialInput {
+    fn begin(&mut self, header: WsHeader) {
         match header.opcode {
-            Opcode::Text => self.kind = Some(Kind::Text),
-            Opcode::Binary => self.kind = Some(Kind::Binary),
+            Opcode::Text => self.kind = Some(MessageKind::Text),
+            Opcode::Binary => self.kind = Some(MessageKind::Binary),
             _ => {}
         }
         (self.frame, self.taken, self.head_len) = (Some(header), 0, 0);
     }
 
-    /// Looks at what is new of a text, so that one that cannot be UTF-8 any more is refused at once.
-    fn check_text(&mut self, is_last: bool) -> Result<(), Violation> {
-        if self.kind != Some(Kind::Text) {
+    /// Validates the new bytes of a text, so that invalid UTF-8 is rejected at once.
+    fn check_text(&mut self, is_last: bool) -> Result<(), WsViolation> {
+        if self.kind != Some(MessageKind::Text) {
             return Ok(());
         }
         match std::str::from_utf8(&self.message[self.checked..]) {
             Ok(_) => self.checked = self.message.len(),
-            // Cut in the middle of a character, which the next piece may complete.
+            // The text ends within a character, which the next piece may complete.
             Err(error) if error.error_len().is_none() && !is_last => self.checked += error.valid_up_to(),
-            Err(_) => return Err(Violation::NotUtf8),
+            Err(_) => return Err(WsViolation::NotUtf8),
         }
         Ok(())
     }
 }
 
-fn whole_frame_end(header: &Header, available: usize) -> Option<usize> {
+fn whole_frame_end(header: &WsHeader, available: usize) -> Option<usize> {
     let end = usize::try_from(header.length).ok()?.checked_add(header.size)?;
     (end <= available).then_some(end)
 }
 
-fn read_close(payload: &[u8]) -> Result<Option<(u16, &str)>, Violation> {
+fn read_close(payload: &[u8]) -> Result<Option<(u16, &str)>, WsViolation> {
     let (code, reason) = match payload {
         [] => return Ok(None),
-        [_] => return Err(Violation::Protocol("a close frame has half a code")),
+        [_] => return Err(WsViolation::Protocol("a close frame has an incomplete code")),
         [high, low, reason @ ..] => (u16::from_be_bytes([*high, *low]), reason),
     };
     if !is_valid_close_code(code) {
-        return Err(Violation::Protocol("a close code is not one that can be sent"));
+        return Err(WsViolation::Protocol("a close frame has an invalid code"));
     }
-    Ok(Some((code, std::str::from_utf8(reason).map_err(|_| Violation::NotUtf8)?)))
+    Ok(Some((code, std::str::from_utf8(reason).map_err(|_| WsViolation::NotUtf8)?)))
 }

@@ -1,13 +1,13 @@
-//! One frame: its header, its mask, its bytes.
+//! One frame: header, mask, payload.
 
 use super::close::shortened_reason;
 
-/// Bytes that a control frame carries at most.
+/// Payload bytes of a control frame, at most.
 pub const CONTROL_MAX_BYTES: usize = 125;
-/// Bytes that a header has at most: two, eight of length, four of mask.
+/// Bytes of a header, at most: two, eight of length, four of mask.
 pub const HEADER_MAX_BYTES: usize = 14;
 
-/// Lengths below this stand in the header's second byte.
+/// Shorter lengths are in the header's second byte.
 const LENGTH_OF_TWO_BYTES: u8 = 126;
 const LENGTH_OF_EIGHT_BYTES: u8 = 127;
 
@@ -40,9 +40,8 @@ impl Opcode {
     }
 }
 
-/// A frame's header as it was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct WsHeader {
     pub(super) is_final: bool,
     pub(super) opcode: Opcode,
     pub(super) mask: Option<[u8; 4]>,
@@ -53,30 +52,30 @@ pub(super) struct Header {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeaderRead {
-    Whole(Header),
+    Whole(WsHeader),
     /// More bytes are needed.
     Partial,
     Wrong(&'static str),
 }
 
-/// Reads the header at the beginning of `bytes`. What a header alone can show to be wrong is found as early as it can be.
+/// Parses the header at the start of `bytes`. Reports errors as soon as the available bytes prove them.
 pub(super) fn read_header(bytes: &[u8]) -> HeaderRead {
     let Some(&first) = bytes.first() else { return HeaderRead::Partial };
     if first & 0x70 != 0 {
-        return HeaderRead::Wrong("a reserved bit is set, and no extension was agreed upon");
+        return HeaderRead::Wrong("a reserved bit is set without an extension");
     }
     let Some(opcode) = Opcode::of(first & 0x0f) else {
-        return HeaderRead::Wrong("the opcode is a reserved one");
+        return HeaderRead::Wrong("the opcode is reserved");
     };
     let is_final = first & 0x80 != 0;
     if opcode.is_control() && !is_final {
-        return HeaderRead::Wrong("a control frame is in fragments");
+        return HeaderRead::Wrong("a control frame is fragmented");
     }
     let Some(&second) = bytes.get(1) else { return HeaderRead::Partial };
     let is_masked = second & 0x80 != 0;
     let short = second & 0x7f;
     if opcode.is_control() && short >= LENGTH_OF_TWO_BYTES {
-        return HeaderRead::Wrong("a control frame carries more than 125 bytes");
+        return HeaderRead::Wrong("a control frame has more than 125 bytes");
     }
     let length_size = match short {
         LENGTH_OF_TWO_BYTES => 2,
@@ -101,10 +100,10 @@ pub(super) fn read_header(bytes: &[u8]) -> HeaderRead {
         return HeaderRead::Wrong("a length takes more bytes than it needs");
     }
     let mask = is_masked.then(|| [whole[size - 4], whole[size - 3], whole[size - 2], whole[size - 1]]);
-    HeaderRead::Whole(Header { is_final, opcode, mask, length, size })
+    HeaderRead::Whole(WsHeader { is_final, opcode, mask, length, size })
 }
 
-/// Masks or unmasks, which is the same. `offset` is the place of the first byte in its frame.
+/// Masks or unmasks, which is the same operation. `offset` is the position of the first byte within its frame.
 pub(super) fn apply_mask(bytes: &mut [u8], mask: [u8; 4], offset: u64) {
     let mut mask = mask;
     mask.rotate_left((offset % 4) as usize);
@@ -119,7 +118,7 @@ pub(super) fn apply_mask(bytes: &mut [u8], mask: [u8; 4], offset: u64) {
     }
 }
 
-/// Writes the header of a frame. Who masks must mask the bytes that follow.
+/// Writes the header of a frame. With a mask, the caller must mask the payload that follows.
 pub fn encode_header(out: &mut Vec<u8>, opcode: Opcode, is_final: bool, length: usize, mask: Option<[u8; 4]>) {
     out.push(opcode as u8 | if is_final { 0x80 } else { 0 });
     let mask_bit = if mask.is_some() { 0x80 } else { 0 };
@@ -135,7 +134,7 @@ pub fn encode_header(out: &mut Vec<u8>, opcode: Opcode, is_final: bool, length: 
     out.extend_from_slice(mask.as_ref().map_or(&[], |mask| mask.as_slice()));
 }
 
-/// Writes a whole message as one frame: without a mask from a server, with one from a client.
+/// Writes a whole message as one frame. Servers must pass no mask, clients must pass one.
 pub fn encode(out: &mut Vec<u8>, opcode: Opcode, payload: &[u8], mask: Option<[u8; 4]>) {
     encode_header(out, opcode, true, payload.len(), mask);
     let start = out.len();
@@ -145,7 +144,7 @@ pub fn encode(out: &mut Vec<u8>, opcode: Opcode, payload: &[u8], mask: Option<[u
     }
 }
 
-/// Writes a close frame. A reason that is too long is cut.
+/// Writes a close frame. A longer reason is cut.
 pub fn encode_close(out: &mut Vec<u8>, code: u16, reason: &str, mask: Option<[u8; 4]>) {
     let mut payload = Vec::with_capacity(CONTROL_MAX_BYTES);
     payload.extend_from_slice(&code.to_be_bytes());

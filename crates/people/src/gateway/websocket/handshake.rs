@@ -1,68 +1,64 @@
-//! The HTTP request that begins a WebSocket: what a server demands of it, what a client demands of the answer.
+//! The opening HTTP request of a WebSocket: validation by the server, and keys for both sides.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::header::{CONNECTION, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE};
 use http::{HeaderMap, HeaderName, Method, Version};
 
-/// The version of the protocol, the only one there is.
 pub const VERSION: &str = "13";
-/// Bytes of the key that a client makes.
 const KEY_BYTES: usize = 16;
 const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
-/// What is wrong with a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// Answered with 426: it does not ask for a WebSocket, or for another version.
+    /// Answered with 426: no WebSocket request, or another version.
     #[error("{0}")]
     NoUpgrade(&'static str),
     /// Answered with 400.
     #[error("{0}")]
     Malformed(&'static str),
     /// Answered with 400.
-    #[error("none of the subprotocols offered is known here: {0}")]
+    #[error("no supported subprotocol offered: {0}")]
     UnknownSubprotocol(String),
 }
 
-/// A request that may be answered with 101.
+/// A valid handshake, to be answered with 101.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
-    /// For `Sec-WebSocket-Accept`.
+pub struct AcceptedHandshake {
+    /// The value of `Sec-WebSocket-Accept`.
     pub accept: String,
-    /// The first of those offered that is among the known ones; `None` where none was offered.
+    /// The first offered subprotocol that is supported. `None` if none was offered.
     pub subprotocol: Option<&'static str>,
 }
 
-/// Judges a request.
-pub fn judge(
+pub fn validate(
     method: &Method,
     version: Version,
     headers: &HeaderMap,
     known: &[&'static str],
-) -> Result<Wanted, HandshakeError> {
+) -> Result<AcceptedHandshake, HandshakeError> {
     if method != Method::GET || version != Version::HTTP_11 {
-        return Err(HandshakeError::NoUpgrade("a WebSocket begins with a GET of HTTP/1.1"));
+        return Err(HandshakeError::NoUpgrade("a WebSocket handshake must be a GET of HTTP/1.1"));
     }
     if !has_token(headers, &UPGRADE, "websocket") || !has_token(headers, &CONNECTION, "upgrade") {
         return Err(HandshakeError::NoUpgrade(
-            "this path takes WebSockets: `Connection: Upgrade` and `Upgrade: websocket` are missing",
+            "this path accepts WebSockets only: `Connection: Upgrade` or `Upgrade: websocket` is missing",
         ));
     }
     if headers.get(SEC_WEBSOCKET_VERSION).is_none_or(|version| version.as_bytes() != VERSION.as_bytes()) {
-        return Err(HandshakeError::NoUpgrade("`Sec-WebSocket-Version` has to be 13"));
+        return Err(HandshakeError::NoUpgrade("`Sec-WebSocket-Version` must be 13"));
     }
     if headers.get_all(SEC_WEBSOCKET_KEY).iter().nth(1).is_some() {
         return Err(HandshakeError::Malformed("the request has more than one `Sec-WebSocket-Key`"));
     }
     let key = headers.get(SEC_WEBSOCKET_KEY).and_then(|key| key.to_str().ok()).unwrap_or_default();
     if !STANDARD.decode(key).is_ok_and(|bytes| bytes.len() == KEY_BYTES) {
-        return Err(HandshakeError::Malformed("`Sec-WebSocket-Key` has to be 16 bytes in base64"));
+        return Err(HandshakeError::Malformed("`Sec-WebSocket-Key` must be 16 bytes in base64"));
     }
-    Ok(Wanted { accept: accept_of(key), subprotocol: choose(headers, known)? })
+    Ok(AcceptedHandshake { accept: accept_of(key), subprotocol: choose(headers, known)? })
 }
 
-/// What a server answers to a key.
+/// The server's answer to a key.
 pub fn accept_of(key: &str) -> String {
     let mut hash = sha1_smol::Sha1::new();
     hash.update(key.as_bytes());
@@ -70,7 +66,7 @@ pub fn accept_of(key: &str) -> String {
     STANDARD.encode(hash.digest().bytes())
 }
 
-/// A key made of 16 bytes that nobody could know.
+/// Encodes a key of 16 random bytes.
 pub fn key_of(random: [u8; KEY_BYTES]) -> String {
     STANDARD.encode(random)
 }
@@ -92,7 +88,7 @@ fn has_token(headers: &HeaderMap, name: &HeaderName, wanted: &str) -> bool {
     tokens(headers, name).any(|token| token.eq_ignore_ascii_case(wanted))
 }
 
-/// The members of a header's comma-separated list, over all its lines.
+/// The members of a comma-separated header, over all its lines.
 fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
     let lines = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
     lines.flat_map(|line| line.split(',')).map(str::trim).filter(|token| !token.is_empty())
@@ -118,38 +114,38 @@ mod tests {
         headers
     }
 
-    fn judged(headers: &HeaderMap) -> Result<Wanted, HandshakeError> {
-        judge(&Method::GET, Version::HTTP_11, headers, &KNOWN)
+    fn validated(headers: &HeaderMap) -> Result<AcceptedHandshake, HandshakeError> {
+        validate(&Method::GET, Version::HTTP_11, headers, &KNOWN)
     }
 
     #[test]
-    fn the_key_of_the_rfc_is_answered_as_the_rfc_says() {
-        let wanted = judged(&request(&[])).unwrap();
-        assert_eq!(wanted.accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
-        assert_eq!(wanted.subprotocol, None);
+    fn the_example_key_of_the_rfc_gets_the_answer_of_the_rfc() {
+        let accepted = validated(&request(&[])).unwrap();
+        assert_eq!(accepted.accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        assert_eq!(accepted.subprotocol, None);
     }
 
     #[test]
-    fn the_first_known_subprotocol_is_chosen() {
+    fn the_first_supported_subprotocol_is_chosen() {
         let offered = request(&[("sec-websocket-protocol", "chat, whimbrel.v1.proto, whimbrel.v1.json")]);
-        assert_eq!(judged(&offered).unwrap().subprotocol, Some("whimbrel.v1.proto"));
+        assert_eq!(validated(&offered).unwrap().subprotocol, Some("whimbrel.v1.proto"));
         let foreign = request(&[("sec-websocket-protocol", "chat")]);
-        assert_eq!(judged(&foreign), Err(HandshakeError::UnknownSubprotocol("chat".into())));
+        assert_eq!(validated(&foreign), Err(HandshakeError::UnknownSubprotocol("chat".into())));
     }
 
     #[test]
-    fn what_is_no_handshake_is_refused() {
+    fn invalid_handshakes_are_rejected() {
         for change in [("upgrade", "h2c"), ("connection", "close"), ("sec-websocket-version", "8")] {
-            assert!(matches!(judged(&request(&[change])), Err(HandshakeError::NoUpgrade(_))), "{change:?}");
+            assert!(matches!(validated(&request(&[change])), Err(HandshakeError::NoUpgrade(_))), "{change:?}");
         }
         for key in ["", "short", "dGhlIHNhbXBsZSBub25jZQ", "AAAA"] {
             let headers = request(&[("sec-websocket-key", key)]);
-            assert!(matches!(judged(&headers), Err(HandshakeError::Malformed(_))), "{key}");
+            assert!(matches!(validated(&headers), Err(HandshakeError::Malformed(_))), "{key}");
         }
         let mut keys = request(&[]);
         keys.append("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==".parse().unwrap());
-        assert!(matches!(judged(&keys), Err(HandshakeError::Malformed(_))), "two keys");
-        let two = judge(&Method::GET, Version::HTTP_2, &request(&[]), &KNOWN);
+        assert!(matches!(validated(&keys), Err(HandshakeError::Malformed(_))), "two keys");
+        let two = validate(&Method::GET, Version::HTTP_2, &request(&[]), &KNOWN);
         assert!(matches!(two, Err(HandshakeError::NoUpgrade(_))));
     }
 }

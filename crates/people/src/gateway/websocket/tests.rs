@@ -1,4 +1,4 @@
-//! The rules of RFC 6455 as a table, then the same bytes cut everywhere, then noise.
+//! The rules of RFC 6455 as a table, the same bytes split at every position, and random input.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ use super::*;
 const LIMITS: Limits = Limits { frame_bytes: 64 << 10, message_bytes: 64 << 10 };
 const MASK: [u8; 4] = [0x37, 0xfa, 0x21, 0x3d];
 
-/// What came, as values of its own.
+/// A message with owned contents, or a failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Got {
     Text(String),
@@ -16,21 +16,20 @@ enum Got {
     Ping(Vec<u8>),
     Pong(Vec<u8>),
     Close(Option<(u16, String)>),
-    /// Ended with this code.
     Failed(u16),
 }
 
-fn got(incoming: Incoming<'_>) -> Got {
+fn got(incoming: MessageRef<'_>) -> Got {
     match incoming {
-        Incoming::Text(text) => Got::Text(text.to_owned()),
-        Incoming::Binary(bytes) => Got::Binary(bytes.to_vec()),
-        Incoming::Ping(bytes) => Got::Ping(bytes.to_vec()),
-        Incoming::Pong(bytes) => Got::Pong(bytes.to_vec()),
-        Incoming::Close(said) => Got::Close(said.map(|(code, reason)| (code, reason.to_owned()))),
+        MessageRef::Text(text) => Got::Text(text.to_owned()),
+        MessageRef::Binary(bytes) => Got::Binary(bytes.to_vec()),
+        MessageRef::Ping(bytes) => Got::Ping(bytes.to_vec()),
+        MessageRef::Pong(bytes) => Got::Pong(bytes.to_vec()),
+        MessageRef::Close(said) => Got::Close(said.map(|(code, reason)| (code, reason.to_owned()))),
     }
 }
 
-/// Decodes bytes that come in these pieces.
+/// Decodes bytes that arrive in these pieces.
 fn decode<'a>(role: Role, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<Got> {
     let mut decoder = Decoder::new(role);
     let mut all = Vec::new();
@@ -71,7 +70,7 @@ fn text(text: &str) -> Got {
     Got::Text(text.to_owned())
 }
 
-/// Its name, the frames, what comes of them.
+/// Name, frames, expected messages.
 type Case = (&'static str, Vec<Vec<u8>>, Vec<Got>);
 
 fn cases() -> Vec<Case> {
@@ -89,7 +88,7 @@ fn cases() -> Vec<Case> {
         ("an empty ping", vec![raw(PING, b"")], vec![Got::Ping(vec![])]),
         ("a ping with 125 bytes", vec![raw(PING, &[0xfe; 125])], vec![Got::Ping(vec![0xfe; 125])]),
         ("a ping with 126 bytes", vec![raw(PING, &[0xfe; 126])], failed(1002)),
-        ("a pong that nobody asked for", vec![raw(PONG, b"x")], vec![Got::Pong(b"x".to_vec())]),
+        ("an unsolicited pong", vec![raw(PONG, b"x")], vec![Got::Pong(b"x".to_vec())]),
         ("a ping in fragments", vec![raw(9, b"x"), raw(FINAL | CONTINUATION, b"y")], failed(1002)),
         ("a reserved bit", vec![raw(FINAL | 0x40 | TEXT, b"x")], failed(1002)),
         ("two reserved bits after a text", vec![raw(FINAL | TEXT, b"a"), raw(FINAL | 0x30 | TEXT, b"x")], {
@@ -109,7 +108,7 @@ fn cases() -> Vec<Case> {
             vec![Got::Ping(b"1".to_vec()), Got::Pong(vec![]), text("abc")],
         ),
         ("a continuation of nothing", vec![raw(FINAL | CONTINUATION, b"x")], failed(1002)),
-        ("a continuation of nothing that goes on", vec![raw(CONTINUATION, b"x")], failed(1002)),
+        ("a continuation of nothing, not final", vec![raw(CONTINUATION, b"x")], failed(1002)),
         (
             "a continuation after a message has ended",
             vec![raw(TEXT, b"a"), raw(FINAL, b"b"), raw(FINAL, b"c")],
@@ -121,7 +120,7 @@ fn cases() -> Vec<Case> {
         ("fragments that are not UTF-8", vec![raw(TEXT, &bad_utf8), raw(FINAL, b"")], failed(1007)),
         ("half a character at the end", vec![raw(FINAL | TEXT, &[0xce])], failed(1007)),
         ("half a character at the end of fragments", vec![raw(TEXT, b"a"), raw(FINAL, &[0xce])], failed(1007)),
-        ("what is not UTF-8 is found before the message ends", vec![raw(TEXT, &[0xff])], failed(1007)),
+        ("invalid UTF-8 is found before the message ends", vec![raw(TEXT, &[0xff])], failed(1007)),
         ("a binary need not be UTF-8", vec![raw(FINAL | BINARY, &[0xff])], vec![Got::Binary(vec![0xff])]),
         ("a close with nothing", vec![raw(CLOSE, b"")], vec![Got::Close(None)]),
         ("a close with one byte", vec![raw(CLOSE, b"\x03")], failed(1002)),
@@ -135,7 +134,7 @@ fn cases() -> Vec<Case> {
         }),
         ("a reason with 124 bytes", vec![raw(CLOSE, &close_payload(1000, &[b'x'; 124]))], failed(1002)),
         ("a reason that is not UTF-8", vec![raw(CLOSE, &close_payload(1000, &[0xff]))], failed(1007)),
-        ("what follows a close", vec![raw(CLOSE, b""), raw(FINAL | TEXT, b"x"), vec![0xff]], vec![Got::Close(None)]),
+        ("bytes after a close", vec![raw(CLOSE, b""), raw(FINAL | TEXT, b"x"), vec![0xff]], vec![Got::Close(None)]),
         ("a close between fragments", vec![raw(TEXT, b"a"), raw(CLOSE, b""), raw(FINAL, b"b")], {
             vec![Got::Close(None)]
         }),
@@ -154,14 +153,14 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn every_case_ends_as_the_rfc_says() {
+fn every_case_decodes_as_the_rfc_requires() {
     for (name, frames, expected) in cases() {
         assert_eq!(decode_whole(&frames.concat()), expected, "{name}");
     }
 }
 
 #[test]
-fn it_does_not_matter_where_the_bytes_are_cut() {
+fn the_result_does_not_depend_on_where_the_bytes_are_split() {
     for (name, frames, expected) in cases() {
         let bytes = frames.concat();
         if bytes.len() < 1024 {
@@ -175,7 +174,7 @@ fn it_does_not_matter_where_the_bytes_are_cut() {
 }
 
 #[test]
-fn every_reserved_opcode_is_refused() {
+fn every_reserved_opcode_is_rejected() {
     for opcode in [3, 4, 5, 6, 7, 11, 12, 13, 14, 15] {
         for first in [FINAL | opcode, opcode] {
             assert_eq!(decode_whole(&raw(first, b"x")), [Got::Failed(1002)], "{first:#x}");
@@ -184,7 +183,7 @@ fn every_reserved_opcode_is_refused() {
 }
 
 #[test]
-fn every_close_code_is_taken_or_refused_as_the_rfc_says() {
+fn every_close_code_is_accepted_or_rejected_as_the_rfc_requires() {
     let good = [1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1013, 1014, 3000, 3999, 4000, 4999];
     let bad = [0, 1, 999, 1004, 1005, 1006, 1015, 1016, 1100, 2000, 2999, 5000, 65535];
     for code in good {
@@ -197,7 +196,7 @@ fn every_close_code_is_taken_or_refused_as_the_rfc_says() {
 }
 
 #[test]
-fn a_server_takes_only_masked_frames_and_a_client_only_others() {
+fn a_server_accepts_only_masked_frames_and_a_client_only_unmasked_ones() {
     let (mut masked, mut plain) = (Vec::new(), Vec::new());
     encode(&mut masked, Opcode::Text, b"hi", Some(MASK));
     encode(&mut plain, Opcode::Text, b"hi", None);
@@ -208,7 +207,7 @@ fn a_server_takes_only_masked_frames_and_a_client_only_others() {
 }
 
 #[test]
-fn the_examples_of_the_rfc_read_as_it_says() {
+fn the_examples_of_the_rfc_decode_as_documented() {
     assert_eq!(decode(Role::Client, [&[0x81, 0x05, 0x48, 0x65, 0x6c, 0x6c, 0x6f][..]]), [text("Hello")]);
     let masked = [0x81, 0x85, 0x37, 0xfa, 0x21, 0x3d, 0x7f, 0x9f, 0x4d, 0x51, 0x58];
     assert_eq!(decode_whole(&masked), [text("Hello")]);
@@ -217,7 +216,7 @@ fn the_examples_of_the_rfc_read_as_it_says() {
 }
 
 #[test]
-fn nothing_is_kept_once_everything_is_whole() {
+fn a_decoder_between_messages_holds_no_memory() {
     let mut decoder = Decoder::new(Role::Server);
     let frames = [raw(TEXT, b"a"), raw(PING, b"1"), raw(FINAL, b"b"), raw(FINAL | TEXT, b"c")].concat();
     for byte in frames {
@@ -228,7 +227,7 @@ fn nothing_is_kept_once_everything_is_whole() {
 }
 
 #[test]
-fn a_claimed_length_costs_nothing_until_the_bytes_come() {
+fn a_claimed_length_takes_no_memory_until_the_bytes_arrive() {
     let mut decoder = Decoder::new(Role::Server);
     let limits = Limits { frame_bytes: 1 << 30, message_bytes: 1 << 30 };
     let mut head = [0x82, 0xff, 0, 0, 0, 0, 0x3f, 0xff, 0xff, 0xff, 1, 2, 3, 4];
@@ -237,15 +236,15 @@ fn a_claimed_length_costs_nothing_until_the_bytes_come() {
 }
 
 #[test]
-fn a_reason_is_cut_between_characters() {
+fn a_long_reason_is_cut_between_characters() {
     let mut out = Vec::new();
     encode_close(&mut out, 4000, &"ä".repeat(100), None);
     assert_eq!(decode(Role::Client, [&out[..]]), [Got::Close(Some((4000, "ä".repeat(61))))]);
 }
 
-/// Millions of bytes: noise, and good frames with a few bits flipped. Nothing panics, and nothing is kept beyond the limits.
+/// Millions of bytes: noise, and valid frames with a few flipped bits. The decoder must not panic or hold more than the limits.
 #[test]
-fn noise_does_no_harm() {
+fn random_input_neither_panics_nor_exceeds_the_limits() {
     const LIMIT: usize = 1024;
     let limits = Limits { frame_bytes: LIMIT, message_bytes: LIMIT };
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
@@ -283,7 +282,7 @@ fn noise_does_no_harm() {
             let (piece, more) = rest.split_at_mut(count);
             fed += count;
             let taken = decoder.take(piece, &limits, |_| whole += 1);
-            assert!(decoder.kept_bytes() <= 4 * LIMIT, "{} bytes are kept", decoder.kept_bytes());
+            assert!(decoder.kept_bytes() <= 4 * LIMIT, "{} bytes are held", decoder.kept_bytes());
             if taken.is_err() {
                 refused += 1;
                 break;
@@ -291,7 +290,7 @@ fn noise_does_no_harm() {
             rest = more;
         }
     }
-    assert!(whole > 10_000 && refused > 1_000, "{whole} whole, {refused} refused: the noise is of the wrong kind");
+    assert!(whole > 10_000 && refused > 1_000, "{whole} whole, {refused} refused: the noise must cause both");
 }
 
 #[derive(Debug, Clone)]
@@ -302,7 +301,7 @@ enum Sent {
 }
 
 fn payload() -> impl Strategy<Value = Vec<u8>> {
-    // Of letters of several lengths, so that cuts fall within them.
+    // Letters of several lengths, so that splits fall within them.
     proptest::collection::vec(prop_oneof![Just('a'), Just('ä'), Just('€'), Just('😀')], 0..90)
         .prop_map(|letters| letters.into_iter().collect::<String>().into_bytes())
 }

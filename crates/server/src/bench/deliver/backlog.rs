@@ -1,36 +1,34 @@
-//! A large backlog: what catching up costs in memory, and how fast it is beside messages that are delivered as they come.
+//! A large backlog: the memory of catching up, and its rate compared with live delivery.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::super::load::{Pace, Requests};
+use super::super::load::{LoadPace, Requests};
 use super::super::report::whole;
 use super::super::stage;
-use super::{Bench, Counted, FIRST_WAIT, bare};
-use crate::cli::Failure;
+use super::{CountedKeys, DeliverBench, FIRST_WAIT, bare_loop};
+use crate::cli::CliError;
 
 const KEYS: usize = 1000;
-/// Messages of a batch that is published while messages are delivered as they come: a batch every few milliseconds.
+/// Messages of a batch during live delivery: one batch every few milliseconds.
 const LIVE_BATCH: usize = 100;
 const LIVE_CONNECTIONS: usize = 4;
 const CATCH_UP_GOAL: f64 = 0.8;
-/// What one subscription may keep of messages in memory, the server's default.
+/// Memory of one subscription for messages: the server's default.
 const PREFETCH_BOUND: u64 = 4 << 20;
-/// What else may grow meanwhile: the log's own buffers, connections, the allocator's slack.
+/// The same plus other growth: buffers of the log, connections, slack of the allocator.
 const GROWTH_GOAL: u64 = PREFETCH_BOUND + (28 << 20);
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
-/// How long catching up may take altogether.
 const CATCH_UP_WAIT: Duration = Duration::from_secs(900);
 
-/// The most that was seen while catching up.
 #[derive(Default)]
-struct Most {
+struct BacklogMaxima {
     resident: u64,
     prefetched: u64,
 }
 
-impl Bench {
-    pub(super) fn run_backlog(&mut self) -> Result<(), Failure> {
+impl DeliverBench {
+    pub(super) fn run_backlog(&mut self) -> Result<(), CliError> {
         let before_it = self.live_per_second()?;
         let topic = self.make_topic("backlog")?;
         let mut settings = self.settings(&topic, "/backlog", "key");
@@ -45,7 +43,7 @@ impl Bench {
         let most = self.watch_until(&subscription, messages)?;
         let rate = messages as f64 / began.elapsed().as_secs_f64();
         self.unsubscribe(&subscription)?;
-        // Once before and once after, so that what the machine does meanwhile meets both sides.
+        // Before and after, so that other activity of the machine affects both sides.
         let live = (before_it + self.live_per_second()?) / 2.0;
         let report = &mut self.stage.report;
         report.plain_rate("deliver as messages come", live);
@@ -71,15 +69,15 @@ impl Bench {
         Ok(())
     }
 
-    /// How many are delivered per second while more than that are published.
-    fn live_per_second(&mut self) -> Result<f64, Failure> {
+    /// The rate of delivery while messages are published at a higher rate.
+    fn live_per_second(&mut self) -> Result<f64, CliError> {
         let topic = self.make_topic("live")?;
         let mut settings = self.settings(&topic, "/live", "key");
         settings.start = Some("latest".into());
         let subscription = self.subscribe("live", &settings)?;
         self.stage.say("deliveries as messages come");
-        let bare = bare::calls_per_second(self.sink.address, self.stage.measure_for / 4)?;
-        let pace = Pace::Steady { per_second: bare / LIVE_BATCH as f64 };
+        let bare = bare_loop::calls_per_second(self.sink.address, self.stage.measure_for / 4)?;
+        let pace = LoadPace::Steady { per_second: bare / LIVE_BATCH as f64 };
         let batch = self.batch(&topic, LIVE_BATCH, KEYS);
         let stop = AtomicBool::new(false);
         let mut load =
@@ -87,29 +85,29 @@ impl Bench {
         load.stop = Some(&stop);
         let rate = std::thread::scope(|scope| {
             let published = scope.spawn(move || stage::run(load));
-            let rate = self.delivered_per_second("/live", self.stage.measure_for, Counted::All);
+            let rate = self.delivered_per_second("/live", self.stage.measure_for, CountedKeys::All);
             stop.store(true, Ordering::Relaxed);
-            published.join().map_err(|_| Failure::new("the load ended early"))??;
+            published.join().map_err(|_| CliError::new("the load ended early"))??;
             rate
         })?;
         self.unsubscribe(&subscription)?;
         Ok(rate)
     }
 
-    /// Looks at the server until everything was delivered.
-    fn watch_until(&self, subscription: &str, messages: u64) -> Result<Most, Failure> {
+    /// Polls the server until everything is delivered.
+    fn watch_until(&self, subscription: &str, messages: u64) -> Result<BacklogMaxima, CliError> {
         let client = self.stage.client()?;
         let began = Instant::now();
-        let mut most = Most::default();
+        let mut most = BacklogMaxima::default();
         while self.sink.figures("/backlog")?.answered < messages {
             if began.elapsed() > CATCH_UP_WAIT {
                 let limit = CATCH_UP_WAIT.as_secs();
-                return Err(Failure::new(format!("{messages} messages were not delivered within {limit} s")));
+                return Err(CliError::new(format!("{messages} messages were not delivered within {limit} s")));
             }
             let resident = self.stage.server.as_ref().and_then(|server| server.resident_bytes()).unwrap_or(0);
             let shown = self.stage.runtime.block_on(client.subscription(subscription))?;
             let prefetched = shown.more.get("prefetched_bytes").and_then(serde_json::Value::as_u64).unwrap_or(0);
-            most = Most { resident: most.resident.max(resident), prefetched: most.prefetched.max(prefetched) };
+            most = BacklogMaxima { resident: most.resident.max(resident), prefetched: most.prefetched.max(prefetched) };
             std::thread::sleep(if self.stage.is_quick { LOOK_INTERVAL / 20 } else { LOOK_INTERVAL });
         }
         Ok(most)

@@ -1,18 +1,18 @@
-//! How fast a backlog is delivered, without order and in the order of a thousand keys, in turns with the bare loop.
+//! The delivery rate of a backlog, without order and in the order of a thousand keys, alternating with the bare loop.
 
-use super::{Bench, Counted, FILL_MESSAGES_MIN, bare};
-use crate::cli::{DeliverRound, Failure};
+use super::{CountedKeys, DeliverBench, FILL_MESSAGES_MIN, bare_loop};
+use crate::cli::{CliError, DeliverRound};
 
 /// Keys of the ordered round, and of the topic that both rounds read.
 const KEYS: usize = 1000;
 const NONE_GOAL: f64 = 0.5;
 const KEY_GOAL: f64 = 0.4;
 
-impl Bench {
-    pub(super) fn run_rates(&mut self) -> Result<(), Failure> {
+impl DeliverBench {
+    pub(super) fn run_rates(&mut self) -> Result<(), CliError> {
         let topic = self.make_topic("rates")?;
         self.stage.say("the bare loop");
-        let bare = bare::calls_per_second(self.sink.address, self.stage.measure_for / 2)?;
+        let bare = bare_loop::calls_per_second(self.sink.address, self.stage.measure_for / 2)?;
         // Enough for all turns of a subscription that is as fast as the bare loop.
         let messages = bare * self.stage.measure_for.as_secs_f64() * 3.0;
         self.fill(&topic, (messages as u64).max(FILL_MESSAGES_MIN), KEYS)?;
@@ -28,7 +28,7 @@ impl Bench {
         Ok(())
     }
 
-    fn run_rate(&mut self, topic: &str, ordering: &str, name: &str, goal: f64) -> Result<(), Failure> {
+    fn run_rate(&mut self, topic: &str, ordering: &str, name: &str, goal: f64) -> Result<(), CliError> {
         let path = format!("/{ordering}");
         let turns = self.turns();
         let each = self.stage.measure_for / turns;
@@ -36,7 +36,7 @@ impl Bench {
         let mut subscription: Option<String> = None;
         for _ in 0..turns {
             self.stage.say("the bare loop");
-            totals.0 += bare::calls_per_second(self.sink.address, each)? / f64::from(turns);
+            totals.0 += bare_loop::calls_per_second(self.sink.address, each)? / f64::from(turns);
             match &subscription {
                 Some(name) => self.resume(name)?,
                 None => {
@@ -45,7 +45,7 @@ impl Bench {
                 }
             }
             self.stage.say(name.to_owned());
-            totals.1 += self.delivered_per_second(&path, each, Counted::All)? / f64::from(turns);
+            totals.1 += self.delivered_per_second(&path, each, CountedKeys::All)? / f64::from(turns);
             if let Some(name) = &subscription {
                 self.pause(name)?;
             }

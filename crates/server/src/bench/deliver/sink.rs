@@ -1,7 +1,7 @@
-//! The sink: an HTTP server that answers callbacks and counts them by their path. `whimbrel bench sink` runs it as a process of its own.
+//! The sink: an HTTP server that answers callbacks and counts them by path. `whimbrel bench sink` runs it in a process of its own.
 //!
-//! A path says how it behaves: `/hang…` never answers, `/bad…` fails the key `k0`, `/stamp…` notes how long ago the payload says that it
-//! was published, everything else is answered at once. `GET /figures?path=…` tells what was counted.
+//! The path determines the behaviour: `/hang…` never answers, `/bad…` fails the key `k0`, `/stamp…` records the time since the publish time
+//! in the payload, and any other path answers at once. `GET /figures?path=…` returns the counts.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -22,24 +22,22 @@ use tokio::net::TcpListener;
 use tokio::task::LocalSet;
 
 use super::super::histogram::Histogram;
-use crate::cli::Failure;
+use crate::cli::CliError;
 
-/// The key that a path which begins with `/bad` fails.
+/// The key that a path beginning with `/bad` fails.
 const BAD_KEY: &str = "k0";
-/// What a callback brings its message's key in.
 const KEY_HEADER: &str = "ce-partitionkey";
-/// How long a path that hangs keeps a request, beyond any timeout of the bench.
+/// Time for which a hanging path keeps a request, longer than any timeout of the benchmark.
 const HANG: Duration = Duration::from_secs(3600);
 
-/// What was counted on one path.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-pub struct Figures {
+pub struct SinkFigures {
     /// Callbacks that were answered with success.
     pub answered: u64,
-    /// Those of them with a key other than the one that fails.
+    /// Those of them with a key other than the failing one.
     pub of_other_keys: u64,
     pub failed: u64,
-    /// By the sink's clock, since it began.
+    /// Time since the sink started, by its own clock.
     pub at: Duration,
     pub p50: Duration,
     pub p99: Duration,
@@ -47,18 +45,18 @@ pub struct Figures {
 }
 
 #[derive(Default)]
-struct Counts {
-    figures: Figures,
+struct SinkCounts {
+    figures: SinkFigures,
     latency: Histogram,
 }
 
 struct Sink {
     began: Instant,
-    paths: RefCell<HashMap<String, Counts>>,
+    paths: RefCell<HashMap<String, SinkCounts>>,
 }
 
-/// Serves until the process is ended; says its address first.
-pub fn run() -> Result<ExitCode, Failure> {
+/// Serves until the process exits. Prints its address first.
+pub fn run() -> Result<ExitCode, CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     LocalSet::new().block_on(&runtime, async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -72,7 +70,7 @@ pub fn run() -> Result<ExitCode, Failure> {
             let sink = Rc::clone(&sink);
             tokio::task::spawn_local(async move {
                 let service = service_fn(|request| answer(Rc::clone(&sink), request));
-                // A connection that breaks is the caller's to notice.
+                // A broken connection is reported by the caller.
                 let _ =
                     hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
             });
@@ -105,7 +103,7 @@ impl Sink {
     fn count(&self, path: &str, fails: bool, is_bad_key: bool, took: Option<Duration>) {
         let mut paths = self.paths.borrow_mut();
         if !paths.contains_key(path) {
-            paths.insert(path.to_owned(), Counts::default());
+            paths.insert(path.to_owned(), SinkCounts::default());
         }
         let Some(counts) = paths.get_mut(path) else { return };
         counts.figures.failed += u64::from(fails);
@@ -116,16 +114,16 @@ impl Sink {
         }
     }
 
-    fn figures(&self, path: &str) -> Figures {
+    fn figures(&self, path: &str) -> SinkFigures {
         let paths = self.paths.borrow();
         let at = self.began.elapsed();
-        let Some(counts) = paths.get(path) else { return Figures { at, ..Figures::default() } };
+        let Some(counts) = paths.get(path) else { return SinkFigures { at, ..SinkFigures::default() } };
         let [p50, p99, max] = [0.5, 0.99, 1.0].map(|share| counts.latency.quantile(share));
-        Figures { at, p50, p99, max, ..counts.figures }
+        SinkFigures { at, p50, p99, max, ..counts.figures }
     }
 }
 
-/// How long ago the payload says that it was published: its beginning is a number of nanoseconds since 1970.
+/// Time since the publish time in the payload, which begins with nanoseconds since 1970.
 fn since_published(payload: &[u8]) -> Option<Duration> {
     let digits = payload.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let nanos: u64 = std::str::from_utf8(&payload[..digits]).ok()?.parse().ok()?;
@@ -133,7 +131,7 @@ fn since_published(payload: &[u8]) -> Option<Duration> {
     Some(now.saturating_sub(Duration::from_nanos(nanos)))
 }
 
-/// What [`since_published`] reads, filled up to so many bytes.
+/// A payload for [`since_published`], filled up to this size.
 pub fn stamped_payload(bytes: usize) -> Vec<u8> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let mut payload = format!("{} ", now.as_nanos()).into_bytes();

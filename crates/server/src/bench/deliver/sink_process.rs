@@ -1,11 +1,11 @@
-//! The sink as a process of this same binary, ended when it is dropped.
+//! The sink as a process of this binary. It is stopped when it is dropped.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 
-use super::sink::Figures;
-use crate::cli::Failure;
+use super::sink::SinkFigures;
+use crate::cli::CliError;
 
 pub struct SinkProcess {
     process: Child,
@@ -13,7 +13,7 @@ pub struct SinkProcess {
 }
 
 impl SinkProcess {
-    pub fn start() -> Result<Self, Failure> {
+    pub fn start() -> Result<Self, CliError> {
         let mut command = Command::new(std::env::current_exe()?);
         let mut process = command.args(["bench", "sink"]).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let mut line = String::new();
@@ -25,21 +25,19 @@ impl SinkProcess {
             Err(_) => {
                 let _ = process.kill();
                 let _ = process.wait();
-                Err(Failure::new("the sink did not start; what it said is above"))
+                Err(CliError::new("the sink did not start; its error is above"))
             }
         }
     }
 
-    /// What it has counted on that path so far.
-    pub fn figures(&self, path: &str) -> Result<Figures, Failure> {
+    pub fn figures(&self, path: &str) -> Result<SinkFigures, CliError> {
         let mut stream = TcpStream::connect(self.address)?;
         let request = format!("GET /figures?path={path} HTTP/1.1\r\nhost: sink\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes())?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
         let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-        serde_json::from_str(body)
-            .map_err(|error| Failure::new(format!("the sink's figures are not understood: {error}")))
+        serde_json::from_str(body).map_err(|error| CliError::new(format!("cannot parse the sink's figures: {error}")))
     }
 }
 

@@ -1,11 +1,11 @@
-//! How soon a message that is published reaches its subscriber, at a steady rate.
+//! The latency from publish to callback, at a steady rate.
 
 use std::time::{Duration, Instant};
 
-use super::super::load::{Pace, Requests};
+use super::super::load::{LoadPace, Requests};
 use super::sink::stamped_payload;
-use super::{Bench, LOOK_INTERVAL, PAYLOAD_BYTES};
-use crate::cli::Failure;
+use super::{DeliverBench, LOOK_INTERVAL, PAYLOAD_BYTES};
+use crate::cli::CliError;
 
 const PER_SECOND: f64 = 2000.0;
 const QUICK_PER_SECOND: f64 = 200.0;
@@ -14,11 +14,10 @@ const KEYS: u64 = 1000;
 const PATH: &str = "/stamp";
 const P50_GOAL: Duration = Duration::from_millis(2);
 const P99_GOAL: Duration = Duration::from_millis(10);
-/// How long the last deliveries may take.
 const END_WAIT: Duration = Duration::from_secs(10);
 
-impl Bench {
-    pub(super) fn run_steady(&mut self) -> Result<(), Failure> {
+impl DeliverBench {
+    pub(super) fn run_steady(&mut self) -> Result<(), CliError> {
         let topic = self.make_topic("steady")?;
         let settings = self.settings(&topic, PATH, "key");
         let subscription = self.subscribe("steady", &settings)?;
@@ -29,7 +28,7 @@ impl Bench {
             let payload = stamped_payload(PAYLOAD_BYTES);
             Some(self.stage.request("POST", &path, "application/octet-stream", &payload))
         };
-        let pace = Pace::Steady { per_second };
+        let pace = LoadPace::Steady { per_second };
         let published = self.stage.run(Requests::Each(&each), CONNECTIONS, pace, self.stage.measure_for)?;
         let told = self.wait_for_the_last(published.latency.count())?;
         let after = self.stage.probe()?;
@@ -47,8 +46,8 @@ impl Bench {
         Ok(())
     }
 
-    /// The sink's figures once everything that was published has come, or nothing comes any more.
-    fn wait_for_the_last(&self, published: u64) -> Result<super::sink::Figures, Failure> {
+    /// The sink's counts after all messages are delivered, or after deliveries stopped.
+    fn wait_for_the_last(&self, published: u64) -> Result<super::sink::SinkFigures, CliError> {
         let began = Instant::now();
         loop {
             let told = self.sink.figures(PATH)?;

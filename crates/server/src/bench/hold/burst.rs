@@ -1,33 +1,30 @@
-//! Very many holds due at the same moment: how long until all are in their topic, and what publishes feel meanwhile.
+//! Very many holds due at the same moment: the time until all are in their topic, and the latency of publishes at the same time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use whimbrel_model::{Clock as _, SystemClock, Timestamp};
 
-use super::super::load::{Pace, Requests};
+use super::super::load::{LoadPace, Requests};
 use super::super::report::{time, whole};
 use super::super::stage;
-use super::{Bench, TOPIC_BESIDE, TOPIC_BURST};
-use crate::cli::Failure;
+use super::{HoldBench, TOPIC_BESIDE, TOPIC_BURST};
+use crate::cli::CliError;
 
-/// Publishes per second beside the burst.
 const BESIDE_PER_SECOND: f64 = 1000.0;
 const BESIDE_CONNECTIONS: usize = 16;
-/// Bytes of a publish beside the burst.
 const BESIDE_BYTES: usize = 256;
-/// Holds per second that filling surely reaches: by that the moment is chosen.
+/// A rate of holds per second that filling always reaches. It determines the due time.
 const FILL_PER_SECOND: u64 = 20_000;
-/// Between the end of filling and the moment, at least.
+/// Minimum time between the end of filling and the due time.
 const LEAD: Duration = Duration::from_secs(3);
-/// How long all may take to come before the bench gives up.
 const GIVE_UP: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const APPENDED_GOAL: Duration = Duration::from_secs(5);
 const BESIDE_GOAL: Duration = Duration::from_millis(10);
 
-impl Bench {
-    pub fn run_burst(&mut self) -> Result<(), Failure> {
+impl HoldBench {
+    pub fn run_burst(&mut self) -> Result<(), CliError> {
         let expected = Duration::from_secs(u64::from(self.pending) / FILL_PER_SECOND) + LEAD;
         let moment = Timestamp::from_millis(SystemClock.now().as_millis() + expected.as_millis() as i64);
         let (held, _) = self.fill(TOPIC_BURST, self.pending, &format!("\"deliver_at\":\"{moment}\""))?;
@@ -37,7 +34,7 @@ impl Bench {
                 .report
                 .remark("burst: filling took longer than expected, and some were due before all were held");
         }
-        self.stage.say("waiting for the moment");
+        self.stage.say("waiting for the due time");
         std::thread::sleep(Duration::from_millis(left.max(0).unsigned_abs()));
 
         let beside = self.stage.request(
@@ -47,7 +44,7 @@ impl Bench {
             &[b'x'; BESIDE_BYTES],
         );
         let stop = AtomicBool::new(false);
-        let pace = Pace::Steady { per_second: BESIDE_PER_SECOND };
+        let pace = LoadPace::Steady { per_second: BESIDE_PER_SECOND };
         let mut load = self.stage.load(Requests::Same(&beside), BESIDE_CONNECTIONS, pace, GIVE_UP);
         load.warmup = Duration::ZERO;
         load.stop = Some(&stop);
@@ -56,8 +53,8 @@ impl Bench {
             let publishing = scope.spawn(|| stage::run(load));
             let appended = self.wait_for_messages(TOPIC_BURST, held, began);
             stop.store(true, Ordering::Relaxed);
-            let published = publishing.join().map_err(|_| Failure::new("the load generator ended early"));
-            Ok::<_, Failure>((appended?, published??))
+            let published = publishing.join().map_err(|_| CliError::new("the load generator ended early"));
+            Ok::<_, CliError>((appended?, published??))
         })?;
         let report = &mut self.stage.report;
         let seconds = appended.as_secs_f64();
@@ -74,8 +71,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Waits until the topic has so many messages, and returns how long after `began` that was.
-    fn wait_for_messages(&self, topic: &str, messages: u64, began: Instant) -> Result<Duration, Failure> {
+    /// Waits until the topic has this many messages. Returns the time since `began`.
+    fn wait_for_messages(&self, topic: &str, messages: u64, began: Instant) -> Result<Duration, CliError> {
         let client = self.stage.client()?;
         loop {
             let found = self.stage.runtime.block_on(client.topic(topic))?.messages;
@@ -83,7 +80,7 @@ impl Bench {
                 return Ok(began.elapsed());
             }
             if began.elapsed() > GIVE_UP {
-                return Err(Failure::new(format!(
+                return Err(CliError::new(format!(
                     "only {found} of {messages} holds have fired {} s after they were due",
                     GIVE_UP.as_secs()
                 )));

@@ -1,23 +1,23 @@
-//! Extending and withdrawing with very many holds pending: as fast as it goes, and at a steady rate.
+//! Extending and withdrawing with very many pending holds: at the highest rate, and at a steady rate.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::super::load::{Pace, Requests};
+use super::super::load::{LoadPace, Requests};
 use super::super::report::whole;
-use super::{Bench, CONNECTIONS};
-use crate::cli::{Failure, HoldRound};
+use super::{CONNECTIONS, HoldBench};
+use crate::cli::{CliError, HoldRound};
 
 const RATE_GOAL: f64 = 20_000.0;
 const STEADY_PER_SECOND: f64 = 5000.0;
 const STEADY_QUICK_PER_SECOND: f64 = 500.0;
-/// Beside twice the device's sync.
+/// In addition to twice the device's sync.
 const STEADY_GOAL: Duration = Duration::from_millis(2);
-/// Ids are taken in this stride, so that neighbours in time are not neighbours in turn; odd and no divisor of what is pending.
+/// The stride through the ids, so that consecutive requests are not neighbours in time; odd and no divisor of the number of holds.
 const STRIDE: usize = 7919;
 
-impl Bench {
-    pub fn run_commands(&mut self) -> Result<(), Failure> {
+impl HoldBench {
+    pub fn run_commands(&mut self) -> Result<(), CliError> {
         let ids = self.fill_with_ids(self.pending)?;
         self.come_to_rest()?;
         let pending = whole(ids.len() as f64);
@@ -42,16 +42,16 @@ impl Bench {
         Ok(())
     }
 
-    /// The steady rate first: the other uses up what there is to withdraw.
-    fn measure(&mut self, name: &str, next: impl Fn(&Self) -> Option<Vec<u8>> + Sync) -> Result<(), Failure> {
+    /// The steady rate comes first: the other one uses up the holds to withdraw.
+    fn measure(&mut self, name: &str, next: impl Fn(&Self) -> Option<Vec<u8>> + Sync) -> Result<(), CliError> {
         let measure_for = self.stage.measure_for;
         let per_second = if self.stage.is_quick { STEADY_QUICK_PER_SECOND } else { STEADY_PER_SECOND };
         let before = self.stage.probe()?;
         let bench = &*self;
         let each = |_| next(bench);
-        let pace = Pace::Steady { per_second };
+        let pace = LoadPace::Steady { per_second };
         let steady = bench.stage.run(Requests::Each(&each), CONNECTIONS, pace, measure_for)?;
-        let most = bench.stage.run(Requests::Each(&each), CONNECTIONS, Pace::Saturate, measure_for)?;
+        let most = bench.stage.run(Requests::Each(&each), CONNECTIONS, LoadPace::Saturate, measure_for)?;
         let after = self.stage.probe()?;
         let goal = STEADY_GOAL + 2 * before.p99.max(after.p99);
         let steady_name = format!("{name}, a steady {} /s", whole(per_second));

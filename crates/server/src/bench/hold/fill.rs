@@ -1,25 +1,24 @@
-//! Filling a server with pending holds, as fast as it takes them.
+//! Filling a server with pending holds at the highest rate.
 
 use std::time::{Duration, Instant};
 
 use whimbrel_client::HoldFilter;
 
-use super::super::load::{Pace, Requests};
+use super::super::load::{LoadPace, Requests};
 use super::super::stage;
-use super::{BATCH_CONNECTIONS, BATCH_HOLDS, Bench, FAR, TOPIC_FAR, lines};
-use crate::cli::Failure;
+use super::{BATCH_CONNECTIONS, BATCH_HOLDS, FAR, HoldBench, TOPIC_FAR, lines};
+use crate::cli::CliError;
 
-/// How long filling may take altogether.
 const FILL_WAIT: Duration = Duration::from_secs(1800);
-/// What an answer begins with that says to come again.
+/// The start of an answer that asks for a retry.
 const TOLD_TO_WAIT: &str = "429";
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// Batches with ids that are under way at the same time.
+/// Concurrent batches with ids.
 const AT_ONCE: usize = 4;
 
-impl Bench {
-    /// Holds so many messages of a topic, in whole batches; `when` says when each is due. Returns how many it were and how long it took.
-    pub fn fill(&mut self, topic: &str, holds: u32, when: &str) -> Result<(u64, Duration), Failure> {
+impl HoldBench {
+    /// Holds this many messages of a topic, in whole batches; `when` sets the due time of each. Returns their number and the duration.
+    pub fn fill(&mut self, topic: &str, holds: u32, when: &str) -> Result<(u64, Duration), CliError> {
         let batches = u64::from(holds).div_ceil(BATCH_HOLDS as u64);
         self.stage.say(format!("holding {} messages", batches * BATCH_HOLDS as u64));
         let batch = self.batch(topic, BATCH_HOLDS, |_| when.to_owned());
@@ -28,28 +27,28 @@ impl Bench {
         while left > 0 {
             let (batch, wanted) = (batch.clone(), left);
             let each = move |number: u64| (number < wanted).then(|| batch.clone());
-            let mut load = self.stage.load(Requests::Each(&each), BATCH_CONNECTIONS, Pace::Saturate, FILL_WAIT);
+            let mut load = self.stage.load(Requests::Each(&each), BATCH_CONNECTIONS, LoadPace::Saturate, FILL_WAIT);
             load.warmup = Duration::ZERO;
             let outcome = stage::run(load)?;
             let (refused, answered) = (outcome.refused, outcome.latency.count());
             let first = outcome.first_refusal.unwrap_or_default();
             let is_told_to_wait = first.starts_with(TOLD_TO_WAIT) && began.elapsed() < FILL_WAIT;
             if answered + refused < left || refused > 0 && !is_told_to_wait {
-                return Err(Failure::new(format!(
-                    "of {left} batches of holds {answered} were accepted and {refused} refused, the first with: {first}"
+                return Err(CliError::new(format!(
+                    "of {left} batches of holds {answered} were accepted and {refused} rejected, the first with: {first}"
                 )));
             }
             left -= answered;
             if left > 0 {
-                // The owners are as far behind as they may be: they get the time to catch up.
+                // The owners have their maximum backlog: they get time to catch up.
                 std::thread::sleep(AGAIN_AFTER);
             }
         }
         Ok((batches * BATCH_HOLDS as u64, began.elapsed()))
     }
 
-    /// Holds so many messages far away and returns their ids.
-    pub fn fill_with_ids(&mut self, holds: u32) -> Result<Vec<String>, Failure> {
+    /// Holds this many messages far in the future and returns their ids.
+    pub fn fill_with_ids(&mut self, holds: u32) -> Result<Vec<String>, CliError> {
         self.stage.say(format!("holding {holds} messages"));
         let batches = (holds as usize).div_ceil(BATCH_HOLDS);
         let lines = bytes::Bytes::from(lines(BATCH_HOLDS, |_| format!("\"delay\":\"{FAR}\"")));
@@ -77,9 +76,9 @@ impl Bench {
         })
     }
 
-    /// Waits until the owners know everything that was held, and the memory has come to rest: how much it is, where that can be told.
-    pub fn come_to_rest(&mut self) -> Result<Option<u64>, Failure> {
-        self.stage.say("waiting for the server to come to rest");
+    /// Waits until the owners have applied all holds and memory has settled. Returns the memory in bytes, if the system reports it.
+    pub fn come_to_rest(&mut self) -> Result<Option<u64>, CliError> {
+        self.stage.say("waiting for the server to settle");
         let client = self.stage.client()?;
         let began = Instant::now();
         while let Err(error) = self.stage.runtime.block_on(client.count_holds(&HoldFilter::default())) {

@@ -1,27 +1,27 @@
-//! What pending holds cost: resident memory with many and with very many of them, and how soon a restart is ready.
+//! The cost of pending holds: resident memory with many and with very many of them, and the time of a restart.
 
 use std::time::{Duration, Instant};
 
 use whimbrel_client::HoldFilter;
 
 use super::super::report::whole;
-use super::{Bench, FAR, TOPIC_FAR};
-use crate::cli::Failure;
+use super::{FAR, HoldBench, TOPIC_FAR};
+use crate::cli::CliError;
 
-/// Memory may differ by so much between many and very many.
+/// Maximum difference of memory between many and very many.
 const DIFFERENCE_GOAL: u64 = 64_000_000;
 const READY_GOAL: Duration = Duration::from_secs(2);
-/// Memory is read once it has changed by less than this share for so long…
+/// Memory is read after it has changed by less than this share for `SETTLED_FOR`…
 const SETTLED_SHARE: f64 = 0.01;
 const SETTLED_FOR: Duration = Duration::from_secs(3);
-/// …or after this long.
+/// …or after this time.
 const SETTLE_WAIT: Duration = Duration::from_secs(60);
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
-impl Bench {
-    pub fn run_pending(&mut self) -> Result<(), Failure> {
+impl HoldBench {
+    pub fn run_pending(&mut self) -> Result<(), CliError> {
         if self.stage.server.is_none() {
-            self.stage.report.remark("pending: skipped, since memory and a restart need a server of the bench's own");
+            self.stage.report.remark("pending: skipped, because memory and a restart need a fresh server");
             return Ok(());
         }
         self.stage.start_anew()?;
@@ -41,8 +41,8 @@ impl Bench {
         self.report_restart()
     }
 
-    /// Adds holds until there are so many, and reads the memory when it has come to rest.
-    fn fill_and_look(&mut self, present: u32, wanted: u32) -> Result<Option<u64>, Failure> {
+    /// Adds holds up to this number, and reads the memory after it has settled.
+    fn fill_and_look(&mut self, present: u32, wanted: u32) -> Result<Option<u64>, CliError> {
         let (held, took) = self.fill(TOPIC_FAR, wanted.saturating_sub(present), &format!("\"delay\":\"{FAR}\""))?;
         let per_second = held as f64 / took.as_secs_f64().max(1e-9);
         let bytes = self.come_to_rest()?;
@@ -70,7 +70,7 @@ impl Bench {
         server.resident_bytes()
     }
 
-    fn report_restart(&mut self) -> Result<(), Failure> {
+    fn report_restart(&mut self) -> Result<(), CliError> {
         self.stage.say("restarting");
         self.stage.restart()?;
         let Some(ready_after) = self.stage.server.as_ref().map(|server| server.ready_after) else { return Ok(()) };

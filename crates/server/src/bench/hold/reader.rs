@@ -1,4 +1,4 @@
-//! A reader of one partition that notes how late each held message came, by the clock of this machine.
+//! A reader of one partition that records the lateness of each held message, by the clock of this machine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,31 +9,28 @@ use whimbrel_client::{Client, Position, ReadFrom};
 use whimbrel_model::Timestamp;
 
 use super::super::histogram::Histogram;
-use crate::cli::Failure;
+use crate::cli::CliError;
 
-/// Partitions of the topic that is read at a high rate: the reader takes one of them, a sample that costs the server little.
+/// Partitions of the topic at a high rate: the reader reads one of them, a sample that costs the server little.
 pub const PARTITIONS: u32 = 8;
-/// Messages of one read.
 const READ_LIMIT: usize = 1000;
-/// How long one read waits: at the end this is how long the reader may go on.
+/// Wait time of one read: the reader may run this long after its end.
 const READ_WAIT: Duration = Duration::from_millis(200);
 
-/// A reader at work.
-pub struct Reader {
+pub struct HoldReader {
     ends: Arc<AtomicBool>,
-    thread: JoinHandle<Result<Read, Failure>>,
+    thread: JoinHandle<Result<HoldReadResult, CliError>>,
 }
 
-/// What it read.
 #[derive(Default)]
-pub struct Read {
+pub struct HoldReadResult {
     pub lateness: Histogram,
-    /// Messages that came before they were due, by this clock. There must be none.
+    /// Messages that arrived before their due time, by this clock. There must be none.
     pub early: u64,
 }
 
-impl Reader {
-    /// Reads partition 0 of the topic from its present end on; messages due before `from` are not counted.
+impl HoldReader {
+    /// Reads partition 0 of the topic from its current end; messages due before `from` are not counted.
     pub fn start(client: Client, topic: &'static str, from: Timestamp) -> Self {
         let ends = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&ends);
@@ -44,15 +41,15 @@ impl Reader {
         Self { ends, thread }
     }
 
-    /// Ends when it has come to the end of what is there.
-    pub fn end(self) -> Result<Read, Failure> {
+    /// Stops at the end of the available messages.
+    pub fn end(self) -> Result<HoldReadResult, CliError> {
         self.ends.store(true, Ordering::Relaxed);
-        self.thread.join().map_err(|_| Failure::new("the reader ended early"))?
+        self.thread.join().map_err(|_| CliError::new("the reader ended early"))?
     }
 }
 
-async fn read(client: &Client, topic: &str, from: Timestamp, ends: &AtomicBool) -> Result<Read, Failure> {
-    let mut found = Read::default();
+async fn read(client: &Client, topic: &str, from: Timestamp, ends: &AtomicBool) -> Result<HoldReadResult, CliError> {
+    let mut found = HoldReadResult::default();
     let mut position = Position::Latest;
     loop {
         let place = ReadFrom { partition: 0, position, limit: Some(READ_LIMIT), wait: Some(READ_WAIT) };

@@ -1,4 +1,4 @@
-//! `whimbrel bench connect`: what idle devices cost in memory, how fast they come, and how soon presence is right when all of them go.
+//! `whimbrel bench connect`: the memory of idle devices, the connection rate, and the time until presence is correct after all disconnect.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -7,20 +7,18 @@ use super::crowd::uid;
 use super::crowd_process::CrowdProcess;
 use super::stage;
 use crate::bench::report::{time, whole};
-use crate::bench::stage::Stage;
-use crate::cli::{BenchConnectArgs, Failure};
+use crate::bench::stage::BenchStage;
+use crate::cli::{BenchConnectArgs, CliError};
 
-/// Devices that are on their way in at the same time.
 const AT_ONCE: usize = 256;
-/// Devices that connect and go before anything is measured, so that what is made once is not counted as theirs.
+/// Devices that connect and disconnect before a measurement, so that one-time allocations do not count.
 const WARM_UP: u32 = 100;
 const QUICK_CONNECTIONS: u32 = 500;
-/// How long a server's memory is given to settle before it is read.
+/// Time for a server's memory to settle before it is read.
 const SETTLE: Duration = Duration::from_secs(2);
-/// Users that one question about presence names.
+/// Users of one presence request.
 const QUESTION_UIDS: usize = 1000;
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// How long presence may take before the bench gives up.
 const PRESENCE_WAIT: Duration = Duration::from_secs(60);
 
 const BYTES_GOAL: f64 = 4096.0;
@@ -28,13 +26,12 @@ const PER_SECOND_GOAL: f64 = 3000.0;
 const GONE_GOAL: Duration = Duration::from_secs(3);
 const BACK_GOAL: Duration = Duration::from_secs(10);
 
-/// Measures and prints.
-pub fn connect(args: &BenchConnectArgs) -> Result<ExitCode, Failure> {
+pub fn connect(args: &BenchConnectArgs) -> Result<ExitCode, CliError> {
     let (mut stage, identity) = stage(&args.stage, &[])?;
     let count = if args.stage.quick { args.connections.min(QUICK_CONNECTIONS) } else { args.connections };
     let mut crowd = CrowdProcess::start(identity)?;
     stage.report.head(format!(
-        "{} WebSocket connections, one user each, idle after they were let in; memory is the growth of the server's resident memory",
+        "{} WebSocket connections, one user each, idle after the handshake; memory is the growth of the server's resident memory",
         whole(count.into())
     ));
     stage.say("warming up");
@@ -93,12 +90,12 @@ fn goal_of(goal: Duration) -> String {
     format!("within {}", time(goal))
 }
 
-fn resident(stage: &Stage) -> Option<u64> {
-    stage.server.as_ref().and_then(crate::bench::child::Server::resident_bytes)
+fn resident(stage: &BenchStage) -> Option<u64> {
+    stage.server.as_ref().and_then(crate::bench::child_server::ChildServer::resident_bytes)
 }
 
-/// How long it takes until so many of these users are online.
-fn wait_for_presence(stage: &Stage, first: u32, count: u32, wanted: u32) -> Result<Duration, Failure> {
+/// The time until this many of these users are online.
+fn wait_for_presence(stage: &BenchStage, first: u32, count: u32, wanted: u32) -> Result<Duration, CliError> {
     let began = Instant::now();
     let uids: Vec<String> = (first..first + count).map(uid).collect();
     let client = stage.client()?;
@@ -116,7 +113,7 @@ fn wait_for_presence(stage: &Stage, first: u32, count: u32, wanted: u32) -> Resu
         }
         if began.elapsed() > PRESENCE_WAIT {
             let why = refused.map_or_else(|| format!("{online} of {wanted} are online"), |error| error.to_string());
-            return Err(Failure::new(format!("presence is not right after {} s: {why}", PRESENCE_WAIT.as_secs())));
+            return Err(CliError::new(format!("presence is not correct after {} s: {why}", PRESENCE_WAIT.as_secs())));
         }
         std::thread::sleep(LOOK_INTERVAL);
     }

@@ -1,8 +1,8 @@
-//! The crowd: many devices in one process, as lean as they can be. `whimbrel bench crowd` runs it; orders come as lines of JSON on its standard
-//! input, each is answered with one line on its standard output.
+//! The crowd: many devices in one lean process. `whimbrel bench crowd` runs it. It reads orders as lines of JSON from standard input, and
+//! answers each with one line on standard output.
 //!
-//! A device is a small task that waits for its socket. It finds what it needs in a frame without parsing it, and acknowledges once for
-//! everything that one read brought.
+//! A device is a small task that waits for its socket. It finds the fields of a frame without parsing it, and acknowledges all messages of
+//! one read at once.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -18,87 +18,80 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::{JoinHandle, LocalSet, spawn_local};
 use whimbrel_people::gateway::websocket::handshake::key_of;
-use whimbrel_people::gateway::websocket::{Decoder, Incoming, Limits, Opcode, Role, encode};
+use whimbrel_people::gateway::websocket::{Decoder, Limits, MessageRef, Opcode, Role, encode};
 
 use super::super::histogram::Histogram;
-use super::crowd_process::Identity;
+use super::crowd_process::CrowdIdentity;
 use super::token::token_of;
-use crate::cli::Failure;
+use crate::cli::CliError;
 
-/// Bytes that one read takes, into a buffer that all devices share.
+/// Bytes of one read, into a buffer that all devices share.
 const READ_BYTES: usize = 64 << 10;
 const LIMITS: Limits = Limits { frame_bytes: 16 << 20, message_bytes: 16 << 20 };
-/// Masks hide nothing here; any will do.
+/// The mask has no purpose here; any value works.
 const MASK: [u8; 4] = [0x37, 0xfa, 0x21, 0x3d];
-/// How long an order to connect may take in all.
 const CONNECT_WAIT: Duration = Duration::from_secs(120);
-/// Bytes of an answer to a handshake.
 const ANSWER_MAX_BYTES: usize = 4096;
 
-/// What the crowd is told to do.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Order {
-    /// Connects the users of these numbers, so many of them at the same time.
+pub enum CrowdOrder {
+    /// Connects the users with these numbers, at most this many concurrently.
     Open {
         address: SocketAddr,
         first: u32,
         count: u32,
         at_once: usize,
-        identity: Identity,
+        identity: CrowdIdentity,
         #[serde(default)]
-        speaks: Speaks,
-        /// Acknowledge nothing, so that what is stored stays stored.
+        speaks: CrowdProtocol,
+        /// Acknowledge no messages, so that stored messages stay in the inbox.
         #[serde(default)]
         mute: bool,
     },
-    /// Drops every connection, without a word.
+    /// Drops every connection without a close frame.
     Drop,
     Figures,
-    /// Counts from nothing again.
     Reset,
 }
 
-/// Whose devices they are. `scripts/compare` has the same crowd at another server.
+/// The protocol of the devices. `scripts/compare` runs the same crowd with another server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Speaks {
+pub enum CrowdProtocol {
     #[default]
     Whimbrel,
     Centrifugo,
 }
 
-/// How devices behave.
 #[derive(Debug, Clone, Copy)]
-struct Manner {
-    identity: Identity,
-    speaks: Speaks,
+struct DeviceBehaviour {
+    identity: CrowdIdentity,
+    speaks: CrowdProtocol,
     mute: bool,
 }
 
-/// What the crowd answers.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Told {
+pub struct CrowdReply {
     pub connected: u64,
     pub failed: u64,
     pub first_failure: Option<String>,
-    /// How long the order took.
     pub took: Duration,
-    /// Messages that came, and those of them that were acknowledged.
+    /// Messages received, and those of them that were acknowledged.
     pub messages: u64,
     pub acknowledged: u64,
-    /// By the crowd's clock, since it began.
+    /// Time since the crowd started, by its own clock.
     pub at: Duration,
-    /// From the time that a payload says to its arrival.
+    /// Latency from the time in a payload to its arrival.
     pub p50: Duration,
     pub p99: Duration,
     pub max: Duration,
-    /// From the handshake's answer to the first message, of the last device that had one.
+    /// Time from the handshake's answer to the first message, of the last device that received one.
     pub first_message: Option<Duration>,
 }
 
 #[derive(Default)]
-struct Crowd {
+struct DeviceCrowd {
     connected: Cell<u64>,
     failed: Cell<u64>,
     first_failure: RefCell<Option<String>>,
@@ -110,13 +103,12 @@ struct Crowd {
     devices: RefCell<HashMap<u32, JoinHandle<()>>>,
 }
 
-/// The user of that number.
 pub fn uid(number: u32) -> String {
     format!("bench-{number}")
 }
 
-/// Obeys until its standard input ends.
-pub fn run() -> Result<ExitCode, Failure> {
+/// Runs until its standard input ends.
+pub fn run() -> Result<ExitCode, CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (lines, mut orders) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -127,15 +119,15 @@ pub fn run() -> Result<ExitCode, Failure> {
         }
     });
     let began = Instant::now();
-    let crowd = Rc::new(Crowd::default());
+    let crowd = Rc::new(DeviceCrowd::default());
     LocalSet::new().block_on(&runtime, async {
         while let Some(line) = orders.recv().await {
-            let order: Order = serde_json::from_str(&line).map_err(|error| Failure::new(error.to_string()))?;
+            let order: CrowdOrder = serde_json::from_str(&line).map_err(|error| CliError::new(error.to_string()))?;
             let ordered = Instant::now();
             crowd.obey(order).await;
             let told = crowd.told(ordered.elapsed(), began.elapsed());
             let mut stdout = io::stdout().lock();
-            serde_json::to_writer(&mut stdout, &told).map_err(|error| Failure::new(error.to_string()))?;
+            serde_json::to_writer(&mut stdout, &told).map_err(|error| CliError::new(error.to_string()))?;
             stdout.write_all(b"\n")?;
             stdout.flush()?;
         }
@@ -143,13 +135,13 @@ pub fn run() -> Result<ExitCode, Failure> {
     })
 }
 
-impl Crowd {
-    async fn obey(self: &Rc<Self>, order: Order) {
+impl DeviceCrowd {
+    async fn obey(self: &Rc<Self>, order: CrowdOrder) {
         match order {
-            Order::Open { address, first, count, at_once, identity, speaks, mute } => {
-                self.open(address, first..first + count, at_once, Manner { identity, speaks, mute }).await
+            CrowdOrder::Open { address, first, count, at_once, identity, speaks, mute } => {
+                self.open(address, first..first + count, at_once, DeviceBehaviour { identity, speaks, mute }).await
             }
-            Order::Drop => {
+            CrowdOrder::Drop => {
                 for (_, device) in self.devices.borrow_mut().drain() {
                     device.abort();
                 }
@@ -157,8 +149,8 @@ impl Crowd {
                 // The sockets close when the tasks have been dropped.
                 tokio::task::yield_now().await;
             }
-            Order::Figures => {}
-            Order::Reset => {
+            CrowdOrder::Figures => {}
+            CrowdOrder::Reset => {
                 self.messages.set(0);
                 self.acknowledged.set(0);
                 self.failed.set(0);
@@ -169,10 +161,10 @@ impl Crowd {
         }
     }
 
-    fn told(&self, took: Duration, at: Duration) -> Told {
+    fn told(&self, took: Duration, at: Duration) -> CrowdReply {
         let latency = self.latency.borrow();
         let [p50, p99, max] = [0.5, 0.99, 1.0].map(|share| latency.quantile(share));
-        Told {
+        CrowdReply {
             connected: self.connected.get(),
             failed: self.failed.get(),
             first_failure: self.first_failure.borrow().clone(),
@@ -187,7 +179,13 @@ impl Crowd {
         }
     }
 
-    async fn open(self: &Rc<Self>, address: SocketAddr, numbers: std::ops::Range<u32>, at_once: usize, manner: Manner) {
+    async fn open(
+        self: &Rc<Self>,
+        address: SocketAddr,
+        numbers: std::ops::Range<u32>,
+        at_once: usize,
+        manner: DeviceBehaviour,
+    ) {
         let wanted = self.connected.get() + self.failed.get() + u64::from(numbers.end - numbers.start);
         let turns = Rc::new(Semaphore::new(at_once.max(1)));
         for number in numbers {
@@ -213,10 +211,10 @@ impl Crowd {
 
 /// One device, from its connection to its end.
 async fn live(
-    crowd: &Rc<Crowd>,
+    crowd: &Rc<DeviceCrowd>,
     address: SocketAddr,
     number: u32,
-    manner: Manner,
+    manner: DeviceBehaviour,
     turns: &Semaphore,
 ) -> Result<(), String> {
     let failed = |error: io::Error| error.to_string();
@@ -226,7 +224,7 @@ async fn live(
     let (shaken, rest) = shake_hands(&mut stream, address, manner.speaks).await.map_err(failed)?;
     stream.write_all(&first_frame(number, manner)).await.map_err(failed)?;
     let decoder = Decoder::new(Role::Client);
-    let mut device = Device { decoder, manner, shaken, is_in: false, has_message: false };
+    let mut device = CrowdDevice { decoder, manner, shaken, is_in: false, has_message: false };
     let mut answers = Vec::new();
     let mut turn = Some(turn);
     let mut early = Some(rest);
@@ -255,7 +253,7 @@ async fn live(
         }
         if count == 0 && device.is_in {
             crowd.connected.set(crowd.connected.get().saturating_sub(1));
-            return Err("the server ended a connection".to_owned());
+            return Err("the server closed a connection".to_owned());
         }
     }
 }
@@ -264,28 +262,32 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES]);
 }
 
-fn first_frame(number: u32, manner: Manner) -> Vec<u8> {
+fn first_frame(number: u32, manner: DeviceBehaviour) -> Vec<u8> {
     let uid = uid(number);
     let said = match (manner.speaks, manner.identity) {
-        (Speaks::Whimbrel, Identity::Token) => {
+        (CrowdProtocol::Whimbrel, CrowdIdentity::Token) => {
             serde_json::json!({ "connect": { "token": token_of(&uid), "platform": "bench", "device": "d" } })
         }
-        (Speaks::Whimbrel, Identity::Uid) => {
+        (CrowdProtocol::Whimbrel, CrowdIdentity::Uid) => {
             serde_json::json!({ "connect": { "uid": uid, "platform": "bench", "device": "d" } })
         }
-        (Speaks::Centrifugo, _) => serde_json::json!({ "id": 1, "connect": { "token": token_of(&uid) } }),
+        (CrowdProtocol::Centrifugo, _) => serde_json::json!({ "id": 1, "connect": { "token": token_of(&uid) } }),
     };
     let mut frame = Vec::new();
     encode(&mut frame, Opcode::Text, said.to_string().as_bytes(), Some(MASK));
     frame
 }
 
-/// When the answer had come, and what came behind it.
-async fn shake_hands(stream: &mut TcpStream, address: SocketAddr, speaks: Speaks) -> io::Result<(Instant, Vec<u8>)> {
+/// The time of the answer, and the bytes after it.
+async fn shake_hands(
+    stream: &mut TcpStream,
+    address: SocketAddr,
+    speaks: CrowdProtocol,
+) -> io::Result<(Instant, Vec<u8>)> {
     let key = key_of([7; 16]);
     let (path, offer) = match speaks {
-        Speaks::Whimbrel => ("/v1/connect", "sec-websocket-protocol: whimbrel.v1.json\r\n"),
-        Speaks::Centrifugo => ("/connection/websocket", ""),
+        CrowdProtocol::Whimbrel => ("/v1/connect", "sec-websocket-protocol: whimbrel.v1.json\r\n"),
+        CrowdProtocol::Centrifugo => ("/connection/websocket", ""),
     };
     let request = format!(
         "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
@@ -307,22 +309,22 @@ async fn shake_hands(stream: &mut TcpStream, address: SocketAddr, speaks: Speaks
     }
 }
 
-struct Device {
+struct CrowdDevice {
     decoder: Decoder,
-    manner: Manner,
+    manner: DeviceBehaviour,
     shaken: Instant,
     is_in: bool,
     has_message: bool,
 }
 
-impl Device {
-    /// Takes what came, and writes what it answers behind `answers`.
-    fn take(&mut self, bytes: &mut [u8], crowd: &Crowd, answers: &mut Vec<u8>) -> Result<(), String> {
+impl CrowdDevice {
+    /// Consumes received bytes, and appends the replies to `answers`.
+    fn take(&mut self, bytes: &mut [u8], crowd: &DeviceCrowd, answers: &mut Vec<u8>) -> Result<(), String> {
         let (mut highest, mut stored, mut closed) = (None, 0, None);
         let Self { decoder, manner, shaken, is_in, has_message } = self;
         decoder
             .take(bytes, &LIMITS, |incoming| match incoming {
-                Incoming::Text(text) if manner.speaks == Speaks::Centrifugo => {
+                MessageRef::Text(text) if manner.speaks == CrowdProtocol::Centrifugo => {
                     for line in text.lines() {
                         match line.get(..7) {
                             Some("{\"push\"") => crowd.messages.set(crowd.messages.get() + 1),
@@ -331,7 +333,7 @@ impl Device {
                         }
                     }
                 }
-                Incoming::Text(text) if text.starts_with("{\"message\"") => {
+                MessageRef::Text(text) if text.starts_with("{\"message\"") => {
                     crowd.messages.set(crowd.messages.get() + 1);
                     if !std::mem::replace(has_message, true) {
                         crowd.first_message.set(Some(shaken.elapsed()));
@@ -344,13 +346,13 @@ impl Device {
                         crowd.latency.borrow_mut().record(took);
                     }
                 }
-                Incoming::Text(text) if text.starts_with("{\"connected\"") => *is_in = true,
-                Incoming::Text(text) if text.starts_with("{\"ping\"") => {
+                MessageRef::Text(text) if text.starts_with("{\"connected\"") => *is_in = true,
+                MessageRef::Text(text) if text.starts_with("{\"ping\"") => {
                     encode(answers, Opcode::Text, br#"{"pong":{}}"#, Some(MASK));
                 }
-                Incoming::Ping(payload) => encode(answers, Opcode::Pong, payload, Some(MASK)),
-                Incoming::Close(said) => closed = Some(format!("a device was closed: {said:?}")),
-                Incoming::Text(_) | Incoming::Binary(_) | Incoming::Pong(_) => {}
+                MessageRef::Ping(payload) => encode(answers, Opcode::Pong, payload, Some(MASK)),
+                MessageRef::Close(said) => closed = Some(format!("the server closed a device: {said:?}")),
+                MessageRef::Text(_) | MessageRef::Binary(_) | MessageRef::Pong(_) => {}
             })
             .map_err(|violation| violation.to_string())?;
         if let Some(seq) = highest.filter(|_| !manner.mute) {
@@ -361,14 +363,13 @@ impl Device {
     }
 }
 
-/// The number that stands behind a member's name.
 fn number_after(text: &str, name: &str) -> Option<u64> {
     let rest = &text[text.find(name)? + name.len()..];
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     rest[..digits].parse().ok()
 }
 
-/// How long ago those nanoseconds since 1970 were.
+/// Time since these nanoseconds since 1970.
 fn since(nanos: u64) -> Option<Duration> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
     Some(now.saturating_sub(Duration::from_nanos(nanos)))

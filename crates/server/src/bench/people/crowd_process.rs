@@ -1,4 +1,4 @@
-//! The crowd as a process of this same binary, ended when it is dropped.
+//! The crowd as a process of this binary. It is stopped when it is dropped.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
@@ -6,13 +6,12 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-use super::crowd::{Order, Speaks, Told};
-use crate::cli::Failure;
+use super::crowd::{CrowdOrder, CrowdProtocol, CrowdReply};
+use crate::cli::CliError;
 
-/// How devices say who they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Identity {
+pub enum CrowdIdentity {
     Token,
     Uid,
 }
@@ -21,44 +20,51 @@ pub struct CrowdProcess {
     process: Child,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
-    identity: Identity,
+    identity: CrowdIdentity,
 }
 
 impl CrowdProcess {
-    pub fn start(identity: Identity) -> Result<Self, Failure> {
+    pub fn start(identity: CrowdIdentity) -> Result<Self, CliError> {
         let mut command = Command::new(std::env::current_exe()?);
         let mut process = command.args(["bench", "crowd"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         match (process.stdin.take(), process.stdout.take()) {
             (Some(stdin), Some(stdout)) => Ok(Self { process, stdin, stdout: BufReader::new(stdout), identity }),
-            _ => Err(Failure::new("the crowd has no way to be talked to")),
+            _ => Err(CliError::new("the crowd has no standard input or output")),
         }
     }
 
-    pub fn open(&mut self, address: SocketAddr, first: u32, count: u32, at_once: usize) -> Result<Told, Failure> {
-        let (identity, speaks) = (self.identity, Speaks::default());
-        self.order(&Order::Open { address, first, count, at_once, identity, speaks, mute: false })
+    pub fn open(
+        &mut self,
+        address: SocketAddr,
+        first: u32,
+        count: u32,
+        at_once: usize,
+    ) -> Result<CrowdReply, CliError> {
+        let (identity, speaks) = (self.identity, CrowdProtocol::default());
+        self.order(&CrowdOrder::Open { address, first, count, at_once, identity, speaks, mute: false })
     }
 
-    /// One device that acknowledges nothing.
-    pub fn open_mute(&mut self, address: SocketAddr, user: u32) -> Result<Told, Failure> {
-        let (identity, speaks) = (self.identity, Speaks::default());
-        self.order(&Order::Open { address, first: user, count: 1, at_once: 1, identity, speaks, mute: true })
+    /// One device that acknowledges no messages.
+    pub fn open_mute(&mut self, address: SocketAddr, user: u32) -> Result<CrowdReply, CliError> {
+        let (identity, speaks) = (self.identity, CrowdProtocol::default());
+        self.order(&CrowdOrder::Open { address, first: user, count: 1, at_once: 1, identity, speaks, mute: true })
     }
 
-    pub fn drop_all(&mut self) -> Result<Told, Failure> {
-        self.order(&Order::Drop)
+    pub fn drop_all(&mut self) -> Result<CrowdReply, CliError> {
+        self.order(&CrowdOrder::Drop)
     }
 
-    pub fn figures(&mut self) -> Result<Told, Failure> {
-        self.order(&Order::Figures)
+    pub fn figures(&mut self) -> Result<CrowdReply, CliError> {
+        self.order(&CrowdOrder::Figures)
     }
 
-    pub fn reset(&mut self) -> Result<Told, Failure> {
-        self.order(&Order::Reset)
+    pub fn reset(&mut self) -> Result<CrowdReply, CliError> {
+        self.order(&CrowdOrder::Reset)
     }
 
-    fn order(&mut self, order: &Order) -> Result<Told, Failure> {
-        let not_understood = |error: serde_json::Error| Failure::new(format!("the crowd is not understood: {error}"));
+    fn order(&mut self, order: &CrowdOrder) -> Result<CrowdReply, CliError> {
+        let not_understood =
+            |error: serde_json::Error| CliError::new(format!("cannot parse the crowd's answer: {error}"));
         let mut line = serde_json::to_vec(order).map_err(not_understood)?;
         line.push(b'\n');
         self.stdin.write_all(&line)?;

@@ -1,6 +1,6 @@
-//! `whimbrel bench connect` and `bench push`: what many devices cost, and how fast and how soon people are reached.
+//! `whimbrel bench connect` and `bench push`: the cost of many devices, and the rate and latency of pushes.
 //!
-//! The devices are a process of this same binary, on the same cores as the server: what it costs to be them is in every rate.
+//! The devices are a process of this binary, on the same cores as the server: every rate includes their cost.
 
 mod connect;
 pub mod crowd;
@@ -11,18 +11,18 @@ mod token;
 pub use connect::connect;
 pub use push::push;
 
-use self::crowd_process::Identity;
-use super::stage::Stage;
-use crate::cli::{Failure, StageArgs};
+use self::crowd_process::CrowdIdentity;
+use super::stage::BenchStage;
+use crate::cli::{CliError, StageArgs};
 
-/// A fresh server with a key for devices' tokens; a running one is one that takes devices of this machine at their word.
-fn stage(args: &StageArgs, more: &[&str]) -> Result<(Stage, Identity), Failure> {
+/// A fresh server with a key for device tokens. A running one must accept devices of this machine without tokens.
+fn stage(args: &StageArgs, more: &[&str]) -> Result<(BenchStage, CrowdIdentity), CliError> {
     if args.server.is_some() {
-        return Ok((Stage::set(args)?, Identity::Uid));
+        return Ok((BenchStage::set(args)?, CrowdIdentity::Uid));
     }
     let secret = token::SECRET;
     let mut settings = vec![format!("clients.secret={secret}"), "gateway.accepts_per_second=0".to_owned()];
     settings.extend(more.iter().map(|setting| (*setting).to_owned()));
     settings.extend(args.set.iter().cloned());
-    Ok((Stage::set(&StageArgs { set: settings, ..args.clone() })?, Identity::Token))
+    Ok((BenchStage::set(&StageArgs { set: settings, ..args.clone() })?, CrowdIdentity::Token))
 }

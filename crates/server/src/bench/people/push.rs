@@ -1,4 +1,4 @@
-//! `whimbrel bench push`: how fast and how soon people are reached, and what an inbox costs.
+//! `whimbrel bench push`: the rate and latency of pushes, and the cost of an inbox.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -6,46 +6,43 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use whimbrel_client::PlatformInfo;
 
-use super::crowd::{Told, uid};
+use super::crowd::{CrowdReply, uid};
 use super::crowd_process::CrowdProcess;
 use super::stage;
-use crate::bench::load::{Pace, Requests};
+use crate::bench::load::{LoadPace, Requests};
 use crate::bench::report::{time, whole};
-use crate::bench::stage::Stage;
-use crate::cli::{BenchPushArgs, Failure, PushRound};
+use crate::bench::stage::BenchStage;
+use crate::cli::{BenchPushArgs, CliError, PushRound};
 
-/// Bytes of a payload.
 const PAYLOAD_BYTES: usize = 128;
-/// Users with a device, each with one.
+/// Users with one device each.
 const DEVICES: u32 = 1000;
-/// Users that one request pushes to, and the connections that push.
+/// Users of one push request, and the connections that push.
 const BATCH_UIDS: u32 = 250;
 const CONNECTIONS: usize = 8;
 const AT_ONCE: usize = 128;
 const EPHEMERAL_GOAL: f64 = 50_000.0;
 const STORED_GOAL: f64 = 20_000.0;
 const STORED_OFFERED: f64 = 40_000.0;
-/// The steady rate, in requests to so many users each.
+/// The steady rate, in requests to this many users each.
 const STEADY_PER_SECOND: f64 = 5_000.0;
 const STEADY_UIDS: u32 = 50;
 const STEADY_GOAL: Duration = Duration::from_millis(15);
-/// Stored messages of the user whose first page is waited for.
+/// Stored messages of the user whose first page is measured.
 const WAITING: u64 = 10_000;
 const QUICK_WAITING: u64 = 500;
 const PAGE_GOAL: Duration = Duration::from_millis(5);
 const PAGE_TIMES: u32 = 5;
-/// Users of the push whose cost on disk is measured, and bytes of its body.
+/// Users of the push whose disk space is measured, and bytes of its body.
 const FANNED: u32 = 10_000;
 const FANNED_BYTES: usize = 1024;
 const FANNED_GOAL_BYTES: f64 = 3_000_000.0;
-/// How long the last messages may take.
 const END_WAIT: Duration = Duration::from_secs(20);
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Measures and prints.
-pub fn push(args: &BenchPushArgs) -> Result<ExitCode, Failure> {
+pub fn push(args: &BenchPushArgs) -> Result<ExitCode, CliError> {
     let (stage, identity) = stage(&args.stage, &["log.checkpoint_interval=2s"])?;
-    let mut bench = Bench { stage, crowd: CrowdProcess::start(identity)?, only: args.only.clone() };
+    let mut bench = PushBench { stage, crowd: CrowdProcess::start(identity)?, only: args.only.clone() };
     bench.stage.report.head(format!(
         "payloads of {PAYLOAD_BYTES} B to {} users with one device each; a delivery counts when the device has it, a stored one when it \
          acknowledged it",
@@ -55,19 +52,19 @@ pub fn push(args: &BenchPushArgs) -> Result<ExitCode, Failure> {
     bench.stage.show()
 }
 
-struct Bench {
-    stage: Stage,
+struct PushBench {
+    stage: BenchStage,
     crowd: CrowdProcess,
     only: Vec<PushRound>,
 }
 
-impl Bench {
-    fn run_rounds(&mut self) -> Result<(), Failure> {
+impl PushBench {
+    fn run_rounds(&mut self) -> Result<(), CliError> {
         self.stage.probe()?;
         let platform = PlatformInfo { max_stored: Some(100_000), ..PlatformInfo::default() };
         let client = self.stage.client()?;
         self.stage.runtime.block_on(client.put_platform("bench", &platform))?;
-        // First, while the folder has nothing else that could shrink meanwhile.
+        // First, while the folder has no other data that could shrink.
         if self.runs(PushRound::Fanout) {
             self.run_fanout()?;
         }
@@ -77,15 +74,17 @@ impl Bench {
         if self.runs(PushRound::Ephemeral) || self.runs(PushRound::Stored) || self.runs(PushRound::Steady) {
             let told = self.crowd.open(self.stage.address, 0, DEVICES, AT_ONCE)?;
             if told.connected < u64::from(DEVICES) {
-                return Err(Failure::new(told.first_failure.unwrap_or_else(|| "not every device is in".into())));
+                return Err(CliError::new(
+                    told.first_failure.unwrap_or_else(|| "not every device is connected".into()),
+                ));
             }
         }
         if self.runs(PushRound::Ephemeral) {
-            self.run_rate("live, ephemeral", false, Pace::Saturate, EPHEMERAL_GOAL)?;
+            self.run_rate("live, ephemeral", false, LoadPace::Saturate, EPHEMERAL_GOAL)?;
         }
         if self.runs(PushRound::Stored) {
-            // Offered at a rate: what is stored and not delivered yet would pile up, and later rounds would measure the pile.
-            let pace = Pace::Steady { per_second: STORED_OFFERED / f64::from(BATCH_UIDS) };
+            // At a fixed rate: otherwise undelivered messages would pile up, and later rounds would measure the pile.
+            let pace = LoadPace::Steady { per_second: STORED_OFFERED / f64::from(BATCH_UIDS) };
             let name = format!("live, stored and acknowledged, {} /s offered", whole(STORED_OFFERED));
             self.run_rate(&name, true, pace, STORED_GOAL)?;
         }
@@ -100,7 +99,7 @@ impl Bench {
         self.only.is_empty() || self.only.contains(&round)
     }
 
-    /// A batch of pushes, each of its own stamped payload to one of the next users in turn.
+    /// A batch of pushes, each with its own time-stamped payload to one of the next users in turn.
     fn request(&self, number: u64, uids: u32, store: bool) -> Vec<u8> {
         let first = (number * u64::from(uids) % u64::from(DEVICES)) as u32;
         let mut body = String::with_capacity(uids as usize * (PAYLOAD_BYTES + 64));
@@ -114,14 +113,14 @@ impl Bench {
         self.stage.request("POST", "/v1/users/batch", "application/x-ndjson", body.as_bytes())
     }
 
-    fn run_rate(&mut self, name: &str, store: bool, pace: Pace, goal: f64) -> Result<(), Failure> {
+    fn run_rate(&mut self, name: &str, store: bool, pace: LoadPace, goal: f64) -> Result<(), CliError> {
         self.crowd.reset()?;
         self.stage.say(name);
         let before = self.crowd.figures()?;
         let each = |number: u64| Some(self.request(number, BATCH_UIDS, store));
         let published = self.stage.run(Requests::Each(&each), CONNECTIONS, pace, self.stage.measure_for)?;
         let after = self.crowd.figures()?;
-        let counted = |told: &Told| if store { told.acknowledged } else { told.messages };
+        let counted = |told: &CrowdReply| if store { told.acknowledged } else { told.messages };
         let seconds = after.at.saturating_sub(before.at).as_secs_f64().max(1e-9);
         let per_second = (counted(&after) - counted(&before)) as f64 / seconds;
         let last = self.wait_for(|told| told.messages, counted(&after))?;
@@ -135,18 +134,18 @@ impl Bench {
         let goal_text = format!("at least {} delivered/s", whole(goal));
         self.stage.report.below(name, shown, goal_text, per_second >= goal, ("per_second", per_second));
         if let Some(refusal) = published.first_refusal {
-            self.stage.report.remark(format!("{name}: {} refused, the first with: {refusal}", published.refused));
+            self.stage.report.remark(format!("{name}: {} rejected, the first with: {refusal}", published.refused));
         }
         self.wait_until_quiet()?;
         Ok(())
     }
 
-    fn run_steady(&mut self) -> Result<(), Failure> {
+    fn run_steady(&mut self) -> Result<(), CliError> {
         self.wait_until_quiet()?;
         let before = self.stage.probe()?;
         self.crowd.reset()?;
         let each = |number: u64| Some(self.request(number, STEADY_UIDS, true));
-        let pace = Pace::Steady { per_second: STEADY_PER_SECOND / f64::from(STEADY_UIDS) };
+        let pace = LoadPace::Steady { per_second: STEADY_PER_SECOND / f64::from(STEADY_UIDS) };
         let published = self.stage.run(Requests::Each(&each), CONNECTIONS, pace, self.stage.measure_for)?;
         let told = self.wait_for(|told| told.messages, published.latency.count() * u64::from(STEADY_UIDS))?;
         let after = self.stage.probe()?;
@@ -161,9 +160,9 @@ impl Bench {
         Ok(())
     }
 
-    fn run_page(&mut self) -> Result<(), Failure> {
+    fn run_page(&mut self) -> Result<(), CliError> {
         let waiting = if self.stage.is_quick { QUICK_WAITING } else { WAITING };
-        // A user of its own, beyond those with devices.
+        // A separate user without a device.
         let user = DEVICES;
         self.stage.say(format!("storing {waiting} messages for one user"));
         let path = format!("/v1/users/{}/messages", uid(user));
@@ -171,11 +170,11 @@ impl Bench {
             let body = serde_json::json!({ "payload": stamped(PAYLOAD_BYTES) }).to_string();
             (number < waiting).then(|| self.stage.request("POST", &path, "application/json", body.as_bytes()))
         };
-        let mut load = self.stage.load(Requests::Each(&each), 64, Pace::Saturate, Duration::from_secs(120));
+        let mut load = self.stage.load(Requests::Each(&each), 64, LoadPace::Saturate, Duration::from_secs(120));
         load.warmup = Duration::ZERO;
         let outcome = crate::bench::stage::run(load)?;
         if outcome.refused > 0 {
-            return Err(Failure::new(outcome.first_refusal.unwrap_or_default()));
+            return Err(CliError::new(outcome.first_refusal.unwrap_or_default()));
         }
         std::thread::sleep(Duration::from_secs(1));
         let mut times = Vec::new();
@@ -194,7 +193,7 @@ impl Bench {
         }
         times.sort_unstable();
         let Some(middle) = times.get(times.len() / 2).copied() else {
-            return Err(Failure::new("the user's first page never came"));
+            return Err(CliError::new("the user's first page did not arrive"));
         };
         let shown = format!("{} (the middle of {} times)", time(middle), times.len());
         let name = format!("first page of a user with {} stored messages", whole(waiting as f64));
@@ -204,8 +203,8 @@ impl Bench {
         Ok(())
     }
 
-    /// What a push to many costs on disk, journals aside, once the server has ended in order.
-    fn run_fanout(&mut self) -> Result<(), Failure> {
+    /// The disk space of a push to many users, without journals, after the server has stopped in order.
+    fn run_fanout(&mut self) -> Result<(), CliError> {
         if self.stage.server.is_none() {
             self.stage.report.remark("the cost on disk is measured on a fresh server only");
             return Ok(());
@@ -221,7 +220,7 @@ impl Bench {
         for uid in [&uids[0], &uids[uids.len() - 1]] {
             while self.stage.runtime.block_on(client.inbox(uid, None))?.messages.is_empty() {
                 if began.elapsed() > END_WAIT {
-                    return Err(Failure::new("the push to many is not stored"));
+                    return Err(CliError::new("the push to many is not stored"));
                 }
                 std::thread::sleep(LOOK_INTERVAL);
             }
@@ -239,7 +238,7 @@ impl Bench {
         bytes_beside_journals(self.stage.folder())
     }
 
-    fn wait_for(&mut self, of: impl Fn(&Told) -> u64, wanted: u64) -> Result<Told, Failure> {
+    fn wait_for(&mut self, of: impl Fn(&CrowdReply) -> u64, wanted: u64) -> Result<CrowdReply, CliError> {
         let began = Instant::now();
         loop {
             let told = self.crowd.figures()?;
@@ -250,8 +249,7 @@ impl Bench {
         }
     }
 
-    /// Waits until nothing comes any more.
-    fn wait_until_quiet(&mut self) -> Result<(), Failure> {
+    fn wait_until_quiet(&mut self) -> Result<(), CliError> {
         let began = Instant::now();
         let mut last = self.crowd.figures()?.messages;
         while began.elapsed() < END_WAIT {
@@ -274,7 +272,7 @@ fn stamped(bytes: usize) -> String {
     payload
 }
 
-/// Bytes of all files below a folder, but those of journals.
+/// The size of all files below a folder, without journals.
 fn bytes_beside_journals(folder: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
     let mut bytes = 0;

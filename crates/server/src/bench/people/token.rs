@@ -1,4 +1,4 @@
-//! Tokens for the devices of the bench: HS256, signed with a secret that every fresh server of the bench is given.
+//! Tokens for the devices of the benchmark: HS256, signed with a secret that every fresh server of the benchmark has.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,12 +7,11 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-/// It guards a server that lives as long as a measurement, on loopback.
+/// Public: it guards a server on loopback for the time of a measurement.
 pub const SECRET: &str = "whimbrel-bench-0123456789abcdef-0123456789abcdef";
-/// Longer than any bench takes.
+/// Longer than any benchmark.
 const VALID_S: u64 = 24 * 3600;
 
-/// A token that says who the user is.
 pub fn token_of(uid: &str) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let claims = serde_json::json!({ "sub": uid, "exp": now + VALID_S });

@@ -1,5 +1,5 @@
-//! From a kafka-pusher's configuration to subscriptions, field by field. Pure code: a text comes in, subscriptions or everything that is
-//! wrong go out.
+//! Conversion of a kafka-pusher's configuration to subscriptions, field by field. Pure code: the input is a text, the output
+//! subscriptions or all errors.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,49 +7,49 @@ use std::time::Duration;
 use whimbrel_client::{EndpointSettings, RetrySettings, SubscriptionSettings};
 use whimbrel_model::{check_topic_name, format_duration, parse_duration};
 
-use super::lenient_json::{Node, Value, parse};
+use super::lenient_json::{JsonNode, JsonValue, parse};
 
-/// What the names of imported subscriptions begin with.
+/// Prefix of the names of imported subscriptions.
 const NAME_PREFIX: &str = "pusher.";
-/// Characters of a name; beyond, its end is a number made of the whole.
+/// Maximum length of a name in characters; a longer one ends in a hash of the whole name instead.
 const NAME_CHARS_MAX: usize = 120;
-/// What a kafka-pusher waits before a retry where nothing is said.
+/// The delay of a kafka-pusher before a retry, by default.
 const FAILED_SLEEP_DEFAULT: Duration = Duration::from_secs(1);
 const WORKERS_DEFAULT: u32 = 1;
 
-/// What an import would make.
+/// The result of an import.
 #[derive(Debug, Default)]
-pub struct Plan {
-    pub subscriptions: Vec<Planned>,
-    /// What has no meaning here, with its line.
+pub struct ImportPlan {
+    pub subscriptions: Vec<PlannedSubscription>,
+    /// Ignored fields, each with its line.
     pub remarks: Vec<String>,
 }
 
 #[derive(Debug)]
-pub struct Planned {
+pub struct PlannedSubscription {
     pub name: String,
-    /// Where its entry begins.
+    /// The line on which its entry begins.
     pub line: usize,
     pub settings: SubscriptionSettings,
 }
 
-/// Plans the subscriptions of a configuration, or says everything that is wrong with it.
-pub fn plan(text: &str) -> Result<Plan, Vec<String>> {
+/// Plans the subscriptions of a configuration, or returns all of its errors.
+pub fn plan(text: &str) -> Result<ImportPlan, Vec<String>> {
     let root = parse(text).map_err(|wrong| vec![wrong.to_string()])?;
-    let mut reading = Reading::default();
-    let mut plan = Plan::default();
-    let Value::Object(members) = root.value else {
+    let mut reading = PusherReader::default();
+    let mut plan = ImportPlan::default();
+    let JsonValue::Object(members) = root.value else {
         return Err(vec![format!("line {}: the file is {}, not an object", root.line, root.value.kind())]);
     };
     let groups = members.iter().find(|(name, _)| name == "consumer_groups");
     for (name, node) in members.iter().filter(|(name, _)| name != "consumer_groups") {
-        reading.remark(node, name, "is ignored: nothing here corresponds to it");
+        reading.remark(node, name, "is ignored: Whimbrel has no such setting");
     }
     match groups {
-        Some((_, Node { value: Value::List(entries), .. })) => {
+        Some((_, JsonNode { value: JsonValue::List(entries), .. })) => {
             for (index, entry) in entries.iter().enumerate() {
                 if let Some(settings) = reading.entry(entry, &format!("consumer_groups[{index}]")) {
-                    plan.subscriptions.push(Planned { name: String::new(), line: entry.line, settings });
+                    plan.subscriptions.push(PlannedSubscription { name: String::new(), line: entry.line, settings });
                 }
             }
         }
@@ -65,23 +65,23 @@ pub fn plan(text: &str) -> Result<Plan, Vec<String>> {
 }
 
 #[derive(Default)]
-struct Reading {
+struct PusherReader {
     problems: Vec<String>,
     remarks: Vec<String>,
 }
 
-impl Reading {
-    fn wrong(&mut self, node: &Node, field: &str, what: &str) {
+impl PusherReader {
+    fn wrong(&mut self, node: &JsonNode, field: &str, what: &str) {
         self.problems.push(format!("line {}: {field} {what}", node.line));
     }
 
-    fn remark(&mut self, node: &Node, field: &str, what: &str) {
+    fn remark(&mut self, node: &JsonNode, field: &str, what: &str) {
         self.remarks.push(format!("line {}: {field} {what}", node.line));
     }
 
-    /// One consumer group; `None` where something is wrong with it, which was said then.
-    fn entry(&mut self, entry: &Node, path: &str) -> Option<SubscriptionSettings> {
-        let Value::Object(members) = &entry.value else {
+    /// One consumer group; `None` if it has an error, which is then recorded.
+    fn entry(&mut self, entry: &JsonNode, path: &str) -> Option<SubscriptionSettings> {
+        let JsonValue::Object(members) = &entry.value else {
             self.wrong(entry, path, &format!("is {}, not an object", entry.value.kind()));
             return None;
         };
@@ -106,9 +106,13 @@ impl Reading {
                 "failed_sleep" => sleep = self.duration(node, field).unwrap_or(sleep),
                 "bypass_failed" => bypass = self.flag(node, field).unwrap_or(bypass),
                 "zookeepers" | "zk_path" => {
-                    self.remark(node, field, "is ignored: its offsets are not read, deliveries begin with what comes");
+                    self.remark(
+                        node,
+                        field,
+                        "is ignored: its offsets are not read, deliveries begin with the next message",
+                    );
                 }
-                _ => self.remark(node, field, "is ignored: nothing here corresponds to it"),
+                _ => self.remark(node, field, "is ignored: Whimbrel has no such setting"),
             }
         }
         for required in ["url", "topics"] {
@@ -128,8 +132,8 @@ impl Reading {
         (self.problems.len() == problems_before).then_some(settings)
     }
 
-    fn url(&mut self, node: &Node, field: &str) -> Option<String> {
-        let Value::Text(text) = &node.value else {
+    fn url(&mut self, node: &JsonNode, field: &str) -> Option<String> {
+        let JsonValue::Text(text) = &node.value else {
             self.wrong(node, field, &format!("is {}, not a URL", node.value.kind()));
             return None;
         };
@@ -138,14 +142,14 @@ impl Reading {
             matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some_and(|host| !host.is_empty())
         });
         if !is_http {
-            self.wrong(node, field, &format!("`{text}` is not a URL: write http://host/path"));
+            self.wrong(node, field, &format!("`{text}` is not a URL: expected http://host/path"));
             return None;
         }
         Some(text.clone())
     }
 
-    fn topics(&mut self, node: &Node, field: &str) -> Vec<String> {
-        let Value::List(entries) = &node.value else {
+    fn topics(&mut self, node: &JsonNode, field: &str) -> Vec<String> {
+        let JsonValue::List(entries) = &node.value else {
             self.wrong(node, field, &format!("is {}, not a list of topics", node.value.kind()));
             return Vec::new();
         };
@@ -156,7 +160,7 @@ impl Reading {
         for (index, entry) in entries.iter().enumerate() {
             let field = format!("{field}[{index}]");
             match &entry.value {
-                Value::Text(topic) => match check_topic_name(topic) {
+                JsonValue::Text(topic) => match check_topic_name(topic) {
                     Ok(()) if topics.contains(topic) => self.wrong(entry, &field, &format!("names `{topic}` again")),
                     Ok(()) => topics.push(topic.clone()),
                     Err(error) => self.wrong(entry, &field, &format!("`{topic}` is not a topic's name: {error}")),
@@ -167,10 +171,10 @@ impl Reading {
         topics
     }
 
-    fn duration(&mut self, node: &Node, field: &str) -> Option<Duration> {
+    fn duration(&mut self, node: &JsonNode, field: &str) -> Option<Duration> {
         let text = match &node.value {
-            Value::Text(text) => text.clone(),
-            Value::Number(millis) if *millis >= 0.0 && millis.fract() == 0.0 => format!("{millis:.0}"),
+            JsonValue::Text(text) => text.clone(),
+            JsonValue::Number(millis) if *millis >= 0.0 && millis.fract() == 0.0 => format!("{millis:.0}"),
             other => {
                 self.wrong(node, field, &format!("is {}, not a duration such as \"3s\"", other.kind()));
                 return None;
@@ -185,9 +189,9 @@ impl Reading {
         }
     }
 
-    fn count(&mut self, node: &Node, field: &str, least: u32) -> Option<u32> {
+    fn count(&mut self, node: &JsonNode, field: &str, least: u32) -> Option<u32> {
         match &node.value {
-            Value::Number(count)
+            JsonValue::Number(count)
                 if count.fract() == 0.0 && (f64::from(least)..=f64::from(u32::MAX)).contains(count) =>
             {
                 Some(*count as u32)
@@ -199,8 +203,8 @@ impl Reading {
         }
     }
 
-    fn flag(&mut self, node: &Node, field: &str) -> Option<bool> {
-        if let Value::Flag(flag) = node.value {
+    fn flag(&mut self, node: &JsonNode, field: &str) -> Option<bool> {
+        if let JsonValue::Flag(flag) = node.value {
             return Some(flag);
         }
         self.wrong(node, field, &format!("is {}, not true or false", node.value.kind()));
@@ -208,8 +212,8 @@ impl Reading {
     }
 }
 
-/// Names that a repeated import gives again: of the topics and the path, not of the host, so that a service may move.
-fn name_all(planned: &mut [Planned]) {
+/// Names that a repeated import produces again: from the topics and the path, not the host, so that a service may move.
+fn name_all(planned: &mut [PlannedSubscription]) {
     let mut taken = BTreeSet::new();
     for one in planned {
         let name = name_of(&one.settings);
@@ -233,7 +237,7 @@ fn name_of(settings: &SubscriptionSettings) -> String {
     if name.len() <= NAME_CHARS_MAX {
         return name;
     }
-    // FNV-1a: the same on every machine and in every version.
+    // FNV-1a: the same hash on every machine and in every version.
     let number = whole
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
@@ -264,7 +268,7 @@ mod tests {
 "#;
 
     #[test]
-    fn each_field_means_what_it_meant_to_the_pusher() {
+    fn each_field_is_converted() {
         let plan = plan(FILE).unwrap();
         let [first, second] = &plan.subscriptions[..] else { panic!() };
         let expected = serde_json::json!({
@@ -285,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_the_same_again_and_two_that_look_alike_are_told_apart() {
+    fn names_are_stable_and_distinct() {
         let names = |text: &str| plan(text).unwrap().subscriptions.into_iter().map(|one| one.name).collect::<Vec<_>>();
         assert_eq!(names(FILE), ["pusher.orders-refunds.order-paid", "pusher.orders-refunds.order-paid.2"]);
         assert_eq!(names(FILE), names(&FILE.replace("10.0.0.7:8080", "10.9.9.9")));
@@ -294,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_wrong_is_said_with_line_and_field() {
+    fn every_error_has_its_line_and_field() {
         let text = FILE
             .replace("\"worker_num\": 4", "\"worker_num\": 0")
             .replace("\"timeout\": \"3s\"", "\"timeout\": \"soon\"")
@@ -314,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said() {
+    fn missing_fields_are_reported() {
         let problems = plan("{\"consumer_groups\":[{}]}").unwrap_err();
         assert_eq!(
             problems,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use fjall::{Database, KeyspaceCreateOptions, PersistMode};
 
-use super::super::testing::{Seen, flip};
+use super::super::testing::{ObservedReports, flip};
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -39,27 +39,27 @@ fn open_rows(path: &Path) -> fjall::Result<Rows> {
     Ok(Rows { database, rows })
 }
 
-fn put(rows: &Rows, key: &str) -> Result<(), Fault<Unavailable>> {
+fn put(rows: &Rows, key: &str) -> Result<(), StoreFault<Unavailable>> {
     rows.rows.insert(key, "value")?;
     Ok(rows.database.persist(PersistMode::SyncData)?)
 }
 
-fn count(rows: &Rows) -> Result<usize, Fault<Unavailable>> {
+fn count(rows: &Rows) -> Result<usize, StoreFault<Unavailable>> {
     Ok(rows.rows.iter().count())
 }
 
-fn fails(error: fjall::Error) -> impl FnOnce(&Rows) -> Result<(), Fault<Unavailable>> {
+fn fails(error: fjall::Error) -> impl FnOnce(&Rows) -> Result<(), StoreFault<Unavailable>> {
     move |_| Err(error.into())
 }
 
 struct Scene {
     folder: tempfile::TempDir,
-    seen: Seen,
+    seen: ObservedReports,
 }
 
 impl Scene {
     fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), seen: Seen::default() }
+        Self { folder: tempfile::tempdir().unwrap(), seen: ObservedReports::default() }
     }
 
     fn path(&self) -> PathBuf {
@@ -114,7 +114,7 @@ fn a_panic_of_the_lsm_does_not_end_the_thread_that_met_it() {
     let scene = Scene::new();
     let guard = scene.open();
     let store = guard.handle();
-    let panicked = store.run(|_| -> Result<(), Fault<Unavailable>> { panic!("a bug") });
+    let panicked = store.run(|_| -> Result<(), StoreFault<Unavailable>> { panic!("a bug") });
     assert_eq!(panicked, Err(Unavailable("the LSM panicked: a bug".to_owned())));
     wait_until_open(&scene, &store);
     store.run(|rows| put(rows, "a")).unwrap();
@@ -158,7 +158,7 @@ fn a_journal_behind_its_tables_is_damage_although_its_end_looks_torn() {
     let guard = scene.open();
     guard.handle().run(|rows| put(rows, "a")).unwrap();
     let flushed =
-        guard.handle().run(|rows| -> Result<_, Fault<Unavailable>> { Ok(rows.rows.rotate_memtable_and_wait()?) });
+        guard.handle().run(|rows| -> Result<_, StoreFault<Unavailable>> { Ok(rows.rows.rotate_memtable_and_wait()?) });
     flushed.unwrap();
     drop(guard);
     let journal = scene.path().join("0.jnl");
@@ -185,12 +185,12 @@ fn a_store_that_cannot_be_opened_at_the_start_is_opened_later() {
 }
 
 #[test]
-fn a_store_that_stops_again_and_again_is_read_whole_and_set_aside_where_a_table_is_damaged() {
+fn a_store_that_stops_repeatedly_is_verified_and_set_aside_if_a_table_is_damaged() {
     let scene = Scene::new();
     let guard = scene.open();
     let store = guard.handle();
     store.run(|rows| put(rows, "a")).unwrap();
-    let flushed = store.run(|rows| -> Result<_, Fault<Unavailable>> { Ok(rows.rows.rotate_memtable_and_wait()?) });
+    let flushed = store.run(|rows| -> Result<_, StoreFault<Unavailable>> { Ok(rows.rows.rotate_memtable_and_wait()?) });
     flushed.unwrap();
     // The LSM's own thread would stop at the damage; callers see only that it stopped.
     // The keyspace 0 is the LSM's own.
@@ -222,7 +222,7 @@ fn with_a_row(scene: &Scene) {
 }
 
 #[test]
-fn a_folder_whose_version_cannot_be_read_is_left_alone_and_opened_later() {
+fn a_folder_with_an_unreadable_version_is_not_changed_and_opened_later() {
     let scene = Scene::new();
     with_a_row(&scene);
     let (version, kept) = (scene.path().join("version"), scene.folder.path().join("kept"));
@@ -252,7 +252,7 @@ fn a_store_with_entries_and_without_its_version_is_set_aside() {
 }
 
 #[test]
-fn a_store_of_a_newer_version_is_refused_and_not_changed() {
+fn a_store_of_a_newer_version_is_rejected_and_not_changed() {
     let scene = Scene::new();
     with_a_row(&scene);
     std::fs::write(scene.path().join("version"), b"FJL\x04").unwrap();
@@ -275,7 +275,7 @@ fn a_flipped_bit_in_the_version_is_damage_and_no_newer_version() {
 }
 
 #[test]
-fn a_failed_store_is_left_alone_until_its_last_user_has_gone() {
+fn a_failed_store_is_not_reopened_until_its_last_call_has_ended() {
     let scene = Scene::new();
     let guard = scene.open();
     let (store, user) = (guard.handle(), guard.handle());

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 
 use super::super::guard::{LsmStore, StoreGuard};
-use super::super::testing::Seen;
+use super::super::testing::ObservedReports;
 use super::super::verify::{StoreCheck, verify};
-use super::super::{Fault, StoreError};
+use super::super::{StoreError, StoreFault};
 use super::*;
 
 /// Rows in tables of the last level, and rows that only the journal has.
@@ -98,9 +98,9 @@ fn manifests(store: &Path) -> Vec<PathBuf> {
 
 /// Opens the store as the server does. Returns the number of its rows, and the events.
 fn opened(path: &Path) -> (usize, Vec<&'static str>) {
-    let seen = Seen::default();
+    let seen = ObservedReports::default();
     let guard = StoreGuard::open("holds", path, seen.reports(), open_rows, |_| {}).unwrap();
-    let count = guard.handle().run(|rows| Ok::<_, Fault<Unavailable>>(rows.rows.iter().count())).unwrap();
+    let count = guard.handle().run(|rows| Ok::<_, StoreFault<Unavailable>>(rows.rows.iter().count())).unwrap();
     (count, seen.kinds())
 }
 

@@ -9,11 +9,11 @@ use super::super::folder::{self, FolderError};
 use super::super::guard::{caught, close, damaged_table};
 use super::super::journal::{self, JournalError};
 use super::super::manifest;
-use super::super::report::Damage;
-use super::{Batch, Change, MirrorSettings};
-use crate::embedded::background::yields;
-use crate::embedded::sealing::{Sealing, flush};
+use super::super::report::StoreDamage;
+use super::{MirrorBatch, MirrorSettings, RowChange};
+use crate::embedded::memtable_sealer::{MemtableSealer, flush};
 use crate::embedded::slices::{MEMTABLE_BYTES, small_database, small_keyspace};
+use crate::embedded::thread_priority::lower_priority;
 
 /// The keyspace of the copy's own state, and its only key.
 const STATE_KEYSPACE: &str = "mirror";
@@ -29,7 +29,6 @@ const COPIED_AT_ONCE: usize = 1_000;
 /// The sequence numbers of a copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct CopyState {
-    /// The number of its last batch.
     pub seq: u64,
     /// The number of a batch that both copies had synced when the last batch was written.
     pub synced: u64,
@@ -73,13 +72,13 @@ impl From<std::io::Error> for CopyFailure {
 }
 
 impl CopyFailure {
-    pub fn damage(self, path: &Path) -> Damage {
+    pub fn damage(self, path: &Path) -> StoreDamage {
         match self {
-            Self::Lsm(error) => Damage::of_lsm(path, &error),
+            Self::Lsm(error) => StoreDamage::of_lsm(path, &error),
             Self::Folder(error) => error.into(),
             Self::Journal(error) => error.into(),
-            Self::Io(error) => Damage::of_io(path, &error),
-            Self::Panic(reason) => Damage::of_folder(path, reason),
+            Self::Io(error) => StoreDamage::of_io(path, &error),
+            Self::Panic(reason) => StoreDamage::of_folder(path, reason),
         }
     }
 }
@@ -93,12 +92,12 @@ pub(super) struct CopyDb {
     database: Database,
     keyspaces: Vec<Keyspace>,
     state_keyspace: Keyspace,
-    sealing: Sealing,
+    sealing: MemtableSealer,
     opened_at: CopyState,
 }
 
 /// A copy that was made from another one.
-pub(super) struct Copied {
+pub(super) struct CopyResult {
     pub db: CopyDb,
     /// The part of the other one that could not be read.
     pub lost: Option<String>,
@@ -133,13 +132,13 @@ impl CopyDb {
             let state = state_keyspace.get(STATE_KEY)?;
             // A store of an earlier version has no state.
             let opened_at = state.as_deref().and_then(CopyState::decode).unwrap_or_default();
-            yields("fjall:worker");
-            Ok(Self { database, keyspaces, state_keyspace, sealing: Sealing::default(), opened_at })
+            lower_priority("fjall:worker");
+            Ok(Self { database, keyspaces, state_keyspace, sealing: MemtableSealer::default(), opened_at })
         })
     }
 
     /// The first damaged table, if one can be found.
-    pub fn damaged_table(&self) -> Option<Damage> {
+    pub fn damaged_table(&self) -> Option<StoreDamage> {
         caught(|| damaged_table(&self.keyspaces)).ok().flatten()
     }
 
@@ -157,13 +156,13 @@ impl CopyDb {
         Ok(rows.map(fjall::Guard::into_inner).collect::<fjall::Result<_>>()?)
     }
 
-    pub fn commit(&self, batch: &Batch, seq: u64, synced: u64) -> Result<(), CopyFailure> {
+    pub fn commit(&self, batch: &MirrorBatch, seq: u64, synced: u64) -> Result<(), CopyFailure> {
         let mut written = self.database.batch().durability(Some(PersistMode::Buffer));
         for (keyspace, change) in batch {
             let keyspace = &self.keyspaces[*keyspace];
             match change {
-                Change::Insert(key, value) => written.insert(keyspace, &key[..], &value[..]),
-                Change::Remove(key) => written.remove(keyspace, &key[..]),
+                RowChange::Insert(key, value) => written.insert(keyspace, &key[..], &value[..]),
+                RowChange::Remove(key) => written.remove(keyspace, &key[..]),
             }
         }
         self.finish(written, CopyState { seq, synced })
@@ -195,7 +194,7 @@ impl CopyDb {
         path: &Path,
         is_unread: bool,
         settings: &MirrorSettings,
-    ) -> Result<Copied, CopyFailure> {
+    ) -> Result<CopyResult, CopyFailure> {
         remove_folder(folder)?;
         let copy = Self::open_unchecked(folder, settings)?;
         let state = self.state_keyspace.get(STATE_KEY)?.as_deref().and_then(CopyState::decode).unwrap_or_default();
@@ -227,7 +226,7 @@ impl CopyDb {
         if let Some(parent) = path.parent() {
             std::fs::File::open(parent)?.sync_all()?;
         }
-        Ok(Copied { db: Self::open_unchecked(path, settings)?, lost })
+        Ok(CopyResult { db: Self::open_unchecked(path, settings)?, lost })
     }
 
     fn insert(&self, keyspace: usize, rows: Vec<(Slice, Slice)>, state: CopyState) -> Result<(), CopyFailure> {

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt as _;
 
-use super::super::testing::{Seen, flip};
+use super::super::testing::{ObservedReports, flip};
 use super::*;
 
 const SETTINGS: MirrorSettings =
@@ -12,13 +12,13 @@ const COUNT: usize = 50;
 
 struct Scene {
     folder: tempfile::TempDir,
-    seen: Seen,
+    seen: ObservedReports,
 }
 
 impl Scene {
     /// Two copies with rows, closed.
     fn new() -> Self {
-        let scene = Self { folder: tempfile::tempdir().unwrap(), seen: Seen::default() };
+        let scene = Self { folder: tempfile::tempdir().unwrap(), seen: ObservedReports::default() };
         let mut mirror = scene.open();
         for number in 0..COUNT {
             put(&mut mirror, number);
@@ -30,8 +30,8 @@ impl Scene {
         ["devices", "devices.mirror"].map(|name| self.folder.path().join(name))
     }
 
-    fn open(&self) -> Mirror {
-        Mirror::open(&self.copies()[0], SETTINGS, self.seen.reports()).unwrap()
+    fn open(&self) -> LsmMirror {
+        LsmMirror::open(&self.copies()[0], SETTINGS, self.seen.reports()).unwrap()
     }
 
     /// All rows are there, in both copies.
@@ -43,13 +43,13 @@ impl Scene {
     }
 }
 
-fn put(mirror: &mut Mirror, number: usize) {
+fn put(mirror: &mut LsmMirror, number: usize) {
     let key = format!("key {number:04}").into_bytes();
-    mirror.commit(&vec![(ROWS, Change::Insert(key, vec![7; 100]))]).unwrap();
+    mirror.commit(&vec![(ROWS, RowChange::Insert(key, vec![7; 100]))]).unwrap();
     mirror.sync().unwrap();
 }
 
-fn count(mirror: &mut Mirror) -> usize {
+fn count(mirror: &mut LsmMirror) -> usize {
     mirror.prefix(ROWS, b"key", usize::MAX).unwrap().len()
 }
 
@@ -148,7 +148,7 @@ fn a_copy_that_misses_only_unsynced_batches_is_rebuilt_without_an_event() {
     copy_folder(&scene.copies()[1], &kept);
     let mut mirror = scene.open();
     let key = b"key 0000".to_vec();
-    mirror.commit(&vec![(ROWS, Change::Insert(key, vec![8]))]).unwrap();
+    mirror.commit(&vec![(ROWS, RowChange::Insert(key, vec![8]))]).unwrap();
     drop(mirror);
     std::fs::remove_dir_all(&scene.copies()[1]).unwrap();
     std::fs::rename(&kept, &scene.copies()[1]).unwrap();
@@ -273,7 +273,7 @@ fn after_both_copies_failed_both_are_written_again() {
 }
 
 #[test]
-fn of_two_damaged_copies_what_can_be_read_is_kept_and_the_loss_is_reported() {
+fn readable_rows_of_two_damaged_copies_are_kept_and_the_loss_is_reported() {
     let scene = Scene::new();
     for copy in scene.copies() {
         flip(&copy.join("0.jnl"), 3_000);
@@ -376,7 +376,7 @@ fn a_copy_of_a_newer_version_is_refused_and_not_replaced() {
     let copy = &scene.copies()[1];
     std::fs::write(copy.join("version"), b"FJL\x04").unwrap();
     std::fs::write(copy.join("0.jnl"), b"a journal of another format").unwrap();
-    let opened = Mirror::open(&scene.copies()[0], SETTINGS, scene.seen.reports());
+    let opened = LsmMirror::open(&scene.copies()[0], SETTINGS, scene.seen.reports());
     let refused = opened.err().expect("the store is opened").0;
     assert!(refused.contains("version 4") && refused.contains("`devices`"), "{refused}");
     assert_eq!(std::fs::read(copy.join("0.jnl")).unwrap(), b"a journal of another format");

@@ -8,8 +8,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::super::fault::StoreError;
-use super::{Mirror, MirrorFault};
-use crate::embedded::background::yields;
+use super::{LsmMirror, MirrorFault};
+use crate::embedded::thread_priority::lower_priority;
 
 /// Bound on queued calls, and on calls that share one sync; further callers wait for space in the queue.
 const CALLS_WAITING_MAX: usize = 256;
@@ -24,23 +24,23 @@ pub(crate) enum SyncRule {
 }
 
 /// Does its work, and returns a function that answers the caller. It runs once it is known whether the work is on disk.
-type Call = Box<dyn FnOnce(&mut Mirror) -> Answer + Send>;
-type Answer = Box<dyn FnOnce(Result<(), MirrorFault>)>;
+type MirrorCall = Box<dyn FnOnce(&mut LsmMirror) -> MirrorReply + Send>;
+type MirrorReply = Box<dyn FnOnce(Result<(), MirrorFault>)>;
 
 /// The thread. When this is dropped, the thread completes the queued calls and exits.
 pub(crate) struct MirrorThread {
-    calls: Option<mpsc::Sender<Call>>,
+    calls: Option<mpsc::Sender<MirrorCall>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl MirrorThread {
-    pub fn start(name: &str, mirror: Mirror, rule: SyncRule) -> std::io::Result<Self> {
+    pub fn start(name: &str, mirror: LsmMirror, rule: SyncRule) -> std::io::Result<Self> {
         let (calls, handed) = mpsc::channel(CALLS_WAITING_MAX);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let thread = std::thread::Builder::new().name(name.to_owned());
         let thread = thread.spawn(move || runtime.block_on(serve(mirror, rule, handed)))?;
         if rule != SyncRule::BeforeAnswer {
-            yields(name);
+            lower_priority(name);
         }
         Ok(Self { calls: Some(calls), thread: Mutex::new(Some(thread)) })
     }
@@ -48,10 +48,10 @@ impl MirrorThread {
     /// Executes the call after all earlier calls, even if the caller stops waiting.
     pub async fn call<R: Send + 'static, E: StoreError + Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Mirror) -> Result<R, E> + Send + 'static,
+        work: impl FnOnce(&mut LsmMirror) -> Result<R, E> + Send + 'static,
     ) -> Result<R, E> {
         let (answer, answered) = oneshot::channel();
-        let call: Call = Box::new(move |mirror| {
+        let call: MirrorCall = Box::new(move |mirror| {
             let done = work(mirror);
             Box::new(move |settled| {
                 let done = done.and_then(|done| settled.map(|()| done).map_err(|fault| E::unavailable(fault.0)));
@@ -75,9 +75,9 @@ impl Drop for MirrorThread {
     }
 }
 
-async fn serve(mut mirror: Mirror, rule: SyncRule, mut calls: mpsc::Receiver<Call>) {
+async fn serve(mut mirror: LsmMirror, rule: SyncRule, mut calls: mpsc::Receiver<MirrorCall>) {
     let mut sync_at: Option<Instant> = None;
-    let mut answers: Vec<Answer> = Vec::new();
+    let mut answers: Vec<MirrorReply> = Vec::new();
     loop {
         let heal_at = mirror.heal_at().map(Instant::from_std);
         let wake_at = [sync_at, heal_at].into_iter().flatten().min();

@@ -8,7 +8,7 @@ use crate::embedded::lsm::testing::flip;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn open_seen(folder: &TempDir, seen: &SeenReports) -> FileNotebook {
+fn open_seen(folder: &TempDir, seen: &ObservedReports) -> FileNotebook {
     let (path, settings) = (folder.path().join("notebook"), NotebookSettings::default());
     FileNotebook::open(&path, settings, Arc::new(SystemClock), seen.reports()).unwrap()
 }
@@ -38,7 +38,7 @@ async fn found(notebook: &FileNotebook) -> Vec<u64> {
 async fn chunks_behind_a_flipped_bit_are_found_and_the_damage_is_reported_once() {
     let body_at = slice::HEAD_BYTES as u64;
     for into in [0, 7, 20, body_at - 1, body_at, body_at + 2] {
-        let (folder, seen) = (folder(), SeenReports::default());
+        let (folder, seen) = (folder(), ObservedReports::default());
         let (path, positions) = three_chunks(&folder).await;
         flip(&path, (positions[1] + into) as usize);
         let notebook = open_seen(&folder, &seen);
@@ -56,7 +56,7 @@ async fn chunks_behind_a_flipped_bit_are_found_and_the_damage_is_reported_once()
 
 #[tokio::test]
 async fn damage_that_a_start_did_not_meet_is_reported_when_it_is_read() {
-    let (folder, seen) = (folder(), SeenReports::default());
+    let (folder, seen) = (folder(), ObservedReports::default());
     let (path, positions) = three_chunks(&folder).await;
     let notebook = open_seen(&folder, &seen);
     notebook.close().await;
@@ -87,7 +87,7 @@ async fn empty_slices_of_an_earlier_process_are_removed_and_the_last_one_is_used
 
 #[tokio::test]
 async fn a_folder_that_cannot_be_opened_is_reported_and_used_when_it_can() {
-    let (folder, seen) = (folder(), SeenReports::default());
+    let (folder, seen) = (folder(), ObservedReports::default());
     // A file has the name of the folder.
     let path = folder.path().join("notebook");
     std::fs::write(&path, b"not a folder").unwrap();

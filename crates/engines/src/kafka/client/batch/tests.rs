@@ -6,10 +6,15 @@ use proptest::prelude::*;
 const IDENTITY: BatchIdentity =
     BatchIdentity { producer_id: 7, producer_epoch: 1, base_sequence: 0, is_transactional: false };
 
-/// A written end that bounds nothing.
+/// A written end that does not limit the test.
 const END: u64 = u64::MAX;
 
-fn decode_all(bytes: Bytes, from: u64, written_end: u64, aborted: &[AbortedTransaction]) -> Result<Decoded, Malformed> {
+fn decode_all(
+    bytes: Bytes,
+    from: u64,
+    written_end: u64,
+    aborted: &[AbortedTransaction],
+) -> Result<DecodedRecords, MalformedBatch> {
     decode(bytes, from, written_end, aborted, DECODED_BYTES_MAX)
 }
 
@@ -24,7 +29,7 @@ fn record(key: Option<&str>, value: &str, time: i64) -> Record {
     }
 }
 
-/// A batch as a broker gives it back.
+/// A batch as a broker returns it.
 fn stored(records: &[Record], base_offset: i64, identity: BatchIdentity, compression: Compression) -> Vec<u8> {
     let mut bytes = encode(records.iter(), identity, compression).unwrap().to_vec();
     bytes[..8].copy_from_slice(&base_offset.to_be_bytes());
@@ -42,12 +47,12 @@ fn marker(base_offset: i64, producer_id: i64, kind: i16) -> Vec<u8> {
     bytes
 }
 
-fn offsets(decoded: &Decoded) -> Vec<u64> {
+fn offsets(decoded: &DecodedRecords) -> Vec<u64> {
     decoded.records.iter().map(|stored| stored.offset).collect()
 }
 
 #[test]
-fn records_come_back_as_they_went_with_every_compression() {
+fn records_are_decoded_as_encoded_with_every_compression() {
     let records = [record(Some("k"), "one", 5), record(None, "two", 3), record(Some(""), "", 900)];
     let all = [Compression::None, Compression::Gzip, Compression::Snappy, Compression::Lz4, Compression::Zstd];
     for compression in all {
@@ -142,7 +147,7 @@ fn reading_resumes_no_later_than_the_written_end() {
 }
 
 #[test]
-fn one_damaged_field_of_the_last_batch_does_not_skip_what_comes_behind_it() {
+fn one_damaged_field_of_the_last_batch_does_not_skip_later_batches() {
     for too_far in [damaged(numbered(10, 3), DELTA_AT, 0x40), damaged(numbered(10, 3), COUNT_AT, 0x40)] {
         let error = decode_all(too_far.into(), 11, 1000, &[]).unwrap_err();
         assert_eq!(error.resume_at, 13);
@@ -190,7 +195,7 @@ fn a_record_that_could_not_be_decompressed_is_written_uncompressed() {
 }
 
 #[test]
-fn the_budget_counts_what_small_records_take_in_memory() {
+fn the_budget_counts_the_memory_of_small_records() {
     let empty =
         Record { key: None, value: Bytes::new(), headers: Headers::EMPTY, timestamp: Timestamp::from_millis(1) };
     let many = vec![empty; 1000];
@@ -200,7 +205,7 @@ fn the_budget_counts_what_small_records_take_in_memory() {
 }
 
 #[test]
-fn a_batch_of_more_records_than_the_limit_is_refused_before_it_takes_memory() {
+fn a_batch_with_too_many_records_is_rejected_before_it_takes_memory() {
     let mut bytes = numbered(10, 3);
     bytes[COUNT_AT..COUNT_AT + 4].copy_from_slice(&(BATCH_RECORDS_MAX as i32 + 1).to_be_bytes());
     let sum = checksum(&bytes[CHECKED_FROM..]);
@@ -222,7 +227,7 @@ proptest! {
         let mut bytes = BytesMut::new();
         put_varint(&mut bytes, value);
         prop_assert_eq!(bytes.len(), varint_len(value));
-        let mut fields = Fields { bytes: bytes.freeze(), at: 0 };
+        let mut fields = FieldReader { bytes: bytes.freeze(), at: 0 };
         prop_assert_eq!(fields.varint(), Ok(value));
     }
 

@@ -8,9 +8,9 @@ use tokio::io::DuplexStream;
 const SOON: Duration = Duration::from_millis(200);
 const OVERALL: Duration = Duration::from_secs(60);
 
-fn connection() -> (Connection, DuplexStream) {
+fn connection() -> (BrokerConnection, DuplexStream) {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
-    let mut connection = Connection::start(ours, "test");
+    let mut connection = BrokerConnection::start(ours, "test");
     connection.versions.insert(MetadataRequest::KEY, (0, 12));
     (connection, theirs)
 }
@@ -62,7 +62,7 @@ async fn an_answer_that_keeps_arriving_may_take_longer_than_the_timeout() {
 #[tokio::test(start_paused = true)]
 async fn a_request_that_keeps_being_written_may_take_longer_than_the_timeout() {
     let (ours, mut broker) = tokio::io::duplex(16);
-    let mut connection = Connection::start(ours, "test");
+    let mut connection = BrokerConnection::start(ours, "test");
     connection.versions.insert(MetadataRequest::KEY, (0, 12));
     let topic = |_| MetadataRequestTopic::default().with_name(Some(TopicName("orders".into())));
     let request = MetadataRequest::default().with_topics(Some((0..20).map(topic).collect()));

@@ -6,7 +6,7 @@ use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::{DescribeTransactionsRequest, DescribeTransactionsResponse, FindCoordinatorRequest};
 use kafka_protocol::protocol::{Request, StrBytes};
 
-use super::{FencedProducer, MOVING_PAUSE, Refusal, SlowStep, WriteError, not_now, pause_after};
+use super::{CoordinatorError, FenceError, FencedProducer, MOVING_PAUSE, SlowStep, not_now, pause_after};
 use crate::kafka::client::cluster::ANSWER_MAX;
 use crate::kafka::client::connection::CallError;
 use crate::kafka::outcome;
@@ -19,7 +19,7 @@ const LEADERS_MIN: Duration = Duration::from_millis(500);
 const TRANSACTION_KEY: i8 = 1;
 
 impl FencedProducer {
-    /// Looks up the leaders of topics at the coordinator. The coordinator has finished the fence's earlier transactions, so it knows the
+    /// Looks up the leaders of topics at the coordinator. The coordinator has finished the fence's earlier transactions, so it has the
     /// leaders that got their records and markers. A cached leader that was replaced since may lack those records.
     pub(in crate::kafka::fence) async fn learn_leaders(
         &self,
@@ -34,7 +34,7 @@ impl FencedProducer {
     }
 
     /// Waits until the coordinator has finished the fence's last transaction.
-    pub(in crate::kafka::fence) async fn wait_until_finished(&mut self, deadline: Instant) -> Result<(), WriteError> {
+    pub(in crate::kafka::fence) async fn wait_until_finished(&mut self, deadline: Instant) -> Result<(), FenceError> {
         let began = Instant::now();
         while !self.has_finished(deadline).await? {
             if Instant::now() >= deadline {
@@ -46,7 +46,7 @@ impl FencedProducer {
     }
 
     /// Whether the coordinator has finished the fence's last transaction. Each of its markers is then replicated, or lost.
-    pub(in crate::kafka::fence) async fn has_finished(&mut self, deadline: Instant) -> Result<bool, WriteError> {
+    pub(in crate::kafka::fence) async fn has_finished(&mut self, deadline: Instant) -> Result<bool, FenceError> {
         let request = DescribeTransactionsRequest::default().with_transactional_ids(vec![self.transactional_id()]);
         let code_of = |answer: &DescribeTransactionsResponse| {
             answer.transaction_states.first().map_or(0, |state| state.error_code)
@@ -57,9 +57,9 @@ impl FencedProducer {
                 Ok(FINISHED_STATES.contains(&state))
             }
             // The id has expired: it was not used for a long time.
-            Err(Refusal::Code { code: Code::TransactionalIdNotFound, .. }) => Ok(true),
-            Err(Refusal::Code { code, .. }) => Err(not_now(0, code)),
-            Err(Refusal::Late { why, .. }) => Err(not_now(0, why)),
+            Err(CoordinatorError::Code { code: Code::TransactionalIdNotFound, .. }) => Ok(true),
+            Err(CoordinatorError::Code { code, .. }) => Err(not_now(0, code)),
+            Err(CoordinatorError::Late { why, .. }) => Err(not_now(0, why)),
         }
     }
 
@@ -69,7 +69,7 @@ impl FencedProducer {
         request: &R,
         code_of: impl Fn(&R::Response) -> i16,
         deadline: Instant,
-    ) -> Result<R::Response, Refusal> {
+    ) -> Result<R::Response, CoordinatorError> {
         let mut is_certain = true;
         let began = Instant::now();
         let mut slow = SlowStep::begin("the coordinator");
@@ -90,7 +90,7 @@ impl FencedProducer {
                         self.coordinator = None;
                         (code.to_string(), MOVING_PAUSE)
                     }
-                    Some(code) => return Err(Refusal::Code { code, is_certain }),
+                    Some(code) => return Err(CoordinatorError::Code { code, is_certain }),
                 },
                 Err(error) => {
                     let may_have_been_received = error.may_have_been_received();
@@ -101,7 +101,7 @@ impl FencedProducer {
                 }
             };
             if Instant::now() >= deadline {
-                return Err(Refusal::Late { why, is_certain });
+                return Err(CoordinatorError::Late { why, is_certain });
             }
             slow.why = why;
             tokio::time::sleep(pause).await;
@@ -122,7 +122,7 @@ impl FencedProducer {
         let request = FindCoordinatorRequest::default()
             .with_key(StrBytes::from_string(self.context.transactional_id.clone()))
             .with_key_type(TRANSACTION_KEY);
-        // Asks another broker than last time: a broker that is cut off from the controllers names a former coordinator.
+        // Asks another broker than last time: a broker that is cut off from the controllers may name a former coordinator.
         self.context.cluster.prefer_another();
         let answer = self.context.cluster.ask_any(&request, timeout).await;
         // This request changes nothing at the broker.

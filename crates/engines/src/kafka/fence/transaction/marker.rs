@@ -10,7 +10,7 @@ use kafka_protocol::protocol::Request as _;
 use super::{FencedProducer, MOVING_PAUSE};
 use crate::kafka::client::cluster::ANSWER_MAX;
 use crate::kafka::coordinator::TransactionOutcome;
-use crate::kafka::known::TopicPartition;
+use crate::kafka::known_topics::TopicPartition;
 use crate::kafka::outcome;
 
 /// Why the marker of an earlier transaction could not be written.

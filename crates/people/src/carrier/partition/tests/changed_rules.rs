@@ -1,15 +1,15 @@
-//! A platform's `sessions` may change while its seats are there: nothing is lost by it, and nothing is kept for a seat that nobody can have.
+//! A change of a platform's `sessions` loses no messages, and keeps none for a seat that no device can take.
 
 use std::sync::{Arc, Mutex};
 
-use whimbrel_model::ports::{Announced, PeopleAsk, PeopleTold, SeatView, ToCarrier};
+use whimbrel_model::ports::{AnnouncedSession, PeopleQuery, PeopleReply, SeatView, ToCarrier};
 use whimbrel_model::{SessionsRule, Timestamp};
 
-use super::super::Input;
-use super::super::admitting::REPLACED;
+use super::super::CarrierInput;
+use super::super::admission::REPLACED;
 use super::{World, epoch, uid};
 
-/// A world whose platforms have the rule that stands there.
+/// A world whose platforms follow `rule`.
 struct Ruled {
     world: World,
     rule: Arc<Mutex<SessionsRule>>,
@@ -32,16 +32,16 @@ impl Ruled {
         self.world.told(session)
     }
 
-    /// Its gateway says that the device is there, and came at `at`.
+    /// A gateway announces the device's session, which arrived at `at`.
     fn announce(&mut self, session: u64, device: &str, at: i64, (sent, acked): (u64, u64)) -> Vec<String> {
         let mut arrival = self.world.arrival(session, "u", "web", None);
         (arrival.device, arrival.at) = (device.into(), Timestamp::from_millis(at));
-        let announced = Announced { arrival, epoch: (*epoch("u")).into(), sent, acked };
+        let announced = AnnouncedSession { arrival, epoch: (*epoch("u")).into(), sent, acked };
         self.world.from(vec![ToCarrier::Announce(Box::new(announced))]);
         self.world.told(session)
     }
 
-    /// The device comes, acknowledges and leaves.
+    /// The device arrives, acknowledges and leaves.
     fn visit(&mut self, session: u64, device: &str, acks: u64) {
         self.arrive(session, device);
         self.world.ack(session, "u", acks);
@@ -49,15 +49,15 @@ impl Ruled {
     }
 
     fn seats(&mut self) -> Vec<SeatView> {
-        let what = PeopleAsk::Inbox { uid: uid("u"), platform: None, after: 0, limit: 10 };
-        self.world.step(Input::Asked { ask: 1, what, end: 0 });
-        let Some(PeopleTold::Inbox(view)) = self.world.answers.pop() else { panic!("it was asked") };
+        let what = PeopleQuery::Inbox { uid: uid("u"), platform: None, after: 0, limit: 10 };
+        self.world.step(CarrierInput::Query { ask: 1, what, end: 0 });
+        let Some(PeopleReply::Inbox(view)) = self.world.answers.pop() else { panic!("no answer") };
         view.seats
     }
 }
 
 #[test]
-fn what_the_one_seat_had_not_acknowledged_is_there_for_the_first_of_many() {
+fn the_first_of_many_devices_gets_the_backlog_of_the_single_seat() {
     let mut ruled = Ruled::new(SessionsRule::Replace);
     ruled.arrive(1, "phone");
     ["a", "b", "c"].into_iter().for_each(|body| ruled.world.push(&["u"], body));
@@ -67,12 +67,12 @@ fn what_the_one_seat_had_not_acknowledged_is_there_for_the_first_of_many() {
     assert_eq!(ruled.arrive(2, "phone"), ["admitted anew at 1 head 3", "b 2 after 1", "c 3 after 2"]);
     ruled.world.ack(2, "u", 3);
     ruled.world.wait(1_000);
-    assert!(ruled.world.store.own.is_empty(), "nobody else waits for it");
+    assert!(ruled.world.store.own.is_empty(), "no other seat waits for it");
     assert_eq!(ruled.seats().len(), 1);
 }
 
 #[test]
-fn a_session_on_the_one_seat_stays_on_it_when_there_may_be_many() {
+fn a_session_on_the_single_seat_keeps_it_under_many() {
     let mut ruled = Ruled::new(SessionsRule::Replace);
     ruled.arrive(1, "phone");
     ruled.rule(SessionsRule::Many(3));
@@ -82,14 +82,14 @@ fn a_session_on_the_one_seat_stays_on_it_when_there_may_be_many() {
     assert_eq!(ruled.world.told(2), ["a 1 after 0"]);
     ruled.world.ack(2, "u", 1);
     ruled.world.gone(1, "u");
-    // The tablet has a seat of its own: what the phone waits for is still there for the phone.
+    // The tablet has a seat of its own; the phone's backlog remains.
     ruled.visit(3, "tablet", 1);
     assert_eq!(ruled.arrive(4, "phone"), ["admitted anew at 0 head 1", "a 1 after 0"]);
     assert_eq!(ruled.seats().len(), 2);
 }
 
 #[test]
-fn a_device_goes_on_from_its_own_seat_when_the_platform_has_one_and_the_others_are_gone() {
+fn a_device_continues_from_its_own_seat_when_the_platform_changes_to_one() {
     let mut ruled = Ruled::new(SessionsRule::Many(3));
     ruled.arrive(1, "phone");
     ruled.arrive(2, "tablet");
@@ -101,12 +101,12 @@ fn a_device_goes_on_from_its_own_seat_when_the_platform_has_one_and_the_others_a
     assert_eq!(ruled.arrive(3, "phone"), ["admitted anew at 2 head 3", "c 3 after 2"]);
     ruled.world.ack(3, "u", 3);
     ruled.world.wait(1_000);
-    assert!(ruled.world.store.own.is_empty(), "the tablet's seat is nobody's");
+    assert!(ruled.world.store.own.is_empty(), "the tablet's seat was removed");
     assert_eq!(ruled.seats().len(), 1);
 }
 
 #[test]
-fn a_device_without_a_seat_takes_the_one_that_waits_for_most() {
+fn a_device_without_a_seat_takes_over_the_one_with_the_lowest_cursor() {
     let mut ruled = Ruled::new(SessionsRule::Many(3));
     ruled.arrive(1, "phone");
     ruled.arrive(2, "tablet");
@@ -121,7 +121,7 @@ fn a_device_without_a_seat_takes_the_one_that_waits_for_most() {
 }
 
 #[test]
-fn a_new_owner_finds_the_seats_of_sessions_that_began_under_another_rule() {
+fn a_new_owner_finds_the_seats_of_sessions_from_an_earlier_rule() {
     let mut ruled = Ruled::new(SessionsRule::Replace);
     ruled.arrive(1, "phone");
     ["a", "b"].into_iter().for_each(|body| ruled.world.push(&["u"], body));
@@ -141,7 +141,7 @@ fn a_new_owner_finds_the_seats_of_sessions_that_began_under_another_rule() {
 }
 
 #[test]
-fn a_device_that_says_no_name_keeps_its_seat_among_many() {
+fn a_device_without_a_name_keeps_its_seat_among_many() {
     let mut ruled = Ruled::new(SessionsRule::Many(3));
     ruled.arrive(1, "");
     ruled.world.push(&["u"], "a");
@@ -155,7 +155,7 @@ fn a_device_that_says_no_name_keeps_its_seat_among_many() {
 }
 
 #[test]
-fn a_seat_that_was_not_seen_for_long_is_forgotten_although_others_come_and_go() {
+fn a_seat_unseen_for_long_is_removed_although_other_devices_connect() {
     let mut ruled = Ruled::new(SessionsRule::Many(3));
     ruled.arrive(1, "phone");
     ruled.arrive(2, "tablet");
@@ -169,11 +169,11 @@ fn a_seat_that_was_not_seen_for_long_is_forgotten_although_others_come_and_go() 
     ruled.visit(3, "tablet", 1);
     assert_eq!(ruled.seats().len(), 1);
     ruled.world.wait(1_000);
-    assert!(ruled.world.store.own.is_empty(), "it waited for nobody else");
+    assert!(ruled.world.store.own.is_empty(), "no other seat waits for it");
 }
 
-/// A phone that came first and a tablet, where a platform may have many; from here on it has one.
-fn two_where_there_is_one_now() -> Ruled {
+/// A phone and a newer tablet under `many`. Then the rule changes to `replace`.
+fn two_sessions_under_replace() -> Ruled {
     let mut ruled = Ruled::new(SessionsRule::Many(3));
     ruled.arrive(1, "phone");
     ruled.world.wait(10);
@@ -187,7 +187,7 @@ fn two_where_there_is_one_now() -> Ruled {
     ruled
 }
 
-/// The tablet is there and gets what comes; the phone is not.
+/// The tablet is connected and receives messages; the phone is not connected.
 fn the_tablet_stays(ruled: &mut Ruled) {
     assert_eq!(ruled.world.core.sessions(), 1);
     ruled.world.push(&["u"], "c");
@@ -195,9 +195,9 @@ fn the_tablet_stays(ruled: &mut Ruled) {
 }
 
 #[test]
-fn of_many_that_are_announced_to_a_new_owner_only_the_newest_stays_where_there_is_one_now() {
+fn after_a_change_to_replace_a_new_owner_keeps_only_the_newest_session() {
     for phone_is_first in [true, false] {
-        let mut ruled = two_where_there_is_one_now();
+        let mut ruled = two_sessions_under_replace();
         ruled.world.take_over();
         if phone_is_first {
             assert!(ruled.announce(1, "phone", 0, (2, 2)).is_empty());
@@ -208,16 +208,16 @@ fn of_many_that_are_announced_to_a_new_owner_only_the_newest_stays_where_there_i
         the_tablet_stays(&mut ruled);
         ruled.world.ack(2, "u", 3);
         ruled.world.wait(1_000);
-        assert!(ruled.world.store.own.is_empty(), "nobody else waits for it");
+        assert!(ruled.world.store.own.is_empty(), "no other seat waits for it");
         let seats = ruled.seats();
         assert_eq!(seats.iter().map(|seat| (&*seat.device, seat.cursor)).collect::<Vec<_>>(), [("", 3)]);
     }
 }
 
 #[test]
-fn of_many_the_older_one_goes_when_either_is_announced_again_where_there_is_one_now() {
+fn after_a_change_to_replace_any_announcement_ends_the_older_session() {
     for is_the_older_one in [true, false] {
-        let mut ruled = two_where_there_is_one_now();
+        let mut ruled = two_sessions_under_replace();
         let (session, device, at, acked) = if is_the_older_one { (1, "phone", 0, 2) } else { (2, "tablet", 10, 1) };
         let mut told = ruled.announce(session, device, at, (2, acked));
         told.extend(ruled.world.told(1));

@@ -1,10 +1,10 @@
-//! A message that its seat did not acknowledge after all retries becomes a dead letter when it expires, and not before.
+//! A message that its seat did not acknowledge after all retries becomes a dead letter when it expires, not before.
 
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::Platform;
 use whimbrel_model::push::{PushMessage, PushTask};
 
-use super::super::{Input, Letter};
+use super::super::{CarrierInput, CarrierRecord};
 use super::{World, message, uid};
 
 const TTL_MS: u64 = 600_000;
@@ -18,10 +18,10 @@ fn exhaust(world: &mut World) {
     for _ in 0..3 {
         world.wait(10_000);
         let held: Vec<PushTask> = world
-            .letters
+            .outbound
             .drain(..)
-            .filter_map(|letter| match letter {
-                Letter::Hold { task, .. } => Some(task),
+            .filter_map(|item| match item {
+                CarrierRecord::Hold { task, .. } => Some(task),
                 _ => None,
             })
             .collect();
@@ -33,10 +33,10 @@ fn exhaust(world: &mut World) {
     world.wait(1_000);
 }
 
-/// The dead letters since the last look: offsets and platforms.
+/// The offsets and platforms of the dead letters written since the last call.
 fn buried(world: &mut World) -> Vec<(u64, Vec<Platform>)> {
-    let dead = world.letters.drain(..).filter_map(|letter| match letter {
-        Letter::Exhausted { offset, platforms, uid: of, reason } => {
+    let dead = world.outbound.drain(..).filter_map(|item| match item {
+        CarrierRecord::Exhausted { offset, platforms, uid: of, reason } => {
             assert_eq!((of, reason), (uid("u"), "not acknowledged by web after 4 attempts, and expired".to_owned()));
             Some((offset, platforms))
         }
@@ -46,37 +46,41 @@ fn buried(world: &mut World) -> Vec<(u64, Vec<Platform>)> {
 }
 
 #[test]
-fn what_was_never_acknowledged_is_found_when_it_expires_and_becomes_a_dead_letter() {
+fn an_exhausted_message_becomes_a_dead_letter_when_it_expires() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     push(&mut world, "a");
     exhaust(&mut world);
-    assert_eq!(world.store.found_under[&uid("u")], Timestamp::from_millis(TTL_MS as i64), "the store finds it by then");
-    world.step(Input::Reclaimable(vec![uid("u")]));
-    assert!(buried(&mut world).is_empty(), "it has not expired: its device may return");
+    assert_eq!(
+        world.store.found_under[&uid("u")],
+        Timestamp::from_millis(TTL_MS as i64),
+        "the index lists the box by its expiry"
+    );
+    world.step(CarrierInput::Reclaimable(vec![uid("u")]));
+    assert!(buried(&mut world).is_empty(), "not expired yet: the device may return");
     world.now = TTL_MS as i64;
-    world.step(Input::Reclaimable(vec![uid("u")]));
+    world.step(CarrierInput::Reclaimable(vec![uid("u")]));
     assert_eq!(buried(&mut world), [(0, vec![Platform::new("web").unwrap()])]);
     world.wait(1_000);
-    world.step(Input::Reclaimable(vec![uid("u")]));
-    assert!(buried(&mut world).is_empty(), "once is enough");
+    world.step(CarrierInput::Reclaimable(vec![uid("u")]));
+    assert!(buried(&mut world).is_empty(), "the dead letter is written once");
     assert_eq!(world.core.counts.dead, 1);
 }
 
 #[test]
-fn another_owner_knows_it_too() {
+fn another_owner_writes_the_dead_letter_too() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     push(&mut world, "a");
     exhaust(&mut world);
     world.take_over();
     world.now = TTL_MS as i64;
-    world.step(Input::Reclaimable(vec![uid("u")]));
+    world.step(CarrierInput::Reclaimable(vec![uid("u")]));
     assert_eq!(buried(&mut world).len(), 1);
 }
 
 #[test]
-fn what_a_device_acknowledges_after_its_return_and_what_was_never_sent_are_no_dead_letters() {
+fn messages_acknowledged_late_or_never_sent_are_no_dead_letters() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     push(&mut world, "a");
@@ -87,6 +91,6 @@ fn what_a_device_acknowledges_after_its_return_and_what_was_never_sent_are_no_de
     push(&mut world, "b");
     world.wait(1_000);
     world.now += TTL_MS as i64;
-    world.step(Input::Reclaimable(vec![uid("u")]));
+    world.step(CarrierInput::Reclaimable(vec![uid("u")]));
     assert!(buried(&mut world).is_empty());
 }

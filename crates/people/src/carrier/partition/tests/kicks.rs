@@ -1,11 +1,11 @@
-//! Whom a kick ends, when its sessions are told to an owner before it, after it, or to another owner.
+//! The sessions that a kick ends, if they are announced before it, after it, or to another owner.
 
 use whimbrel_model::people::{CloseCode, Platform, SessionId};
 use whimbrel_model::ports::ToCarrier;
 use whimbrel_model::push::{PushKick, PushTask};
 
 use super::super::super::user_box::KICK_KEPT;
-use super::super::{Effect, Input};
+use super::super::{CarrierEffect, CarrierInput};
 use super::{GATEWAY, World, uid};
 
 fn kick(platform: Option<&str>, session: Option<SessionId>) -> PushTask {
@@ -25,20 +25,20 @@ fn a_kick_that_is_folded_before_its_session_is_announced_still_ends_it() {
     world.take_over();
     world.append(&kick(None, None), "");
     world.wait(500);
-    let came_before = world.announce_since(1, 900);
-    world.step(came_before);
+    let arrived_before = world.announce_since(1, 900);
+    world.step(arrived_before);
     assert_eq!(world.told(1), ["kick kicked bye"]);
     assert_eq!(world.core.sessions(), 0);
 }
 
 #[test]
-fn a_kick_does_not_end_a_session_that_came_after_it() {
+fn a_kick_does_not_end_a_session_that_arrived_after_it() {
     let mut world = World::new();
     world.take_over();
     world.append(&kick(None, None), "");
     world.wait(500);
-    let came_after = world.announce_since(1, 100);
-    world.step(came_after);
+    let arrived_after = world.announce_since(1, 100);
+    world.step(arrived_after);
     assert!(world.told(1).is_empty());
     assert_eq!(world.core.sessions(), 1);
 }
@@ -51,27 +51,27 @@ fn an_early_kick_ends_only_the_sessions_that_it_names() {
     world.append(&kick(Some("ios"), None), "");
     world.append(&kick(None, Some(SessionId { gateway: GATEWAY, number: 2 })), "");
     for session in [1, 2] {
-        // By the clock of its gateway the second came after the kick; the kick names it all the same.
-        let came = world.announce_since(session, if session == 1 { 0 } else { 5_000 });
-        world.step(came);
+        // By its gateway's clock the second session arrived after the kick, but the kick names it.
+        let dequeued = world.announce_since(session, if session == 1 { 0 } else { 5_000 });
+        world.step(dequeued);
     }
-    assert!(world.told(1).is_empty(), "of another platform, and another session");
+    assert!(world.told(1).is_empty(), "another platform, and another session");
     assert_eq!(world.told(2), ["kick kicked bye"]);
 }
 
 #[test]
-fn a_kick_is_forgotten_when_everybody_had_the_time_to_be_announced() {
+fn a_kick_is_removed_after_every_session_had_time_to_be_announced() {
     let mut world = World::new();
     world.wait(1_000);
     world.append(&kick(None, None), "");
     world.wait(i64::try_from(KICK_KEPT.as_millis()).unwrap());
-    let came_before = world.announce_since(1, 0);
-    world.step(came_before);
+    let arrived_before = world.announce_since(1, 0);
+    world.step(arrived_before);
     assert_eq!(world.core.sessions(), 1);
 }
 
 #[test]
-fn a_kick_is_forgotten_in_time_although_the_clock_was_set_back() {
+fn a_kick_is_removed_in_time_after_the_clock_was_set_back() {
     let kept = i64::try_from(KICK_KEPT.as_millis()).unwrap();
     let mut world = World::new();
     world.wait(10 * kept);
@@ -79,13 +79,13 @@ fn a_kick_is_forgotten_in_time_although_the_clock_was_set_back() {
     world.append(&kick(Some("web"), None), "");
     world.wait(-5 * kept);
     world.wait(kept);
-    let came_after = world.announce_since(2, world.now);
-    world.step(came_after);
+    let arrived_after = world.announce_since(2, world.now);
+    world.step(arrived_after);
     assert_eq!(world.core.sessions(), 2);
 }
 
 #[test]
-fn a_kick_that_was_saved_and_not_told_before_its_owner_died_ends_its_session_at_the_next() {
+fn a_saved_kick_whose_message_was_lost_ends_its_session_at_the_next_owner() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     world.append(&kick(None, None), "");
@@ -93,7 +93,7 @@ fn a_kick_that_was_saved_and_not_told_before_its_owner_died_ends_its_session_at_
     assert_eq!(world.store.applied, 1, "the next owner does not fold it again");
     world.news.clear();
     for _ in 0..2 {
-        // Nor does it help that the next one dies as well.
+        // Also if the next owner dies.
         world.take_over();
         let still_there = world.announce_since(1, 0);
         world.step(still_there);
@@ -115,19 +115,19 @@ fn a_wipe_does_not_undo_a_kick() {
 }
 
 #[test]
-fn a_kick_that_is_folded_again_does_not_end_a_session_that_came_after_it() {
+fn a_refolded_kick_does_not_end_a_session_that_arrived_after_it() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     world.append(&kick(None, None), "");
     world.wait(50);
     assert_eq!(world.store.applied, 0, "nothing is saved yet");
-    // Its device signs in again. The next owner hears of that before it has read anything.
+    // Its device connects again, and the session is announced to the next owner before that owner reads the log.
     let log = std::mem::take(&mut world.log);
     world.take_over();
-    world.step(Input::Started { applied: 0, first: 0, end: log.len() as u64 });
+    world.step(CarrierInput::Started { applied: 0, first: 0, end: log.len() as u64 });
     for (session, at) in [(1, 0), (2, world.now)] {
         let mut there = world.announce_since(session, at);
-        if let Input::From { messages, .. } = &mut there
+        if let CarrierInput::From { messages, .. } = &mut there
             && let Some(ToCarrier::Announce(announced)) = messages.first_mut()
             && session == 1
         {
@@ -137,25 +137,25 @@ fn a_kick_that_is_folded_again_does_not_end_a_session_that_came_after_it() {
     }
     world.news.clear();
     world.log = log;
-    let from = world.reading.take().expect("it reads at the end");
-    world.perform(Effect::Read { from });
+    let from = world.reading.take().expect("a read waits at the end of the log");
+    world.perform(CarrierEffect::Read { from });
     assert_eq!((world.told(1), world.told(2)), (vec!["kick kicked bye".to_owned()], vec![]));
 }
 
 #[test]
-fn nothing_is_left_of_a_kick_when_its_time_is_over() {
+fn an_expired_kick_leaves_nothing_in_store_or_memory() {
     let mut world = World::new();
     world.append(&kick(None, None), "");
     world.wait(1_000);
     assert_eq!((world.store.boxes.len(), world.core.users_in_memory()), (1, 0));
     world.wait(i64::try_from(KICK_KEPT.as_millis()).unwrap());
-    world.step(Input::Reclaimable(vec![uid("u")]));
+    world.step(CarrierInput::Reclaimable(vec![uid("u")]));
     world.wait(1_000);
     assert_eq!((world.store.boxes.len(), world.core.users_in_memory()), (0, 0));
 }
 
 #[test]
-fn a_kick_says_why_and_is_for_whom_it_names() {
+fn a_kick_has_a_reason_and_ends_only_the_platform_that_it_names() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     world.arrive(2, "u", "ios", None);

@@ -1,13 +1,13 @@
-//! What a new owner makes of a store of another log, and of sessions that it is told of one after the other.
+//! A new owner with a store of another log, and with sessions that are announced one after the other.
 
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, PlatformSettings, SessionsRule};
-use whimbrel_model::ports::{Announced, Arrival, At, PeopleAsk, PeopleTold, ToCarrier};
+use whimbrel_model::ports::{AnnouncedSession, Arrival, AtOffset, PeopleQuery, PeopleReply, ToCarrier};
 
-use super::super::{Effect, Input, Partition};
+use super::super::{CarrierEffect, CarrierInput, PushPartition};
 use super::{EPOCH, GATEWAY, World, epoch, uid};
 
-/// A world whose store is far ahead of a log that begins again: one device had acknowledged all but the last message.
+/// A world whose store is far ahead of a new log. One device has acknowledged all but the last message.
 fn with_a_store_of_another_log() -> World {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
@@ -22,7 +22,7 @@ fn with_a_store_of_another_log() -> World {
 }
 
 #[test]
-fn nothing_of_a_store_of_another_log_is_shown_or_sent() {
+fn a_store_of_another_log_is_neither_shown_nor_sent() {
     let mut world = with_a_store_of_another_log();
     world.take_over();
     world.arrive(2, "u", "web", None);
@@ -34,28 +34,28 @@ fn nothing_of_a_store_of_another_log_is_shown_or_sent() {
 }
 
 #[test]
-fn what_comes_while_a_store_of_another_log_is_emptied_waits_for_it() {
+fn work_waits_while_a_store_of_another_log_is_emptied() {
     let mut world = with_a_store_of_another_log();
     world.push(&["u"], "x");
     let (applied, end) = (world.store.applied, 1);
     let (settings, rules) = (world.settings.clone(), world.rules.clone());
     let now = Timestamp::from_millis(world.now);
-    world.core = Partition::new(settings, rules, 2, EPOCH.into(), now);
+    world.core = PushPartition::new(settings, rules, 2, EPOCH.into(), now);
     world.reading = None;
-    let effects = world.only(Input::Started { applied, first: 0, end });
+    let effects = world.only(CarrierInput::Started { applied, first: 0, end });
     let (mut writes, others): (Vec<_>, Vec<_>) =
-        effects.into_iter().partition(|effect| matches!(effect, Effect::Apply(_)));
-    let Some(Effect::Apply(reset)) = writes.pop() else { panic!("it is emptied before anything else") };
+        effects.into_iter().partition(|effect| matches!(effect, CarrierEffect::Apply(_)));
+    let Some(CarrierEffect::Apply(reset)) = writes.pop() else { panic!("the first effect must be the reset") };
     assert!(reset.reset && reset.changes.is_empty() && reset.applied == 0);
     world.perform_all(others);
     world.arrive(2, "u", "web", None);
-    let what = PeopleAsk::Inbox { uid: uid("u"), platform: None, after: 0, limit: 10 };
-    world.step(Input::Asked { ask: 1, what, end: 1 });
+    let what = PeopleQuery::Inbox { uid: uid("u"), platform: None, after: 0, limit: 10 };
+    world.step(CarrierInput::Query { ask: 1, what, end: 1 });
     world.wait(1_000);
-    assert!(world.news.is_empty() && world.answers.is_empty(), "nobody knows yet what is stored");
-    world.perform(Effect::Apply(reset));
+    assert!(world.news.is_empty() && world.answers.is_empty(), "the contents of the store are not settled yet");
+    world.perform(CarrierEffect::Apply(reset));
     assert_eq!(world.told(2).last().map(String::as_str), Some("x 1 after 0"));
-    let Some(PeopleTold::Inbox(view)) = world.answers.pop() else { panic!("it is answered") };
+    let Some(PeopleReply::Inbox(view)) = world.answers.pop() else { panic!("no answer") };
     assert_eq!(view.stored, 1);
 }
 
@@ -66,29 +66,29 @@ fn that_rejects() -> World {
 }
 
 #[test]
-fn where_a_second_session_is_rejected_the_one_that_came_first_is_kept_by_a_new_owner() {
+fn under_reject_a_new_owner_keeps_the_session_that_arrived_first() {
     let mut world = that_rejects();
     world.wait(1_000);
     world.take_over();
-    // A second one comes to the new owner before it knows of the first.
+    // The second session arrives at the new owner before the first is announced.
     let intruder = Arrival { session: 2, ..world.arrival(2, "u", "web", None) };
-    world.step(Input::From { gateway: OTHER, messages: vec![ToCarrier::Arrive(Box::new(intruder))] });
+    world.step(CarrierInput::From { gateway: OTHER, messages: vec![ToCarrier::Arrive(Box::new(intruder))] });
     let first = world.announce_since(1, 10);
     world.step(first);
-    assert!(world.told(1).is_empty(), "it was there first");
+    assert!(world.told(1).is_empty(), "it arrived first");
     assert_eq!(world.told(2).last().map(|told| told.starts_with("kick rejected")), Some(true));
     world.push(&["u"], "a");
     assert_eq!((world.told(1).len(), world.told(2).len()), (1, 0));
 }
 
 #[test]
-fn where_a_second_session_is_rejected_a_later_one_that_is_announced_is_rejected_too() {
+fn under_reject_a_later_session_that_is_announced_is_rejected_too() {
     let mut world = that_rejects();
     world.wait(1_000);
     world.take_over();
     for (session, at) in [(1, 10), (2, 20)] {
-        let came = world.announce_since(session, at);
-        world.step(came);
+        let dequeued = world.announce_since(session, at);
+        world.step(dequeued);
     }
     assert!(world.told(1).is_empty());
     assert_eq!(world.told(2).first().map(|told| told.starts_with("kick rejected")), Some(true));
@@ -96,7 +96,7 @@ fn where_a_second_session_is_rejected_a_later_one_that_is_announced_is_rejected_
 }
 
 #[test]
-fn a_new_owner_goes_on_where_gateways_say_that_their_sessions_are() {
+fn a_new_owner_continues_from_the_announced_positions() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     world.push(&["u"], "a");
@@ -107,7 +107,7 @@ fn a_new_owner_goes_on_where_gateways_say_that_their_sessions_are() {
     let arrival = world.arrival(1, "u", "web", None);
     world.take_over();
     world.push(&["u"], "d");
-    let announced = Announced { arrival, epoch: (&*epoch("u")).into(), sent: 2, acked: 1 };
+    let announced = AnnouncedSession { arrival, epoch: (&*epoch("u")).into(), sent: 2, acked: 1 };
     world.from(vec![ToCarrier::Announce(Box::new(announced))]);
     assert_eq!(world.told(1), ["c 3 after 2", "d 4 after 3"]);
     world.ack(1, "u", 4);
@@ -116,7 +116,7 @@ fn a_new_owner_goes_on_where_gateways_say_that_their_sessions_are() {
 }
 
 #[test]
-fn an_acknowledgement_that_overtakes_its_sessions_announcement_counts() {
+fn an_acknowledgement_of_a_session_whose_announcement_is_queued_counts() {
     let mut world = World::new();
     world.push(&["u"], "a");
     world.push(&["u"], "b");
@@ -124,7 +124,7 @@ fn an_acknowledgement_that_overtakes_its_sessions_announcement_counts() {
     world.take_over();
     let announced = world.announce(1, "u", "web", 2, 0);
     let effects = world.only(announced);
-    assert!(matches!(effects[..], [Effect::Load { .. }]), "its box is asked for");
+    assert!(matches!(effects[..], [CarrierEffect::Load { .. }]), "its box must be loaded");
     world.ack(1, "u", 2);
     world.perform_all(effects);
     world.wait(1_000);
@@ -132,30 +132,30 @@ fn an_acknowledgement_that_overtakes_its_sessions_announcement_counts() {
 }
 
 #[test]
-fn a_page_of_before_an_announcement_is_not_what_comes_next() {
+fn a_page_requested_before_an_announcement_is_discarded() {
     let mut world = World::new();
     world.arrive(9, "u", "ios", None);
     ["a", "b", "c", "d"].into_iter().for_each(|body| world.push(&["u"], body));
     world.wait(1_000);
     let arrival = world.arrival(1, "u", "web", None);
     let mut effects =
-        world.only(Input::From { gateway: GATEWAY, messages: vec![ToCarrier::Arrive(Box::new(arrival))] });
+        world.only(CarrierInput::From { gateway: GATEWAY, messages: vec![ToCarrier::Arrive(Box::new(arrival))] });
     let row = |world: &World, seq: u64| world.store.own.get(&(uid("u"), seq)).cloned();
-    let Some(Effect::Rows { token, .. }) = effects.pop() else { panic!("a page is asked for") };
+    let Some(CarrierEffect::Rows { token, .. }) = effects.pop() else { panic!("no page was requested") };
     let found = (1..=3).map(|seq| row(&world, seq)).collect();
-    let mut effects = world.only(Input::Rows { token, found: Ok(At { applied: 4, found }) });
-    let Some(Effect::Rows { token: second, .. }) = effects.pop() else { panic!("and the next one") };
-    // What came after the first message was lost on the way.
+    let mut effects = world.only(CarrierInput::Rows { token, found: Ok(AtOffset { applied: 4, found }) });
+    let Some(CarrierEffect::Rows { token: second, .. }) = effects.pop() else { panic!("no second page was requested") };
+    // The messages after the first one were lost between carrier and gateway.
     let announced = world.announce(1, "u", "web", 1, 0);
     let third = world.only(announced);
-    world.step(Input::Rows { token: second, found: Ok(At { applied: 4, found: vec![row(&world, 4)] }) });
+    world.step(CarrierInput::Rows { token: second, found: Ok(AtOffset { applied: 4, found: vec![row(&world, 4)] }) });
     assert!(world.told(1).is_empty());
     world.perform_all(third);
     assert_eq!(world.told(1), ["b 2 after 1", "c 3 after 2", "d 4 after 3"]);
 }
 
 #[test]
-fn what_an_earlier_owner_still_sent_may_be_acknowledged() {
+fn a_message_of_an_earlier_owner_may_be_acknowledged() {
     let mut world = World::new();
     world.arrive(9, "u", "ios", None);
     world.push(&["u"], "a");

@@ -1,11 +1,11 @@
-//! What comes twice is seen once.
+//! Repeats of a push are dropped.
 
 use whimbrel_model::push::PushMessage;
 
 use super::{World, message};
 
 #[test]
-fn a_repeat_under_a_brought_id_is_seen_once() {
+fn a_repeat_with_a_publishers_id_is_delivered_once() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     for _ in 0..2 {
@@ -15,9 +15,9 @@ fn a_repeat_under_a_brought_id_is_seen_once() {
     assert_eq!(world.core.counts.repeats, 1);
 }
 
-/// As two data centres bring it: each has accepted it by itself.
+/// As two data centres publish it: each has accepted it independently.
 #[test]
-fn a_message_with_two_names_is_seen_once_whichever_of_them_it_comes_by() {
+fn a_message_with_two_ids_is_delivered_once_under_either() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     for (id, also) in [("m", Some("o")), ("o", None), ("m", None)] {

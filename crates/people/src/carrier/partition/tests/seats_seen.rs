@@ -1,26 +1,26 @@
-//! A seat is kept from when somebody last sat on it, however long that was.
+//! A seat's age counts from the end of its last session, however long that session was.
 
 use std::sync::Arc;
 
 use whimbrel_model::push::{PushKick, PushTask};
 
-use super::super::{Input, Letter};
+use super::super::{CarrierInput, CarrierRecord};
 use super::{GATEWAY, World, uid};
 
 const A_DAY: i64 = 86_400_000;
 /// Longer than a seat is kept.
 const LONG: i64 = 31 * A_DAY;
 
-/// A phone that has been there for a long time.
+/// A phone with a session longer than `keep_seats`.
 fn phone_there_for_long() -> World {
     let mut world = World::new();
     world.arrive(1, "u", "ios", None);
-    world.step(Input::Living(Arc::new(vec![GATEWAY])));
+    world.step(CarrierInput::LiveGateways(Arc::new(vec![GATEWAY])));
     world.wait(LONG);
     world
 }
 
-/// A browser comes and has what is pushed then; so has the phone when it is back.
+/// A browser arrives and acknowledges a push. The phone still gets that push when it returns.
 fn is_kept_for_the_phone(mut world: World) {
     world.wait(A_DAY);
     world.arrive(2, "u", "web", None);
@@ -36,15 +36,15 @@ fn is_kept_for_the_phone(mut world: World) {
 #[test]
 fn the_seat_of_a_long_session_is_kept_when_its_gateway_dies() {
     let mut world = phone_there_for_long();
-    world.step(Input::Living(Arc::new(Vec::new())));
+    world.step(CarrierInput::LiveGateways(Arc::new(Vec::new())));
     assert_eq!(world.core.sessions(), 0);
     is_kept_for_the_phone(world);
 }
 
 #[test]
-fn the_seat_of_a_long_session_is_kept_when_its_gateway_goes() {
+fn the_seat_of_a_long_session_is_kept_when_its_gateway_is_unreachable() {
     let mut world = phone_there_for_long();
-    world.step(Input::GatewayGone(GATEWAY));
+    world.step(CarrierInput::GatewayGone(GATEWAY));
     is_kept_for_the_phone(world);
 }
 
@@ -62,7 +62,7 @@ fn the_seat_of_a_long_session_is_kept_when_it_stops_acknowledging() {
     world.push(&["u"], "x");
     for pause in [1_000, 5_000, 30_000] {
         world.wait(10_000);
-        let Some(Letter::Hold { task, .. }) = world.letters.pop() else { panic!("a retry is held") };
+        let Some(CarrierRecord::Hold { task, .. }) = world.outbound.pop() else { panic!("a retry is held") };
         world.wait(pause);
         world.append(&task, "");
     }
@@ -72,8 +72,8 @@ fn the_seat_of_a_long_session_is_kept_when_it_stops_acknowledging() {
 }
 
 #[test]
-fn the_seat_of_a_long_session_is_kept_when_everything_dies_at_once() {
-    for keeps_it_seen in ["its acknowledgements", "its user's other device", "a look at what may be reclaimed"] {
+fn the_seat_of_a_long_session_is_kept_when_carrier_and_gateway_die_together() {
+    for keeps_it_seen in ["its acknowledgements", "its user's other device", "an upkeep run"] {
         let mut world = phone_there_for_long();
         match keeps_it_seen {
             "its acknowledgements" => {
@@ -81,7 +81,7 @@ fn the_seat_of_a_long_session_is_kept_when_everything_dies_at_once() {
                 world.ack(1, "u", 1);
             }
             "its user's other device" => world.arrive(9, "u", "web", None),
-            _ => world.step(Input::Reclaimable(vec![uid("u")])),
+            _ => world.step(CarrierInput::Reclaimable(vec![uid("u")])),
         }
         world.wait(1_000);
         world.take_over();
@@ -90,7 +90,7 @@ fn the_seat_of_a_long_session_is_kept_when_everything_dies_at_once() {
 }
 
 #[test]
-fn an_acknowledgement_a_day_moves_the_time_of_reclaiming_no_more_than_it_must() {
+fn acknowledgements_update_the_reclaim_time_only_every_few_days() {
     let mut world = World::new();
     world.arrive(1, "u", "ios", None);
     world.push(&["u"], "x");
@@ -99,7 +99,7 @@ fn an_acknowledgement_a_day_moves_the_time_of_reclaiming_no_more_than_it_must() 
     world.wait(A_DAY);
     world.push(&["u"], "y");
     world.ack(1, "u", 2);
-    assert_eq!(seen_at(&world), 0, "the store need not note it anew each time");
+    assert_eq!(seen_at(&world), 0, "the store keeps the earlier time");
     world.wait(10 * A_DAY);
     world.push(&["u"], "z");
     world.ack(1, "u", 3);

@@ -1,4 +1,4 @@
-//! Boxes and rows whose store is read, written or lost while devices are there.
+//! Boxes and rows while the store is read, written or lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,16 +7,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{Platform, PlatformSettings};
-use whimbrel_model::ports::{At, PeopleAsk, ToCarrier};
+use whimbrel_model::ports::{AtOffset, PeopleQuery, ToCarrier};
 use whimbrel_model::push::{PushMessage, PushTask};
 
 use super::super::super::settings::CarrierSettings;
 use super::super::super::user_box::UserBox;
-use super::super::{Effect, Input};
+use super::super::{CarrierEffect, CarrierInput};
 use super::{GATEWAY, World, message, uid};
 
 #[test]
-fn a_box_whose_messages_all_go_with_one_that_is_not_stored_is_saved_without_them() {
+fn a_box_is_saved_without_the_messages_that_an_unstored_one_displaced() {
     let max_stored = Arc::new(AtomicU32::new(5));
     let present = Arc::clone(&max_stored);
     let mut world = World::new();
@@ -32,41 +32,41 @@ fn a_box_whose_messages_all_go_with_one_that_is_not_stored_is_saved_without_them
     max_stored.store(0, Ordering::Relaxed);
     world.push(&["u"], "b");
     world.wait(1_000);
-    assert_eq!(world.store.own.len(), 0, "nothing is kept any more");
+    assert_eq!(world.store.own.len(), 0, "the bound is zero");
     let saved = UserBox::decode(&world.store.boxes[&uid("u")]).unwrap();
-    assert!(saved.slots.is_empty(), "it waits for what is gone: {:?}", saved.slots);
+    assert!(saved.slots.is_empty(), "the saved box still has removed slots: {:?}", saved.slots);
 }
 
 #[test]
-fn a_row_that_was_saved_after_the_store_had_been_read_is_read_again() {
+fn a_row_that_was_saved_after_the_read_is_read_again() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     world.gone(1, "u");
     world.push(&["u"], "a");
     world.wait(1_000);
     world.push(&["u"], "b");
-    // While the second is on its way into the store, a third comes, and a device, which reads what is stored up to then.
+    // While the second message is being saved, a third is published and a device arrives, which reads up to the stored offset.
     world.now += 1_000;
-    let saving = held_back(&mut world, Input::Tick, |effect| matches!(effect, Effect::Apply(_)));
+    let saving = step_without(&mut world, CarrierInput::Tick, |effect| matches!(effect, CarrierEffect::Apply(_)));
     world.push(&["u"], "c");
     let arrival = ToCarrier::Arrive(Box::new(world.arrival(2, "u", "web", None)));
-    let arrives = Input::From { gateway: GATEWAY, messages: vec![arrival] };
-    let reading = held_back(&mut world, arrives, |effect| matches!(effect, Effect::Rows { .. }));
-    let Effect::Rows { token, keys, .. } = reading else { panic!("it reads: {reading:?}") };
-    assert_eq!(keys.len(), 3, "in order, those that are not saved yet too");
+    let arrives = CarrierInput::From { gateway: GATEWAY, messages: vec![arrival] };
+    let reading = step_without(&mut world, arrives, |effect| matches!(effect, CarrierEffect::Rows { .. }));
+    let CarrierEffect::Rows { token, keys, .. } = reading else { panic!("not a read of rows: {reading:?}") };
+    assert_eq!(keys.len(), 3, "all three in order, also the unsaved ones");
     let found = vec![world.store.own.get(&(uid("u"), 1)).cloned(), None, None];
-    let read_before = At { applied: world.store.applied, found };
+    let read_before = AtOffset { applied: world.store.applied, found };
     world.perform(saving);
-    world.step(Input::Rows { token, found: Ok(read_before) });
+    world.step(CarrierInput::Rows { token, found: Ok(read_before) });
     assert_eq!(world.told(2)[1..], ["a 1 after 0", "b 2 after 1", "c 3 after 2"]);
 }
 
-/// Takes a step and keeps back the one thing to do that is meant.
-fn held_back(world: &mut World, input: Input, is_meant: impl Fn(&Effect) -> bool) -> Effect {
+/// Takes a step and performs its effects except one, which it returns.
+fn step_without(world: &mut World, input: CarrierInput, is_meant: impl Fn(&CarrierEffect) -> bool) -> CarrierEffect {
     let effects = world.core.step(Timestamp::from_millis(world.now), input);
     let (mut meant, others): (Vec<_>, Vec<_>) = effects.into_iter().partition(is_meant);
     others.into_iter().for_each(|effect| world.perform(effect));
-    meant.pop().expect("it is to be done")
+    meant.pop().expect("no such effect")
 }
 
 #[test]
@@ -88,20 +88,20 @@ fn an_abandoned_inbox_is_reclaimed_unread() {
     world.wait(400);
     assert_eq!((world.store.boxes.len(), world.store.own.len()), (1, 1));
     world.wait(1_000);
-    world.step(Input::Reclaimable(vec![uid("u")]));
+    world.step(CarrierInput::Reclaimable(vec![uid("u")]));
     world.wait(1_000);
     assert_eq!((world.store.boxes.len(), world.store.own.len()), (0, 0));
     assert_eq!(world.core.users_in_memory(), 0);
 }
 
 #[test]
-fn a_write_whose_outcome_nobody_knows_ends_the_tenure() {
+fn a_write_with_an_unknown_outcome_ends_the_ownership() {
     let mut world = World::new();
     world.push(&["u"], "a");
     world.now += 1_000;
-    let effects = world.core.step(Timestamp::from_millis(world.now), Input::Tick);
-    assert!(matches!(effects[..], [Effect::Apply(_)]));
-    world.step(Input::Applied(Err(whimbrel_model::ports::InboxError::Unavailable("x".into()))));
+    let effects = world.core.step(Timestamp::from_millis(world.now), CarrierInput::Tick);
+    assert!(matches!(effects[..], [CarrierEffect::Apply(_)]));
+    world.step(CarrierInput::Applied(Err(whimbrel_model::ports::InboxError::Unavailable("x".into()))));
     assert!(world.resigned);
 }
 
@@ -110,44 +110,44 @@ fn a_box_that_is_being_written_stays_in_memory() {
     let mut world = World::new();
     world.push(&["u"], "a");
     world.now += 1_000;
-    let writing = world.only(Input::Tick);
-    assert!(matches!(writing[..], [Effect::Apply(_)]));
-    let what = PeopleAsk::Inbox { uid: uid("u"), platform: None, after: 0, limit: 10 };
-    world.step(Input::Asked { ask: 1, what, end: 1 });
-    assert_eq!(world.core.users_in_memory(), 1, "the store could still say that it has none");
+    let writing = world.only(CarrierInput::Tick);
+    assert!(matches!(writing[..], [CarrierEffect::Apply(_)]));
+    let what = PeopleQuery::Inbox { uid: uid("u"), platform: None, after: 0, limit: 10 };
+    world.step(CarrierInput::Query { ask: 1, what, end: 1 });
+    assert_eq!(world.core.users_in_memory(), 1, "the store may still return the earlier state");
     world.perform_all(writing);
     assert_eq!(world.core.users_in_memory(), 0);
 }
 
 #[test]
-fn a_store_that_has_fallen_back_is_not_believed() {
+fn a_store_that_has_lost_writes_ends_the_ownership() {
     let mut world = World::new();
     world.push(&["u"], "a");
     world.wait(1_000);
     let arrival = world.arrival(1, "u", "web", None);
     let messages = vec![ToCarrier::Arrive(Box::new(arrival))];
-    let effects = world.only(Input::From { gateway: GATEWAY, messages });
-    assert!(matches!(effects[..], [Effect::Load { .. }]));
-    world.step(Input::Loaded(Ok(At { applied: 0, found: vec![None] })));
+    let effects = world.only(CarrierInput::From { gateway: GATEWAY, messages });
+    assert!(matches!(effects[..], [CarrierEffect::Load { .. }]));
+    world.step(CarrierInput::Loaded(Ok(AtOffset { applied: 0, found: vec![None] })));
     assert!(world.resigned && world.told(1).is_empty());
 }
 
 #[test]
-fn a_box_that_has_only_names_is_reclaimed_too() {
+fn a_box_with_only_ids_is_reclaimed_too() {
     let mut world = World::new();
     world.push_message(PushMessage { brought: true, store: true, ..message(&["u"]) }, "a");
     world.append(&PushTask::Wipe { uid: "u".into() }, "");
     world.wait(1_000);
-    assert_eq!((world.store.boxes.len(), world.store.own.len()), (1, 0), "a repeat of it is known");
+    assert_eq!((world.store.boxes.len(), world.store.own.len()), (1, 0), "its id is still known");
     let found_under = world.store.found_under[&uid("u")];
     world.now = found_under.as_millis() + 1;
-    world.step(Input::Reclaimable(vec![uid("u")]));
+    world.step(CarrierInput::Reclaimable(vec![uid("u")]));
     world.wait(1_000);
     assert!(world.store.boxes.is_empty() && world.store.found_under.is_empty());
 }
 
 #[test]
-fn what_seats_are_kept_for_may_change_and_nothing_stays_in_the_index() {
+fn a_change_of_keep_seats_leaves_no_stale_entry_in_the_index() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     world.gone(1, "u");
@@ -162,7 +162,7 @@ fn what_seats_are_kept_for_may_change_and_nothing_stays_in_the_index() {
 }
 
 #[test]
-fn a_box_that_a_later_binary_wrote_is_left_alone() {
+fn a_box_of_a_later_binary_is_not_overwritten() {
     let mut world = World::new();
     let later = Bytes::from_static(&[200, 1, 2, 3]);
     world.store.boxes.insert(uid("u"), later.clone());

@@ -1,24 +1,24 @@
-//! A session that was sent something is looked after until it has acknowledged all of it, and each session is looked after once.
+//! A session with unacknowledged messages has exactly one pending deadline or retry.
 
 use std::sync::{Arc, Mutex};
 
 use whimbrel_model::SessionsRule;
 use whimbrel_model::push::PushTask;
 
-use super::super::Letter;
+use super::super::CarrierRecord;
 use super::World;
 
-/// The retries that were held since the last look.
+/// The holds of retries written since the last call.
 fn retries(world: &mut World) -> Vec<(String, PushTask)> {
-    let held = world.letters.drain(..).filter_map(|letter| match letter {
-        Letter::Hold { id, task: task @ PushTask::Retry(_), .. } => Some((id, task)),
+    let held = world.outbound.drain(..).filter_map(|item| match item {
+        CarrierRecord::Hold { id, task: task @ PushTask::Retry(_), .. } => Some((id, task)),
         _ => None,
     });
     held.collect()
 }
 
 #[test]
-fn who_acknowledges_a_part_is_tried_again_for_the_rest() {
+fn a_partial_acknowledgement_leaves_retries_for_the_rest() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     ["a", "b", "c"].into_iter().for_each(|body| world.push(&["u"], body));
@@ -26,19 +26,19 @@ fn who_acknowledges_a_part_is_tried_again_for_the_rest() {
     let first = retries(&mut world);
     world.ack(1, "u", 1);
     world.told(1);
-    // What was held to try it again comes back, and is of no use: it has answered.
+    // The hold of the first retry fires and has no effect, because the device has made progress.
     first.iter().for_each(|(_, task)| world.append(task, ""));
     assert!(world.told(1).is_empty());
     world.wait(10_000);
     let second = retries(&mut world);
     assert_eq!((first.len(), second.len()), (1, 1));
-    assert_ne!(first[0].0, second[0].0, "it is another hold");
+    assert_ne!(first[0].0, second[0].0, "the second retry needs a hold of its own");
     world.append(&second[0].1, "");
     assert_eq!(world.told(1), ["b 2 after 1 again", "c 3 after 2 again"]);
 }
 
 #[test]
-fn who_acknowledges_a_part_and_nothing_more_is_closed_in_the_end() {
+fn a_session_without_further_acknowledgements_is_closed_in_the_end() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     ["a", "b"].into_iter().for_each(|body| world.push(&["u"], body));
@@ -56,7 +56,7 @@ fn who_acknowledges_a_part_and_nothing_more_is_closed_in_the_end() {
 }
 
 #[test]
-fn what_comes_after_a_wipe_is_tried_again_although_a_retry_was_held_before() {
+fn a_message_after_a_wipe_is_retried_although_an_earlier_retry_was_pending() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     world.push(&["u"], "a");
@@ -71,7 +71,7 @@ fn what_comes_after_a_wipe_is_tried_again_although_a_retry_was_held_before() {
 }
 
 #[test]
-fn a_session_that_is_announced_again_is_tried_again_once() {
+fn a_session_that_is_announced_again_has_one_retry() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     world.push(&["u"], "a");
@@ -84,7 +84,7 @@ fn a_session_that_is_announced_again_is_tried_again_once() {
 }
 
 #[test]
-fn a_session_that_is_announced_again_under_another_rule_is_one_session() {
+fn a_session_that_is_announced_again_under_another_rule_stays_one_session() {
     let rule = Arc::new(Mutex::new(SessionsRule::Replace));
     let mut world = World::ruled(&rule);
     world.arrive(1, "u", "web", None);
@@ -98,25 +98,25 @@ fn a_session_that_is_announced_again_under_another_rule_is_one_session() {
 }
 
 #[test]
-fn a_seat_that_does_not_acknowledge_is_tried_again_and_then_closed() {
+fn an_unacknowledged_message_is_retried_and_then_the_session_is_closed() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     world.push(&["u"], "a");
     world.told(1);
     for pause in [1_000, 5_000, 30_000] {
         world.wait(10_000);
-        let Some(Letter::Hold { task, due, .. }) = world.letters.pop() else { panic!("a retry is held") };
+        let Some(CarrierRecord::Hold { task, due, .. }) = world.outbound.pop() else { panic!("no retry is held") };
         assert_eq!(due.as_millis(), world.now + pause);
         world.wait(pause);
         world.append(&task, "");
         assert_eq!(world.told(1), ["a 1 after 0 again"]);
     }
     world.wait(10_000);
-    assert_eq!(world.told(1).len(), 1, "it is closed");
+    assert_eq!(world.told(1).len(), 1, "the session is closed");
     assert_eq!(world.core.counts.no_acks, 1);
     world.wait(1_000);
     world.arrive(2, "u", "web", None);
-    assert_eq!(world.told(2)[1..], ["a 1 after 0"], "it is still stored");
+    assert_eq!(world.told(2)[1..], ["a 1 after 0"], "the message is still stored");
 }
 
 #[test]
@@ -125,17 +125,17 @@ fn an_acknowledgement_ends_the_retries() {
     world.arrive(1, "u", "web", None);
     world.push(&["u"], "a");
     world.wait(10_000);
-    let Some(Letter::Hold { task, .. }) = world.letters.pop() else { panic!("a retry is held") };
+    let Some(CarrierRecord::Hold { task, .. }) = world.outbound.pop() else { panic!("no retry is held") };
     world.told(1);
     world.ack(1, "u", 1);
     world.append(&task, "");
     assert!(world.told(1).is_empty());
     world.wait(60_000);
-    assert!(world.letters.is_empty());
+    assert!(world.outbound.is_empty());
 }
 
 #[test]
-fn what_is_tried_again_after_an_announcement_is_held_anew_and_counts_on() {
+fn an_announcement_does_not_reset_the_attempts_and_each_retry_has_a_new_hold() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     world.push(&["u"], "a");
@@ -143,12 +143,12 @@ fn what_is_tried_again_after_an_announcement_is_held_anew_and_counts_on() {
     let mut attempts = Vec::new();
     for _ in 0..3 {
         world.wait(10_000);
-        let Some(Letter::Hold { id, task: PushTask::Retry(retry), .. }) = world.letters.pop() else {
-            panic!("it is tried again")
+        let Some(CarrierRecord::Hold { id, task: PushTask::Retry(retry), .. }) = world.outbound.pop() else {
+            panic!("no retry is held")
         };
         ids.push(id);
         attempts.push(retry.attempt);
-        // The message had been lost on the way, and its gateway says so: nothing was sent, as far as the device knows.
+        // The message was lost between carrier and gateway. The gateway announces that the session has received nothing.
         let announce = world.announce_since(1, 0);
         world.step(announce);
     }

@@ -1,4 +1,4 @@
-//! What time and bounds take away is told, and holds nobody up.
+//! Losses by expiry and by bounds are reported, and delay nothing else.
 
 use bytes::Bytes;
 use whimbrel_model::people::PlatformSettings;
@@ -6,11 +6,11 @@ use whimbrel_model::ports::Resume;
 use whimbrel_model::push::{PushMessage, PushTask};
 use whimbrel_model::{Record, StoredRecord, Timestamp};
 
-use super::super::Letter;
+use super::super::CarrierRecord;
 use super::{World, epoch, message};
 
 #[test]
-fn what_expired_is_not_tried_again_and_the_session_goes_on() {
+fn expired_messages_are_not_retried_and_the_session_continues() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     for _ in 0..4 {
@@ -19,13 +19,13 @@ fn what_expired_is_not_tried_again_and_the_session_goes_on() {
     world.push(&["u"], "new");
     assert_eq!(world.told(1).len(), 5, "its window is full");
     world.wait(10_000);
-    let Some(Letter::Hold { task, .. }) = world.letters.pop() else { panic!("a retry is held") };
+    let Some(CarrierRecord::Hold { task, .. }) = world.outbound.pop() else { panic!("no retry is held") };
     world.append(&task, "");
     assert_eq!(world.told(1), ["new 5 after 4"]);
 }
 
 #[test]
-fn what_expired_before_it_was_handled_is_told_as_lost() {
+fn a_message_that_expired_before_its_fold_is_reported_as_lost() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     world.gone(1, "u");
@@ -40,7 +40,7 @@ fn what_expired_before_it_was_handled_is_told_as_lost() {
 }
 
 #[test]
-fn a_device_that_was_somebody_elses_does_not_resume_with_what_it_had_then() {
+fn a_device_does_not_resume_the_position_of_another_user() {
     let mut world = World::new();
     world.push(&["u"], "a");
     world.push(&["v"], "b");
@@ -49,18 +49,18 @@ fn a_device_that_was_somebody_elses_does_not_resume_with_what_it_had_then() {
 }
 
 #[test]
-fn one_user_has_so_many_sessions_and_no_more() {
+fn the_number_of_sessions_of_one_user_is_bounded() {
     let mut world = World::new();
     for session in 1..=40 {
         world.wait(1);
         world.arrive(session, "u", &format!("p{session}"), None);
     }
     assert_eq!(world.core.sessions(), crate::carrier::user_box::SEATS_MAX);
-    assert_eq!(world.told(1).len(), 2, "the oldest is told");
+    assert_eq!(world.told(1).len(), 2, "the oldest session is kicked");
 }
 
 #[test]
-fn a_clock_that_is_set_back_by_an_hour_holds_up_neither_saving_nor_retries() {
+fn a_clock_that_is_set_back_by_an_hour_delays_neither_saves_nor_retries() {
     let mut world = World::new();
     world.wait(7_200_000);
     world.arrive(1, "u", "web", None);
@@ -68,13 +68,13 @@ fn a_clock_that_is_set_back_by_an_hour_holds_up_neither_saving_nor_retries() {
     world.now -= 3_600_000;
     world.push(&["u"], "b");
     world.wait(200);
-    assert_eq!(world.store.applied, 2, "it is saved as ever");
+    assert_eq!(world.store.applied, 2, "the save is on time");
     world.wait(10_000);
-    assert!(matches!(world.letters[..], [Letter::Hold { .. }]), "it did not acknowledge, and is tried again");
+    assert!(matches!(world.outbound[..], [CarrierRecord::Hold { .. }]), "the unacknowledged message is retried");
 }
 
 #[test]
-fn who_lost_something_is_told_before_what_comes_after_it() {
+fn a_loss_is_reported_before_the_next_message() {
     let mut world = World::with(PlatformSettings { max_stored: 2, ..PlatformSettings::default() });
     world.arrive(1, "u", "web", None);
     world.gone(1, "u");
@@ -86,7 +86,7 @@ fn who_lost_something_is_told_before_what_comes_after_it() {
 }
 
 #[test]
-fn what_expires_while_a_seat_is_behind_is_told_before_what_comes_after_it() {
+fn a_message_that_expires_in_the_backlog_is_reported_before_the_next_one() {
     let mut world = World::new();
     world.arrive(1, "u", "web", None);
     ["a", "b", "c", "d"].into_iter().for_each(|body| world.push(&["u"], body));

@@ -1,4 +1,4 @@
-//! A partition on a log, a store and gateways that are all in memory here.
+//! A partition with a log, a store and gateways in memory.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -6,26 +6,26 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use whimbrel_model::people::{GatewayId, Platform, PlatformSettings, Uid};
 use whimbrel_model::ports::{
-    Announced, Applied, Arrival, At, Delivery, DeliveryPlace, InboxChange, PeopleTold, ReadBatch, Resume, RowKey,
-    ToCarrier, ToGateway,
+    AnnouncedSession, ApplyOutcome, Arrival, AtOffset, Delivery, DeliveryPosition, InboxChange, PeopleReply, ReadBatch,
+    Resume, RowKey, ToCarrier, ToGateway,
 };
 use whimbrel_model::push::{PushMessage, PushTask};
 use whimbrel_model::{Record, SessionsRule, StoredRecord, Timestamp};
 
 use super::super::super::settings::CarrierSettings;
 use super::super::super::user_box::PlatformRules;
-use super::super::{Effect, Input, Letter, Partition};
+use super::super::{CarrierEffect, CarrierInput, CarrierRecord, PushPartition};
 
 pub(super) const GATEWAY: GatewayId = GatewayId { node: 1, incarnation: 7 };
 
 pub(super) const EPOCH: &str = "e";
 
-/// The store, as the port promises it.
+/// An in-memory store that follows the contract of the port.
 #[derive(Default, Clone)]
 pub(super) struct Store {
     pub(super) applied: u64,
     pub(super) boxes: BTreeMap<Uid, Bytes>,
-    /// The time under which each of them is found when it is of no use any more.
+    /// The time under which the index lists each box.
     pub(super) found_under: BTreeMap<Uid, Timestamp>,
     pub(super) own: BTreeMap<(Uid, u64), Bytes>,
     pub(super) shared: BTreeMap<u64, (Bytes, u32)>,
@@ -35,13 +35,13 @@ pub(super) struct World {
     pub(super) now: i64,
     pub(super) log: Vec<StoredRecord>,
     pub(super) store: Store,
-    pub(super) core: Partition,
+    pub(super) core: PushPartition,
     pub(super) settings: Arc<CarrierSettings>,
     pub(super) rules: Arc<PlatformRules>,
     pub(super) reading: Option<u64>,
     pub(super) news: Vec<ToGateway>,
-    pub(super) letters: Vec<Letter>,
-    pub(super) answers: Vec<PeopleTold>,
+    pub(super) outbound: Vec<CarrierRecord>,
+    pub(super) answers: Vec<PeopleReply>,
     pub(super) resigned: bool,
 }
 
@@ -54,7 +54,7 @@ impl World {
         let platform = Arc::new(platform);
         let rules: Arc<PlatformRules> = Arc::new(move |_| platform.clone());
         let settings = Arc::new(CarrierSettings { window_messages: 4, page_messages: 3, ..CarrierSettings::default() });
-        let core = Partition::new(settings.clone(), rules.clone(), 1, EPOCH.into(), Timestamp::from_millis(0));
+        let core = PushPartition::new(settings.clone(), rules.clone(), 1, EPOCH.into(), Timestamp::from_millis(0));
         let mut world = Self {
             now: 0,
             log: Vec::new(),
@@ -64,15 +64,15 @@ impl World {
             rules,
             reading: None,
             news: Vec::new(),
-            letters: Vec::new(),
+            outbound: Vec::new(),
             answers: Vec::new(),
             resigned: false,
         };
-        world.step(Input::Started { applied: 0, first: 0, end: 0 });
+        world.step(CarrierInput::Started { applied: 0, first: 0, end: 0 });
         world
     }
 
-    /// One whose platforms have the rule that stands there at the time.
+    /// A world whose platforms follow the current value of `rule`.
     pub(super) fn ruled(rule: &Arc<Mutex<SessionsRule>>) -> Self {
         let present = Arc::clone(rule);
         let mut world = Self::new();
@@ -84,50 +84,50 @@ impl World {
         world
     }
 
-    /// The owner is gone, and another takes over from what is in store and log.
+    /// Replaces the owner with a new one, which starts from store and log.
     pub(super) fn take_over(&mut self) {
         let (settings, rules) = (self.settings.clone(), self.rules.clone());
-        self.core = Partition::new(settings, rules, 2, EPOCH.into(), Timestamp::from_millis(self.now));
+        self.core = PushPartition::new(settings, rules, 2, EPOCH.into(), Timestamp::from_millis(self.now));
         self.reading = None;
         let (applied, end) = (self.store.applied, self.log.len() as u64);
-        self.step(Input::Started { applied, first: 0, end });
+        self.step(CarrierInput::Started { applied, first: 0, end });
     }
 
-    pub(super) fn step(&mut self, input: Input) {
+    pub(super) fn step(&mut self, input: CarrierInput) {
         let effects = self.core.step(Timestamp::from_millis(self.now), input);
         for effect in effects {
             self.perform(effect);
         }
     }
 
-    pub(super) fn perform(&mut self, effect: Effect) {
+    pub(super) fn perform(&mut self, effect: CarrierEffect) {
         match effect {
-            Effect::Read { from } => {
+            CarrierEffect::Read { from } => {
                 if (from as usize) < self.log.len() {
                     let records = self.log[from as usize..].to_vec();
                     let next = self.log.len() as u64;
-                    self.step(Input::Read(Ok(ReadBatch { records, next })));
+                    self.step(CarrierInput::Read(Ok(ReadBatch { records, next })));
                 } else {
                     self.reading = Some(from);
                 }
             }
-            Effect::Load { uids } => {
+            CarrierEffect::Load { uids } => {
                 let found = uids.iter().map(|uid| self.store.boxes.get(uid).cloned()).collect();
-                self.step(Input::Loaded(Ok(At { applied: self.store.applied, found })));
+                self.step(CarrierInput::Loaded(Ok(AtOffset { applied: self.store.applied, found })));
             }
-            Effect::Rows { token, keys, .. } => {
+            CarrierEffect::Rows { token, keys, .. } => {
                 let row = |key: &RowKey| match key {
                     RowKey::Own { uid, seq } => self.store.own.get(&(uid.clone(), *seq)).cloned(),
                     RowKey::Shared { seq } => self.store.shared.get(seq).map(|(row, _)| row.clone()),
                 };
                 let found = keys.iter().map(row).collect();
-                self.step(Input::Rows { token, found: Ok(At { applied: self.store.applied, found }) });
+                self.step(CarrierInput::Rows { token, found: Ok(AtOffset { applied: self.store.applied, found }) });
             }
-            Effect::Append(letters) => {
-                self.letters.extend(letters);
-                self.step(Input::Appended);
+            CarrierEffect::Append(outbound) => {
+                self.outbound.extend(outbound);
+                self.step(CarrierInput::Appended);
             }
-            Effect::Apply(write) => {
+            CarrierEffect::Apply(write) => {
                 assert_eq!(write.expected, self.store.applied);
                 if write.reset {
                     self.store = Store::default();
@@ -136,19 +136,19 @@ impl World {
                 for change in write.changes {
                     self.change(change);
                 }
-                self.step(Input::Applied(Ok(Applied::Done)));
+                self.step(CarrierInput::Applied(Ok(ApplyOutcome::Done)));
             }
-            Effect::Tell { news, .. } => self.news.extend(news),
-            Effect::Answer { told, .. } => self.answers.push(told.unwrap()),
-            Effect::Report(_) => {}
-            Effect::Resign { .. } => self.resigned = true,
+            CarrierEffect::Tell { news, .. } => self.news.extend(news),
+            CarrierEffect::Answer { told, .. } => self.answers.push(told.unwrap()),
+            CarrierEffect::Report(_) => {}
+            CarrierEffect::Resign { .. } => self.resigned = true,
         }
     }
 
     pub(super) fn change(&mut self, change: InboxChange) {
         match change {
             InboxChange::PutBox { uid, state, reclaim_at, was } => {
-                assert_eq!(self.store.found_under.remove(&uid), was, "nothing is left behind in the index");
+                assert_eq!(self.store.found_under.remove(&uid), was, "the index has no stale entry");
                 self.store.found_under.extend(reclaim_at.map(|at| (uid.clone(), at)));
                 match state {
                     Some(state) => drop(self.store.boxes.insert(uid, state)),
@@ -160,11 +160,11 @@ impl World {
                 self.store.shared.entry(seq).or_insert((row, 0)).1 += references;
             }
             InboxChange::DropOwn { uid, seq } => {
-                assert!(self.store.own.remove(&(uid, seq)).is_some(), "only what is there is dropped");
+                assert!(self.store.own.remove(&(uid, seq)).is_some(), "only existing rows are dropped");
             }
             InboxChange::ReleaseShared { seq, references } => {
-                let row = self.store.shared.get_mut(&seq).expect("only what is there is released");
-                row.1 = row.1.checked_sub(references).expect("not more than there are");
+                let row = self.store.shared.get_mut(&seq).expect("only existing rows are released");
+                row.1 = row.1.checked_sub(references).expect("not more references than there are");
                 if row.1 == 0 {
                     self.store.shared.remove(&seq);
                 }
@@ -172,10 +172,10 @@ impl World {
         }
     }
 
-    /// Time passes: what is to be saved is.
+    /// Advances the clock and ticks, which saves what is due.
     pub(super) fn wait(&mut self, ms: i64) {
         self.now += ms;
-        self.step(Input::Tick);
+        self.step(CarrierInput::Tick);
     }
 
     pub(super) fn append(&mut self, task: &PushTask, body: &'static str) {
@@ -187,7 +187,7 @@ impl World {
         };
         self.log.push(StoredRecord { offset: self.log.len() as u64, record });
         if let Some(from) = self.reading.take() {
-            self.perform(Effect::Read { from });
+            self.perform(CarrierEffect::Read { from });
         }
     }
 
@@ -210,7 +210,7 @@ impl World {
     }
 
     pub(super) fn from(&mut self, messages: Vec<ToCarrier>) {
-        self.step(Input::From { gateway: GATEWAY, messages });
+        self.step(CarrierInput::From { gateway: GATEWAY, messages });
     }
 
     pub(super) fn ack(&mut self, session: u64, who: &str, upto: u64) {
@@ -221,7 +221,7 @@ impl World {
         self.from(vec![ToCarrier::Gone { session, uid: uid(who) }]);
     }
 
-    /// What a session was told since the last look, in short.
+    /// The messages to a session since the last call, in short form.
     pub(super) fn told(&mut self, session: u64) -> Vec<String> {
         let (mine, others): (Vec<_>, Vec<_>) = self.news.drain(..).partition(|news| session_of(news) == session);
         self.news = others;
@@ -229,17 +229,17 @@ impl World {
     }
 }
 
-fn announced(announced: Announced) -> Input {
-    Input::From { gateway: GATEWAY, messages: vec![ToCarrier::Announce(Box::new(announced))] }
+fn announced(announced: AnnouncedSession) -> CarrierInput {
+    CarrierInput::From { gateway: GATEWAY, messages: vec![ToCarrier::Announce(Box::new(announced))] }
 }
 
 pub(super) fn uid(name: &str) -> Uid {
     Uid::new(name).unwrap()
 }
 
-/// As devices of that user are told it.
+/// The epoch that devices of that user receive.
 pub(super) fn epoch(who: &str) -> Box<str> {
-    format!("{EPOCH}-{:08x}", super::super::folding::hash_of(who) as u32).into()
+    format!("{EPOCH}-{:08x}", super::super::fold::hash_of(who) as u32).into()
 }
 
 pub(super) fn message(uids: &[&str]) -> PushMessage {
@@ -268,8 +268,8 @@ pub(super) fn short(news: &ToGateway) -> String {
             let again = if delivery.again { " again" } else { "" };
             let body = String::from_utf8_lossy(&delivery.message.payload);
             match delivery.place {
-                DeliveryPlace::Stored { seq, prev } => format!("{body} {seq} after {prev}{again}"),
-                DeliveryPlace::Ephemeral { .. } => format!("{body} ephemeral"),
+                DeliveryPosition::Stored { seq, prev } => format!("{body} {seq} after {prev}{again}"),
+                DeliveryPosition::Ephemeral { .. } => format!("{body} ephemeral"),
             }
         }
         ToGateway::Truncated { from, to, .. } => format!("lost {from} to {to}"),
@@ -279,24 +279,24 @@ pub(super) fn short(news: &ToGateway) -> String {
 }
 
 impl World {
-    /// What happens, with what is to be done about it left undone.
-    pub(super) fn only(&mut self, input: Input) -> Vec<Effect> {
+    /// Takes a step without performing its effects.
+    pub(super) fn only(&mut self, input: CarrierInput) -> Vec<CarrierEffect> {
         self.core.step(Timestamp::from_millis(self.now), input)
     }
 
-    pub(super) fn perform_all(&mut self, effects: Vec<Effect>) {
+    pub(super) fn perform_all(&mut self, effects: Vec<CarrierEffect>) {
         effects.into_iter().for_each(|effect| self.perform(effect));
     }
 
-    pub(super) fn announce(&self, session: u64, who: &str, platform: &str, sent: u64, acked: u64) -> Input {
+    pub(super) fn announce(&self, session: u64, who: &str, platform: &str, sent: u64, acked: u64) -> CarrierInput {
         let arrival = self.arrival(session, who, platform, None);
-        announced(Announced { arrival, epoch: (&*epoch(who)).into(), sent, acked })
+        announced(AnnouncedSession { arrival, epoch: (&*epoch(who)).into(), sent, acked })
     }
 
-    /// What the owner is told of a session of `u` that came at `at`.
-    pub(super) fn announce_since(&self, session: u64, at: i64) -> Input {
+    /// The announcement of a session of `u` that arrived at `at`.
+    pub(super) fn announce_since(&self, session: u64, at: i64) -> CarrierInput {
         let mut arrival = self.arrival(session, "u", "web", None);
         arrival.at = Timestamp::from_millis(at);
-        announced(Announced { arrival, epoch: (&*epoch("u")).into(), sent: 0, acked: 0 })
+        announced(AnnouncedSession { arrival, epoch: (&*epoch("u")).into(), sent: 0, acked: 0 })
     }
 }

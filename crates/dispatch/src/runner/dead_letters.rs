@@ -1,0 +1,169 @@
+//! Dead letters: lists them and redrives them.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use roaring::RoaringTreemap;
+use tokio::sync::oneshot;
+use whimbrel_model::ports::{DeadLetter, DispatchError, DispatchReply, Entry, Log, ProgressError};
+use whimbrel_model::subscription::{MessageOrigin, dead_topic, retry_topic};
+use whimbrel_model::{PartitionId, StoredRecord};
+
+use super::progress_save::redriven_row;
+use super::{DispatchContext, SubscriptionRunner};
+use crate::outbound_message::OutboundMessage;
+use whimbrel_catalogue::subscriptions::Subscription;
+use whimbrel_model::log_walk::LogWalk;
+
+/// The most records of one read of the dead letters.
+const STEP_RECORDS: usize = 1000;
+const LISTED_MAX: usize = 1000;
+
+type DeadLettersReply = oneshot::Sender<Result<DispatchReply, DispatchError>>;
+
+impl SubscriptionRunner {
+    pub(super) fn tell_dead_letters(&mut self, from: u64, limit: usize, reply: DeadLettersReply) {
+        let Some(topic) = self.context.registry.get(&dead_topic(&self.subscription.name)) else {
+            let _ = reply.send(Ok(DispatchReply::DeadLetters { letters: Vec::new(), next: None }));
+            return;
+        };
+        let (log, redriven) = (Arc::clone(&self.context.log), self.redriven.clone());
+        self.background.push(Box::pin(async move {
+            let listed = list(&*log, topic.partition(0), from, limit.clamp(1, LISTED_MAX), &redriven).await;
+            let _ = reply.send(listed);
+            let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(|_| {});
+            after
+        }));
+    }
+
+    pub(super) fn redrive(&mut self, ids: Option<Vec<String>>, reply: DeadLettersReply) {
+        if std::mem::replace(&mut self.redriving, true) {
+            let why = "a redrive of this subscription is in progress".to_owned();
+            let _ = reply.send(Err(DispatchError::Unavailable(why)));
+            return;
+        }
+        let (context, subscription) = (Arc::clone(&self.context), Arc::clone(&self.subscription));
+        let (redriven, epoch) = (self.redriven.clone(), self.epoch);
+        self.background.push(Box::pin(async move {
+            let mut done = RoaringTreemap::new();
+            let outcome = redrive(&context, &subscription, ids, &redriven, &mut done).await;
+            // Saved before the answer: otherwise a dead letter could be redriven, and delivered, twice.
+            let noted = note_redriven(&context, &subscription, epoch, redriven | &done).await;
+            let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
+                runner.redriving = false;
+                runner.redriven |= done;
+                if let Err(error) = noted {
+                    tracing::warn!(%error, subscription = %runner.subscription.name, "cannot save the redriven dead letters yet; retrying");
+                    runner.redriven_changed = true;
+                }
+                let _ = reply.send(outcome);
+            });
+            after
+        }));
+    }
+}
+
+async fn note_redriven(
+    context: &DispatchContext,
+    subscription: &Subscription,
+    epoch: u64,
+    redriven: RoaringTreemap,
+) -> Result<(), ProgressError> {
+    match redriven_row(context, subscription, redriven) {
+        Some(row) => context.progress.save(subscription.number(), epoch, vec![row]).await,
+        None => Ok(()),
+    }
+}
+
+fn unavailable(why: impl ToString) -> DispatchError {
+    DispatchError::Unavailable(why.to_string())
+}
+
+async fn list(
+    log: &dyn Log,
+    partition: PartitionId,
+    from: u64,
+    limit: usize,
+    redriven: &RoaringTreemap,
+) -> Result<DispatchReply, DispatchError> {
+    let mut walk = LogWalk::new(log, partition, from, u64::MAX);
+    let mut letters = Vec::new();
+    while let Some(records) = walk.step(STEP_RECORDS).await.map_err(unavailable)? {
+        for StoredRecord { offset, record } in records {
+            if redriven.contains(offset) {
+                continue;
+            }
+            let Some((message, origin)) = OutboundMessage::from_origin_record(&record) else { continue };
+            if letters.len() == limit {
+                return Ok(DispatchReply::DeadLetters { letters, next: Some(offset) });
+            }
+            let key = record.key.map(|key| key.to_vec());
+            letters.push(DeadLetter { id: message.id.into(), at: offset, key, origin });
+        }
+    }
+    Ok(DispatchReply::DeadLetters { letters, next: None })
+}
+
+/// Appends dead letters to the retry topic, under a new run. `done` gets the offsets of the appended ones, also if an error follows.
+async fn redrive(
+    context: &DispatchContext,
+    subscription: &Subscription,
+    ids: Option<Vec<String>>,
+    redriven: &RoaringTreemap,
+    done: &mut RoaringTreemap,
+) -> Result<DispatchReply, DispatchError> {
+    let topic_of = |name: String| {
+        context.registry.get(&name).ok_or_else(|| unavailable(format_args!("the topic `{name}` does not exist")))
+    };
+    let dead = topic_of(dead_topic(&subscription.name))?.partition(0);
+    let retry = topic_of(retry_topic(&subscription.name))?.partition(0);
+    let run = context.subscriptions.raise_run(subscription.number()).await;
+    let run = run.map_err(unavailable)?;
+    let mut wanted: Option<HashSet<String>> = ids.map(|ids| ids.into_iter().collect());
+    // Messages that die during the redrive are not part of it.
+    let end = context.log.bounds(dead).await.map_err(unavailable)?.next;
+    let mut walk = LogWalk::new(&*context.log, dead, 0, end);
+    while let Some(records) = walk.step(STEP_RECORDS).await.map_err(unavailable)? {
+        let mut offsets = Vec::new();
+        let mut entries = Vec::new();
+        for StoredRecord { offset, record } in records {
+            if redriven.contains(offset) {
+                continue;
+            }
+            let Some((message, origin)) = OutboundMessage::from_origin_record(&record) else { continue };
+            if wanted.as_mut().is_some_and(|wanted| !wanted.remove(&*message.id)) {
+                continue;
+            }
+            let again = MessageOrigin {
+                run,
+                attempts: 0,
+                reason: None,
+                last_status: None,
+                last_answer: None,
+                died_at_ms: None,
+                ..origin
+            };
+            offsets.push(offset);
+            entries.push(Entry { partition: retry, record: message.origin_record(&again, context.clock.now()) });
+        }
+        if entries.is_empty() {
+            continue;
+        }
+        for (offset, outcome) in offsets.into_iter().zip(context.log.append(entries).await) {
+            match outcome {
+                Ok(_) => {
+                    done.insert(offset);
+                }
+                Err(error) => {
+                    return Err(unavailable(format_args!(
+                        "{} dead letters were redriven, then the log rejected an append: {error}",
+                        done.len()
+                    )));
+                }
+            }
+        }
+    }
+    let mut unknown: Vec<String> = wanted.into_iter().flatten().collect();
+    unknown.sort_unstable();
+    Ok(DispatchReply::Redriven { count: done.len(), unknown })
+}

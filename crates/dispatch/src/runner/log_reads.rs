@@ -1,0 +1,172 @@
+//! Reads messages for the lines.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
+use whimbrel_model::{Event, PartitionId};
+
+use super::catalogue_sync::SourceTopic;
+use super::settlement::{DeathReason, DeliveryRef};
+use super::{RETRY_AFTER, SubscriptionRunner};
+use crate::outbound_message::{OutboundMessage, RetryData};
+use crate::window::{DeliveryTicket, ReadMessage, ReadRequest};
+
+/// How long a read waits at the end of the log before it is repeated.
+const READ_WAIT: Duration = Duration::from_secs(10);
+const READ_RECORDS: usize = 4096;
+/// The most messages lost to retention that become dead letters at once.
+const LOST_AT_ONCE: usize = 500;
+/// The most retries and dead letters that wait to be appended. Beyond that, reading pauses.
+const SETTLEMENTS_WAITING_MAX: usize = 10_000;
+/// The approximate memory of a message beside its bytes.
+const MESSAGE_BYTES: usize = 200;
+
+pub(super) struct ReadDone {
+    line: u32,
+    incarnation: u64,
+    wanted: ReadRequest,
+    outcome: Result<ReadBatch, LogError>,
+}
+
+impl SubscriptionRunner {
+    pub(super) fn start_reads(&mut self) {
+        if self.to_append.len() >= SETTLEMENTS_WAITING_MAX {
+            return;
+        }
+        for line in self.lines.values_mut() {
+            while let Some(wanted) = line.window.next_read() {
+                let (number, incarnation) = (line.number, line.incarnation);
+                let (log, registry) = (Arc::clone(&self.context.log), Arc::clone(&self.context.registry));
+                let wait = if wanted.again { Duration::ZERO } else { READ_WAIT };
+                let limits = ReadLimits { max_records: READ_RECORDS, max_bytes: wanted.max_bytes, wait };
+                self.reads.push(Box::pin(async move {
+                    let outcome = log.read(wanted.partition, wanted.from, limits).await;
+                    // The messages may be behind barriers that this node has not read yet.
+                    registry.wait_for_barriers(wanted.partition.topic).await;
+                    let is_known = matches!(outcome, Ok(_) | Err(LogError::Trimmed { .. } | LogError::Damaged { .. }));
+                    // A store that lost writes may not have the bodies again yet. They are requested again after a pause.
+                    let is_empty = wanted.again && matches!(&outcome, Ok(batch) if batch.next <= wanted.from);
+                    if !is_known || is_empty {
+                        tokio::time::sleep(RETRY_AFTER).await;
+                    }
+                    ReadDone { line: number, incarnation, wanted, outcome }
+                }));
+            }
+        }
+    }
+
+    pub(super) fn was_read(&mut self, done: ReadDone) {
+        let ReadDone { line, incarnation, wanted, outcome } = done;
+        if self.line_at(line, incarnation).is_none() {
+            return;
+        }
+        match outcome {
+            Ok(batch) => {
+                if self.stalled == Some("log_unavailable") {
+                    self.set_stalled(None);
+                }
+                self.take_batch(line, wanted, batch);
+            }
+            Err(LogError::Trimmed { first, .. }) => self.skip(line, wanted, 0..first, "left the log's retention"),
+            Err(LogError::Damaged { resume_at, .. }) => {
+                self.skip(line, wanted, wanted.from..resume_at, "is damaged in the log")
+            }
+            Err(error) => {
+                tracing::debug!(%error, partition = %wanted.partition, "a read for a subscription failed");
+                if matches!(error, LogError::Unavailable(_) | LogError::Poisoned(_)) {
+                    self.set_stalled(Some("log_unavailable"));
+                }
+                self.lines.get_mut(&line).expect("the line exists").window.end_read(wanted);
+            }
+        }
+    }
+
+    fn take_batch(&mut self, number: u32, wanted: ReadRequest, batch: ReadBatch) {
+        // Growths are followed, and their partitions opened, before any message published after them is taken in.
+        let is_followed = |source: &SourceTopic| {
+            self.context.registry.get(&source.topic).is_some_and(|topic| topic.version == source.version)
+        };
+        if !self.sources.get(&wanted.partition.topic).is_some_and(is_followed) {
+            self.follow_topics();
+        }
+        let Some(source) = self.sources.get(&wanted.partition.topic) else { return };
+        let filter = self.filter_of(number);
+        let is_retry = source.is_retry;
+        let topic = Arc::clone(&source.topic);
+        let mut arrived_retries = 0;
+        let arrivals: Vec<ReadMessage<_>> = batch
+            .records
+            .into_iter()
+            .map(|stored| {
+                let record = stored.record;
+                let is_wanted = is_retry || filter.takes(&topic, &record);
+                arrived_retries += u64::from(is_retry && !wanted.again);
+                // A copy of its own: a waiting message must not keep the whole read buffer in memory.
+                let body = is_wanted.then(|| record.compact());
+                // A filtered message has a key too: a lane may wait for its offset.
+                let key = body.as_ref().map_or(&record.key, |body| &body.key).clone();
+                ReadMessage { offset: stored.offset, key, size: record.size() + MESSAGE_BYTES, body }
+            })
+            .collect();
+        self.retry_holds = self.retry_holds.saturating_sub(arrived_retries);
+        let now = self.now();
+        let line = self.lines.get_mut(&number).expect("the line exists");
+        if wanted.again {
+            let lost = line.window.take_again(wanted, arrivals, batch.next);
+            self.bury_lost(number, wanted.partition, lost, "is no longer in the log");
+        } else if line.window.joins_on(&wanted) {
+            // Saved retry times are checked here, because only the record has the message's own retry rule.
+            for ReadMessage { offset, body, .. } in &arrivals {
+                if let Some(record) = body
+                    && line.window.has_saved_retry(wanted.partition, *offset)
+                {
+                    let brought = if is_retry { RetryData::from_origin_record(record) } else { RetryData::of(record) };
+                    line.judge_saved_retry(wanted.partition, *offset, &brought, now);
+                }
+            }
+            line.window.take_in(wanted.partition, arrivals, batch.next);
+        }
+    }
+
+    /// Skips offsets that the log cannot return, and reports undelivered messages among them.
+    fn skip(&mut self, number: u32, wanted: ReadRequest, gone: Range<u64>, what: &str) {
+        let to = gone.end;
+        let line = self.lines.get_mut(&number).expect("the line exists");
+        let before = line.window.read_to(wanted.partition).unwrap_or(to);
+        line.window.end_read(wanted);
+        // If there are more, the next read returns the same error.
+        let lost = line.window.gone(wanted.partition, gone, LOST_AT_ONCE);
+        let after = line.window.read_to(wanted.partition).unwrap_or(before);
+        if after > before {
+            let name = &self.subscription.name;
+            let detail = format!(
+                "subscription `{name}` continues at offset {to} of {}: each earlier message from offset {before} on {what}",
+                wanted.partition
+            );
+            let event = Event::warning("subscription_truncated", detail).with("subscription", name);
+            (self.context.events)(event.with("from", before).with("to", after));
+        }
+        self.bury_lost(number, wanted.partition, lost, what);
+    }
+
+    /// Makes dead letters of messages whose bodies are lost.
+    fn bury_lost(&mut self, number: u32, partition: PartitionId, lost: Vec<(DeliveryTicket, u64)>, what: &str) {
+        if lost.is_empty() {
+            return;
+        }
+        let now = self.now();
+        let Some(topic) = self.sources.get(&partition.topic).map(|source| Arc::clone(&source.topic)) else { return };
+        let (incarnation, run) = {
+            let line = &self.lines[&number];
+            (line.incarnation, line.run)
+        };
+        let reason = format!("the message {what} before it was delivered");
+        for (ticket, offset) in lost {
+            let message = OutboundMessage::lost(&topic, partition, offset, run, now);
+            let out = DeliveryRef { line: number, incarnation, ticket };
+            self.bury(out, message, 0, DeathReason { reason: &reason, failure: None }, now);
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Answers requests about the subscription.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use whimbrel_model::ports::{
+    AfterFailure, AttemptOutcome, AttemptRecord, DeliveryState, DispatchError, DispatchReply, DispatchRequest,
+    MessageDelivery, PartitionDelivery, ReadLimits, ReplayProgress, SubscriptionStatus,
+};
+use whimbrel_model::subscription::{dead_topic, start_in};
+use whimbrel_model::{PartitionId, Record, Timestamp};
+
+use super::{SubscriptionRequest, SubscriptionRunner};
+use crate::delivery_line::DeliveryLine;
+use crate::window::WindowMessageState;
+
+impl SubscriptionRunner {
+    pub(super) fn answer(&mut self, request: SubscriptionRequest) {
+        let SubscriptionRequest { ask, reply } = request;
+        let told = match ask {
+            DispatchRequest::Status => return self.tell_status(reply),
+            DispatchRequest::CaughtUp { version } if self.subscription.version < version => {
+                // Requests whose callers have left are dropped.
+                self.catching_up.retain(|(_, reply)| !reply.is_closed());
+                self.catching_up.push((version, reply));
+                return;
+            }
+            DispatchRequest::CaughtUp { .. } => DispatchReply::CaughtUp,
+            DispatchRequest::Pull { max, wait_ms } => return self.pull(max, wait_ms, reply),
+            DispatchRequest::Ack { ack_ids } => self.ack(ack_ids),
+            DispatchRequest::Nack { ack_ids, delay_ms } => self.nack(ack_ids, delay_ms),
+            DispatchRequest::Extend { ack_ids, lease_ms } => self.extend(ack_ids, lease_ms),
+            DispatchRequest::Message { partition, offset } => return self.tell_message(partition, offset, reply),
+            DispatchRequest::DeadLetters { from, limit } => return self.tell_dead_letters(from, limit, reply),
+            DispatchRequest::Redrive { ids } => return self.redrive(ids, reply),
+        };
+        // The caller may have left.
+        let _ = reply.send(Ok(told));
+    }
+
+    /// Answers with the status, after reading the ends of all partitions in the background.
+    fn tell_status(&mut self, reply: tokio::sync::oneshot::Sender<Result<DispatchReply, DispatchError>>) {
+        let log = Arc::clone(&self.context.log);
+        let partitions = self.lines.get(&0).map(|line| line.window.partition_ids()).unwrap_or_default();
+        let dead = self.context.registry.get(&dead_topic(&self.subscription.name)).map(|topic| topic.partition(0));
+        self.background.push(Box::pin(async move {
+            let bounds = join_all(partitions.iter().map(|partition| log.bounds(*partition))).await;
+            let ends: Vec<(PartitionId, Option<u64>)> =
+                partitions.into_iter().zip(bounds).map(|(id, bounds)| (id, bounds.ok().map(|b| b.next))).collect();
+            let dead = match dead {
+                Some(dead) => log.bounds(dead).await.map_or(0, |bounds| bounds.next - bounds.first),
+                None => 0,
+            };
+            let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
+                let status = runner.status(&ends, dead);
+                let _ = reply.send(Ok(DispatchReply::Status(Box::new(status))));
+            });
+            after
+        }));
+    }
+
+    fn status(&mut self, ends: &[(PartitionId, Option<u64>)], dead: u64) -> SubscriptionStatus {
+        let now = self.now();
+        let mut status = SubscriptionStatus {
+            in_flight: self.lines.values().map(|line| line.window.in_flight() as u64).sum(),
+            next_try_ms: self.next_try(now).map(Timestamp::as_millis),
+            retry_holds: self.retry_holds,
+            dead_letters: dead.saturating_sub(self.redriven.len()),
+            delivered_rate: self.delivered.per_second(now, 60),
+            failed_rate: self.failed.per_second(now, 60),
+            concurrency: self.concurrency.limit(),
+            breaker: self.breaker.word().to_owned(),
+            stalled: self.stalled.map(str::to_owned),
+            last_error: self.last_error.clone(),
+            prefetched_bytes: self.lines.values().map(|line| line.window.body_bytes() as u64).sum(),
+            unverifiable: self.unverifiable,
+            ..SubscriptionStatus::default()
+        };
+        for line in self.lines.values() {
+            let (keys, messages) = line.window.parked();
+            status.parked_keys += keys;
+            status.parked_messages += messages;
+            if line.number != 0 {
+                let ids = line.window.partition_ids();
+                let left = ids.iter().map(|id| line.window.left(*id)).sum();
+                let done = ids.iter().map(|id| self.replayed(line, *id)).sum();
+                status.replays.push(ReplayProgress { run: line.run, done, left });
+            }
+        }
+        let Some(cursor) = self.lines.get(&0) else { return status };
+        for (id, end) in ends {
+            let (Some(watermark), Some(read_to)) = (cursor.window.watermark(*id), cursor.window.read_to(*id)) else {
+                continue;
+            };
+            let unfinished = cursor.window.unfinished(*id);
+            let end = end.unwrap_or(read_to);
+            status.lag += unfinished + end.saturating_sub(read_to);
+            let topic = self.sources.get(&id.topic).map(|source| source.topic.to_string()).unwrap_or_default();
+            status.partitions.push(PartitionDelivery {
+                topic,
+                partition: id.index,
+                watermark,
+                read_to,
+                end,
+                unfinished,
+            });
+        }
+        status
+    }
+
+    /// When the next attempt of a waiting message may start.
+    fn next_try(&mut self, now: Timestamp) -> Option<Timestamp> {
+        if !self.subscription.stored.is_active() {
+            return None;
+        }
+        let barred_until = self.breaker.next_time().max(self.held_off).filter(|until| *until > now);
+        let is_ready = self.lines.values_mut().any(|line| line.window.has_ready(now, true));
+        let parked_until = self.lines.values().filter_map(|line| line.window.next_time()).min();
+        next_try(is_ready, parked_until, barred_until)
+    }
+
+    /// The number of offsets of a partition that a replay has done.
+    fn replayed(&self, line: &DeliveryLine<Record>, id: PartitionId) -> u64 {
+        let replay = self.subscription.stored.replays.iter().find(|replay| replay.run == line.number);
+        let (Some(replay), Some(source)) = (replay, self.sources.get(&id.topic)) else { return 0 };
+        let from = start_in(&replay.from, &source.topic, id.topic, id.index);
+        let read = line.window.read_to(id).unwrap_or(from).saturating_sub(from);
+        read.saturating_sub(line.window.unfinished(id))
+    }
+
+    /// Answers with the delivery state of a message: from the window, or from recorded attempts if the window has finished it.
+    fn tell_message(
+        &mut self,
+        partition: PartitionId,
+        offset: u64,
+        reply: tokio::sync::oneshot::Sender<Result<DispatchReply, DispatchError>>,
+    ) {
+        self.flush_notes();
+        let (notebook, log) = (Arc::clone(&self.context.notebook), Arc::clone(&self.context.log));
+        let number = self.subscription.number();
+        self.background.push(Box::pin(async move {
+            let attempts = notebook.attempts(number, partition, offset).await;
+            let limits = ReadLimits { max_records: 1, max_bytes: 1, wait: std::time::Duration::ZERO };
+            let read = log.read(partition, offset, limits).await.ok();
+            let record = read.and_then(|batch| batch.records.into_iter().find(|each| each.offset == offset));
+            let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
+                let record = record.map(|stored| stored.record);
+                let is = runner.standing(partition, offset, &attempts, record.as_ref());
+                let _ = reply.send(Ok(DispatchReply::Message(MessageDelivery { is, attempts })));
+            });
+            after
+        }));
+    }
+
+    fn standing(
+        &self,
+        partition: PartitionId,
+        offset: u64,
+        attempts: &[AttemptRecord],
+        record: Option<&Record>,
+    ) -> DeliveryState {
+        let Some(cursor) = self.lines.get(&0) else { return DeliveryState::Waiting };
+        let Some(source) = self.sources.get(&partition.topic) else { return DeliveryState::NotForIt };
+        match cursor.window.message_state(partition, offset) {
+            WindowMessageState::Ahead | WindowMessageState::Waiting => return DeliveryState::Waiting,
+            WindowMessageState::InFlight => return DeliveryState::InFlight,
+            WindowMessageState::Retrying { .. } => return DeliveryState::Retrying,
+            WindowMessageState::Done => {}
+        }
+        match attempts.last().map(|note| &note.outcome) {
+            Some(AttemptOutcome::Delivered { .. }) => DeliveryState::Delivered,
+            Some(AttemptOutcome::Failed { next: AfterFailure::RetryAt(_), .. }) => DeliveryState::Retrying,
+            Some(AttemptOutcome::Failed { next: AfterFailure::DeadLetter, .. }) => DeliveryState::Dead,
+            Some(AttemptOutcome::Failed { next: AfterFailure::Dropped, .. }) => DeliveryState::Dropped,
+            None => {
+                let stored = &self.subscription.stored;
+                let is_before = offset < stored.start_of(&source.topic, partition.topic, partition.index);
+                let is_left_out = record.is_some_and(|record| !self.filter_of(0).takes(&source.topic, record));
+                if is_before || is_left_out { DeliveryState::NotForIt } else { DeliveryState::Delivered }
+            }
+        }
+    }
+}
+
+/// Ready messages wait only for the breaker; parked messages wait for their own time too.
+fn next_try(is_ready: bool, parked_until: Option<Timestamp>, barred_until: Option<Timestamp>) -> Option<Timestamp> {
+    if is_ready && barred_until.is_some() {
+        barred_until
+    } else {
+        parked_until.map(|until| barred_until.map_or(until, |bar| bar.max(until)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_attempt_waits_for_the_retry_time_and_the_breaker() {
+        let at = |ms| Some(Timestamp::from_millis(ms));
+        assert_eq!(next_try(false, None, at(5)), None, "no message waits");
+        assert_eq!(next_try(false, at(3), None), at(3));
+        assert_eq!(next_try(false, at(3), at(5)), at(5));
+        assert_eq!(next_try(false, at(7), at(5)), at(7));
+        assert_eq!(next_try(true, at(7), at(5)), at(5), "ready messages go first");
+        assert_eq!(next_try(true, None, None), None, "ready messages go now");
+    }
+}
