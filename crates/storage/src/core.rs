@@ -5,99 +5,58 @@
 //!
 //! State, and the operations that change it:
 //! - `journal`: commits. A checkpoint trims it.
-//! - `partitions`: creation and deletion change the map. Each partition has its own lock.
-//! - `dirty`: partitions with batches that are not in segments, each once. Commits add them, the keeper takes them.
+//! - `partitions`: creation and deletion of topics. Each partition has its own lock.
+//! - `unsaved`: batches that are not in segments. Commits add them, the keeper takes them.
 //! - `recent`: frames that are still in memory. Commits add them. Commits and the keeper evict saved frames above the limit.
-//! - `refusal`: the reason why the log rejects appends. `Poisoned` is permanent, `Full` is temporary.
+//! - `checkpoints`: checkpoints and retention passes.
+//! - `health`: any operation that meets a failure or damage.
 
 mod commit;
+mod health;
 mod keeper;
 mod open;
+mod partition_table;
 mod scrub;
+mod tail;
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::checkpoint::Checkpoint;
 use crate::disk::Disk;
-use crate::error::{AppendError, LogDamage, ReadError};
-use crate::fallback::Replacement;
+use crate::error::{AppendError, ReadError};
 use crate::folder::DataFolder;
 use crate::journal::{JournalSlots, LogJournal};
+use crate::layout::LogLayout;
 use crate::partition::{LogPartition, LogRead, OffsetArrival};
 use crate::segment::BatchScope;
 use crate::{LogSettings, PartitionKey};
+use health::LogHealth;
+use partition_table::PartitionTable;
+use tail::{RecentFrame, RecentFrames, UnsavedBatches};
 
 pub use commit::{LogReply, LogWrite, WritePart};
+pub use health::{LogEvent, OnEvent};
 pub use keeper::TopicRetention;
 pub use open::LogRecovery;
 pub use scrub::{ColdSegment, ScrubResult};
 
-/// Limit of reported damaged places, each reported once. More reports do not help: the disk is broken.
-const REPORTED_MAX: usize = 1000;
-
-/// An incident for operators.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LogEvent {
-    /// Damage, with its partition if that is known.
-    Damaged(LogDamage, Option<PartitionKey>),
-    /// Retention could not read, seal or remove a segment, and continued with the others. Emitted once until it is readable again.
-    SegmentUnreadable {
-        key: PartitionKey,
-        file: PathBuf,
-        error: String,
-    },
-    /// A small file was damaged or missing at the start. Its second file is used.
-    FileReplaced(Replacement),
-    DiskFull(String),
-    DiskHasRoom,
-    /// File descriptors or memory are short, so segments or a checkpoint could not be written. Emitted once until a checkpoint succeeds.
-    Delayed(String),
-    Poisoned(String),
-}
-
-/// The receiver of events. It must not block.
-pub type OnEvent = Box<dyn Fn(LogEvent) + Send + Sync>;
-
 pub struct Core {
     settings: LogSettings,
     disk: Arc<dyn Disk>,
-    /// The folder of the log, below the data folder.
-    root: PathBuf,
+    layout: LogLayout,
     slots: Arc<JournalSlots>,
     journal: Mutex<JournalState>,
-    partitions: RwLock<HashMap<PartitionKey, Arc<LogPartition>>>,
-    dirty: Mutex<Vec<Arc<LogPartition>>>,
-    recent: Mutex<RecentFrames>,
-    /// The last frame whose batches are all in their partitions.
-    published: AtomicU64,
-    /// The segments contain every frame up to this one, synced or not.
-    saved: AtomicU64,
-    /// Bytes of batches that are not in segments. Below zero for a moment if the keeper counts before the commit does.
-    unsaved_bytes: AtomicI64,
+    partitions: PartitionTable,
+    unsaved: UnsavedBatches,
+    recent: RecentFrames,
     bytes_since_checkpoint: AtomicU64,
-    /// Held during a checkpoint or a retention pass: only one of them runs at a time.
-    keeping: Mutex<()>,
-    /// Files that were written and not synced. Only a checkpoint that has synced them removes them. On disks that sync file by file, a
-    /// power loss takes a file that is missing here.
-    touched: Mutex<BTreeSet<PathBuf>>,
-    /// The checkpoint on the disk.
-    last_checkpoint: Mutex<Option<Checkpoint>>,
-    /// Held while topics are created or deleted. A checkpoint need not wait for it: a partition created after the marks were taken has only
-    /// later frames, and a deleted partition has no mark.
-    changing_topics: Mutex<()>,
-    refusal: Mutex<Option<RejectReason>>,
-    /// The delay of writes was reported.
-    delay_reported: AtomicBool,
-    /// Reported damage. A reader that meets it again does not report it again.
-    reported: Mutex<HashSet<(String, u64)>>,
-    /// Files that the last retention pass could not read.
-    unreadable: Mutex<HashSet<PathBuf>>,
-    retention: RwLock<HashMap<u32, TopicRetention>>,
-    on_event: OnEvent,
+    /// Locked during a checkpoint or a retention pass: only one of them runs at a time.
+    checkpoints: Mutex<CheckpointState>,
+    health: LogHealth,
     /// The last field, so that the lock on the folder is released after everything else is dropped.
     folder: Arc<DataFolder>,
 }
@@ -113,22 +72,12 @@ struct JournalState {
     fence_tokens: u64,
 }
 
-#[derive(Default)]
-struct RecentFrames {
-    frames: VecDeque<RecentFrame>,
-    bytes: u64,
-}
-
-struct RecentFrame {
-    sequence: u64,
-    bytes: u64,
-    partitions: Vec<Arc<LogPartition>>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum RejectReason {
-    Full(String),
-    Poisoned(String),
+struct CheckpointState {
+    /// Files that were written and not synced. Only a checkpoint that has synced them removes them. On disks that sync file by file, a
+    /// power loss takes a file that is missing here.
+    touched: BTreeSet<PathBuf>,
+    /// The checkpoint on the disk.
+    last: Option<Checkpoint>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -140,66 +89,48 @@ impl Core {
         &self.settings
     }
 
-    fn topic_folder(&self, topic: u32) -> PathBuf {
-        self.root.join("topics").join(topic.to_string())
-    }
-
-    fn checkpoint_path(&self) -> PathBuf {
-        self.root.join("checkpoint")
-    }
-
     /// Creates the missing partitions of `0..partitions` of a topic. They are durable when the call returns. The number of a deleted topic
     /// must not be used again: until the next checkpoint, the old topic's marks would apply to the new one.
     pub fn create_partitions(&self, topic: u32, partitions: u32) -> io::Result<()> {
-        let _changing = lock(&self.changing_topics);
-        let folder = self.topic_folder(topic);
-        let missing: Vec<PartitionKey> = {
-            let known = self.partitions.read().unwrap_or_else(PoisonError::into_inner);
-            let keys = (0..partitions).map(|partition| PartitionKey { topic, partition });
-            keys.filter(|key| !known.contains_key(key)).collect()
-        };
+        let _changing = self.partitions.lock_topics();
+        let keys = (0..partitions).map(|partition| PartitionKey { topic, partition });
+        let missing: Vec<PartitionKey> = keys.filter(|key| self.partitions.get(*key).is_none()).collect();
         if missing.is_empty() {
             return Ok(());
         }
         for key in &missing {
-            self.disk.create_dirs(&folder.join(key.partition.to_string()))?;
+            self.disk.create_dirs(&self.layout.partition(*key))?;
         }
-        self.disk.sync_dir(&folder)?;
-        self.disk.sync_dir(&self.root.join("topics"))?;
-        let mut known = self.partitions.write().unwrap_or_else(PoisonError::into_inner);
-        for key in missing {
-            let folder = folder.join(key.partition.to_string());
+        self.disk.sync_dir(&self.layout.topic(topic))?;
+        self.disk.sync_dir(&self.layout.topics())?;
+        let create = |key| {
             let of = BatchScope { secret: self.folder.secret, key };
-            known.insert(key, Arc::new(LogPartition::new(of, folder, self.disk.clone(), &self.settings)));
-        }
+            LogPartition::new(of, self.layout.partition(key), self.disk.clone(), &self.settings)
+        };
+        self.partitions.insert(missing.into_iter().map(create).collect());
         Ok(())
     }
 
     /// Deletes a topic with all its partitions. After a crash the topic exists completely or not at all. After an error it is unchanged,
     /// unless the log was closed for writing.
     pub fn delete_topic(&self, topic: u32) -> io::Result<()> {
-        let _changing = lock(&self.changing_topics);
-        let folder = self.topic_folder(topic);
+        let _changing = self.partitions.lock_topics();
+        let folder = self.layout.topic(topic);
         let doomed = folder.with_extension("deleted");
-        let partitions: Vec<Arc<LogPartition>> =
-            self.all_partitions().into_iter().filter(|partition| partition.key.topic == topic).collect();
+        let mut partitions = self.partitions.all();
+        partitions.retain(|partition| partition.key.topic == topic);
         {
-            // The folder is renamed while nothing writes to it. Only then are the partitions removed from the map: a checkpoint without
+            // The folder is renamed while nothing writes to it. Only then are the partitions removed from the table: a checkpoint without
             // them would lose their records, also if the rename failed.
             let held: Vec<_> = partitions.iter().map(|partition| partition.hold()).collect();
             if self.disk.exists(&folder)? {
                 self.disk.rename(&folder, &doomed)?;
             }
-            let mut known = self.partitions.write().unwrap_or_else(PoisonError::into_inner);
-            known.retain(|key, _| key.topic != topic);
-            drop(known);
-            for partition in &held {
-                self.unsaved_bytes.fetch_sub(partition.delete() as i64, Ordering::Relaxed);
-            }
+            self.partitions.remove_topic(topic);
+            held.iter().for_each(|partition| self.unsaved.subtract(partition.delete()));
         }
-        self.retention.write().unwrap_or_else(PoisonError::into_inner).remove(&topic);
-        if let Err(error) = self.disk.sync_dir(&self.root.join("topics")) {
-            self.poison("deleting a topic", &error);
+        if let Err(error) = self.disk.sync_dir(&self.layout.topics()) {
+            self.health.poison("deleting a topic", &error);
             return Err(error);
         }
         if let Err(error) = self.disk.remove_dirs(&doomed) {
@@ -210,30 +141,16 @@ impl Core {
 
     /// The existing partitions, in no order.
     pub fn partition_keys(&self) -> Vec<PartitionKey> {
-        self.partitions.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+        self.partitions.keys()
     }
 
     /// The number of partitions of a topic.
     pub fn partition_count(&self, topic: u32) -> u32 {
-        let known = self.partitions.read().unwrap_or_else(PoisonError::into_inner);
-        known.keys().filter(|key| key.topic == topic).count() as u32
-    }
-
-    fn partition(&self, key: PartitionKey) -> Option<Arc<LogPartition>> {
-        self.partitions.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
+        self.partitions.count(topic) as u32
     }
 
     fn known_partition(&self, key: PartitionKey) -> Result<Arc<LogPartition>, ReadError> {
-        self.partition(key).ok_or(ReadError::UnknownPartition(key))
-    }
-
-    fn all_partitions(&self) -> Vec<Arc<LogPartition>> {
-        let known = self.partitions.read().unwrap_or_else(PoisonError::into_inner);
-        let mut partitions: Vec<Arc<LogPartition>> = known.values().cloned().collect();
-        drop(known);
-        // A fixed order, so that the same calls do the same to the disk.
-        partitions.sort_unstable_by_key(|partition| partition.key);
-        partitions
+        self.partitions.get(key).ok_or(ReadError::UnknownPartition(key))
     }
 
     /// Reads from memory only. Returns `None` if the records are on disk only; [`Core::read`] reads those.
@@ -245,17 +162,9 @@ impl Core {
     pub fn read(&self, key: PartitionKey, from: u64, max_bytes: usize) -> Result<LogRead, ReadError> {
         let read = self.known_partition(key)?.read(from, max_bytes);
         if let Err(ReadError::Damaged(damage)) = &read {
-            self.report_damage(damage, Some(key));
+            self.health.report_damage(damage, Some(key));
         }
         read
-    }
-
-    fn report_damage(&self, damage: &LogDamage, partition: Option<PartitionKey>) {
-        let mut reported = lock(&self.reported);
-        if reported.len() < REPORTED_MAX && reported.insert((damage.file.clone(), damage.position)) {
-            drop(reported);
-            (self.on_event)(LogEvent::Damaged(damage.clone(), partition));
-        }
     }
 
     /// Resolves when `from` can be read, or never can be.
@@ -275,7 +184,7 @@ impl Core {
 
     /// The latest time of the records that partitions have in memory or in the segment that is being written, in milliseconds.
     pub fn latest_time(&self) -> Option<i64> {
-        self.all_partitions().iter().filter_map(|partition| partition.latest_time()).max()
+        self.partitions.all().iter().filter_map(|partition| partition.latest_time()).max()
     }
 
     pub fn bytes_on_disk(&self, key: PartitionKey) -> Result<u64, ReadError> {
@@ -284,44 +193,6 @@ impl Core {
 
     /// The reason why the log rejects appends now.
     pub fn refusal(&self) -> Option<AppendError> {
-        lock(&self.refusal).as_ref().map(|refusal| match refusal {
-            RejectReason::Full(why) => AppendError::DiskFull(why.clone()),
-            RejectReason::Poisoned(why) => AppendError::Poisoned(why.clone()),
-        })
-    }
-
-    /// Closes the log for writing, permanently: after a failed sync the contents of the disk are unknown.
-    fn poison(&self, what: &str, error: &io::Error) -> String {
-        let why = format!("{what} failed: {error}; restart to recover");
-        *lock(&self.refusal) = Some(RejectReason::Poisoned(why.clone()));
-        (self.on_event)(LogEvent::Poisoned(why.clone()));
-        why
-    }
-
-    /// Reports a temporary shortage. Nothing was written, and the next round retries.
-    fn delay(&self, what: &str, error: &io::Error) -> AppendError {
-        let why = format!("{what}: {error}");
-        if !self.delay_reported.swap(true, Ordering::Relaxed) {
-            (self.on_event)(LogEvent::Delayed(why.clone()));
-        }
-        AppendError::Delayed(why)
-    }
-
-    fn set_full(&self, why: String) {
-        let mut refusal = lock(&self.refusal);
-        if refusal.is_none() {
-            *refusal = Some(RejectReason::Full(why.clone()));
-            drop(refusal);
-            (self.on_event)(LogEvent::DiskFull(why));
-        }
-    }
-
-    fn clear_full(&self) {
-        let mut refusal = lock(&self.refusal);
-        if matches!(*refusal, Some(RejectReason::Full(_))) {
-            *refusal = None;
-            drop(refusal);
-            (self.on_event)(LogEvent::DiskHasRoom);
-        }
+        self.health.refusal()
     }
 }

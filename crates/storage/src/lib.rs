@@ -20,6 +20,7 @@ mod folder;
 pub mod format;
 mod journal;
 mod lanes;
+mod layout;
 mod partition;
 mod segment;
 mod settings;

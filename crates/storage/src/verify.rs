@@ -20,6 +20,7 @@ use crate::fallback::{ContentsError, copy_of};
 use crate::folder::{FORMAT_FILE, parse_format, read_format};
 use crate::format::FolderSecret;
 use crate::journal::is_begun;
+use crate::layout::LogLayout;
 use crate::segment::{BatchScope, Segment};
 use journal::{FrameCheck, check_journal};
 use segment::{IndexCheck, is_stopped};
@@ -110,6 +111,7 @@ pub struct MissingOffsets {
 pub struct Verifier {
     disk: Arc<dyn Disk>,
     data: PathBuf,
+    layout: LogLayout,
     /// `None` before [`Verifier::plan`], or if `FORMAT` cannot be read: the check then cannot distinguish batches from other bytes.
     secret: Option<FolderSecret>,
     report: CheckReport,
@@ -119,7 +121,7 @@ impl Verifier {
     /// A check of the folder `data`. It calls the meter for each read; see [`ReadMeter`].
     pub fn new(disk: Arc<dyn Disk>, data: &Path, meter: ReadMeter) -> Self {
         let disk: Arc<dyn Disk> = Arc::new(ReadOnlyDisk::new(disk, meter));
-        Self { disk, data: data.to_owned(), secret: None, report: CheckReport::default() }
+        Self { disk, data: data.to_owned(), layout: LogLayout::of(data), secret: None, report: CheckReport::default() }
     }
 
     /// Everything to check now, and its approximate bytes.
@@ -132,11 +134,11 @@ impl Verifier {
             Err(_) => None,
         };
         let mut targets = vec![CheckTarget::Format];
-        let log = self.log();
+        let log = self.layout.root.clone();
         if !self.disk.exists(&log)? {
             return Ok((targets, 0));
         }
-        let is_new = !self.disk.exists(&self.checkpoint_path())? && !is_begun(&*self.disk, &self.journal_folder())?;
+        let is_new = !self.disk.exists(&self.layout.checkpoint())? && !is_begun(&*self.disk, &self.layout.journal())?;
         if is_new {
             return Ok((targets, 0));
         }
@@ -150,7 +152,7 @@ impl Verifier {
             return Ok((targets, 0));
         };
         targets.push(CheckTarget::Journal);
-        let mut bytes = self.bytes_in(&self.journal_folder(), ".journal")?;
+        let mut bytes = self.bytes_in(&self.layout.journal(), ".journal")?;
         for mark in &checkpoint.partitions {
             bytes += self.plan_partition(mark, &mut targets)?;
         }
@@ -184,28 +186,8 @@ impl Verifier {
         }
     }
 
-    fn log(&self) -> PathBuf {
-        self.data.join("log")
-    }
-
-    fn checkpoint_path(&self) -> PathBuf {
-        self.log().join("checkpoint")
-    }
-
-    fn journal_folder(&self) -> PathBuf {
-        self.log().join("journal")
-    }
-
-    fn topic_folder(&self, key: PartitionKey) -> PathBuf {
-        self.log().join("topics").join(key.topic.to_string())
-    }
-
-    fn partition_folder(&self, key: PartitionKey) -> PathBuf {
-        self.topic_folder(key).join(key.partition.to_string())
-    }
-
     fn checkpoint(&self) -> Option<Checkpoint> {
-        Checkpoint::read(&*self.disk, &self.checkpoint_path()).ok().flatten().map(|(checkpoint, _)| checkpoint)
+        Checkpoint::read(&*self.disk, &self.layout.checkpoint()).ok().flatten().map(|(checkpoint, _)| checkpoint)
     }
 
     fn skip(&mut self, path: PathBuf, why: &str) {
@@ -222,7 +204,7 @@ impl Verifier {
     fn plan_partition(&self, mark: &PartitionMark, targets: &mut Vec<CheckTarget>) -> io::Result<u64> {
         let Some(secret) = self.secret else { return Ok(0) };
         let key = key_of(mark);
-        let folder = self.partition_folder(key);
+        let folder = self.layout.partition(key);
         let (first, next) = (mark.first.get(), mark.next.get());
         let names = self.disk.list(&folder)?;
         let mut bases: Vec<u64> =
@@ -268,7 +250,7 @@ impl Verifier {
 
     fn check_checkpoint(&mut self) {
         let decode = |bytes: &[u8]| Checkpoint::decode(bytes).map(drop);
-        self.check_pair(&self.checkpoint_path(), &decode, "restore the whole data folder from a backup");
+        self.check_pair(&self.layout.checkpoint(), &decode, "restore the whole data folder from a backup");
     }
 
     /// Checks a small file and its copy, which are replaced as a whole. A folder of an earlier version has no copy yet. A server may write
@@ -314,7 +296,7 @@ impl Verifier {
     }
 
     fn check_journal(&mut self) -> io::Result<()> {
-        let (Some(secret), folder) = (self.secret, self.journal_folder()) else { return Ok(()) };
+        let (Some(secret), folder) = (self.secret, self.layout.journal()) else { return Ok(()) };
         self.report.files += self.disk.list(&folder).map_or(0, |names| names.len());
         let damage = match check_journal(&*self.disk, &folder, secret, &|| self.checkpoint()) {
             Ok(FrameCheck::Checked(damage)) => damage,
@@ -396,7 +378,7 @@ impl Verifier {
     /// Whether retention or a deletion of the topic dropped everything below `end` since the check began. A deletion renames the folder of
     /// the topic, and topic numbers are never reused: an existing folder therefore still belongs to this topic.
     fn is_dropped(&self, key: PartitionKey, end: u64) -> bool {
-        let is_there = self.disk.exists(&self.topic_folder(key)).unwrap_or(true);
+        let is_there = self.disk.exists(&self.layout.topic(key.topic)).unwrap_or(true);
         let Some(checkpoint) = self.checkpoint() else { return !is_there };
         let mark = checkpoint.partitions.iter().find(|mark| key_of(mark) == key);
         !is_there || mark.is_none_or(|mark| end <= mark.first.get())

@@ -10,7 +10,7 @@ use super::{Core, JournalState, RecentFrame, lock};
 use crate::error::AppendError;
 use crate::format::{BATCH_HAS_COMMIT, BATCH_HEADER_LEN, BATCH_MAGIC, BatchHeader, FRAME_HEADER_LEN, LogBatch, seal};
 use crate::journal::FrameWriteError;
-use crate::partition::{DirtyState, LogPartition};
+use crate::partition::LogPartition;
 use crate::{PartitionKey, disk};
 
 /// Frames smaller than this are copied for the tail in memory: most of their buffer would be unused capacity.
@@ -127,7 +127,7 @@ impl Core {
             if size > self.settings.frame_bytes_max {
                 return Err(AppendError::TooLarge { size, limit: self.settings.frame_bytes_max });
             }
-            self.partition(part.partition).ok_or(AppendError::UnknownPartition(part.partition))
+            self.partitions.get(part.partition).ok_or(AppendError::UnknownPartition(part.partition))
         };
         let place = |part: usize, partition: Arc<LogPartition>| PlacedPart { partition, work: index, part };
         match work {
@@ -223,17 +223,17 @@ impl Core {
             Ok(sequence) => sequence,
             Err(FrameWriteError::NoRoom(error)) if disk::is_full(&error) => {
                 let why = format!("there is no room for the journal: {error}");
-                self.set_full(why.clone());
+                self.health.set_full(why.clone());
                 return Err(AppendError::DiskFull(why));
             }
             Err(FrameWriteError::NoRoom(error)) if disk::is_passing(&error) => {
-                return Err(self.delay("making a journal file", &error));
+                return Err(self.health.delay("making a journal file", &error));
             }
             Err(FrameWriteError::NoRoom(error)) => {
-                return Err(AppendError::Poisoned(self.poison("making a journal file", &error)));
+                return Err(AppendError::Poisoned(self.health.poison("making a journal file", &error)));
             }
             Err(FrameWriteError::Failed(error)) => {
-                return Err(AppendError::Unknown(self.poison("writing the journal", &error)));
+                return Err(AppendError::Unknown(self.health.poison("writing the journal", &error)));
             }
         };
         self.publish(sequence, frame, batches);
@@ -252,39 +252,11 @@ impl Core {
             let bytes = frame.slice(from..end);
             let header =
                 zerocopy::FromBytes::read_from_bytes(&bytes[..BATCH_HEADER_LEN]).expect("the header was just written");
-            self.hand_over(&partition, LogBatch { header, bytes }, sequence);
+            self.unsaved.add(&partition, LogBatch { header, bytes }, sequence);
             recent.partitions.push(partition);
         }
-        self.published.store(sequence, Ordering::Release);
-        let mut frames = lock(&self.recent);
-        frames.bytes += recent.bytes;
-        frames.frames.push_back(recent);
-        drop(frames);
-        self.forget_saved();
-    }
-
-    /// Hands a batch to its partition and counts its bytes as unsaved.
-    pub(super) fn hand_over(&self, partition: &Arc<LogPartition>, batch: LogBatch, sequence: u64) {
-        let len = batch.bytes.len() as i64;
-        match partition.publish(batch, sequence) {
-            DirtyState::Deleted => return,
-            DirtyState::Dirty => {}
-            DirtyState::NewlyDirty => lock(&self.dirty).push(partition.clone()),
-        }
-        self.unsaved_bytes.fetch_add(len, Ordering::Relaxed);
-    }
-
-    /// Evicts the oldest saved frames from memory while the frames are larger than `tail_bytes`.
-    pub(super) fn forget_saved(&self) {
-        let saved = self.saved.load(Ordering::Acquire);
-        let mut recent = lock(&self.recent);
-        while recent.bytes > self.settings.tail_bytes
-            && recent.frames.front().is_some_and(|frame| frame.sequence <= saved)
-        {
-            let Some(frame) = recent.frames.pop_front() else { break };
-            recent.bytes -= frame.bytes;
-            frame.partitions.iter().for_each(|partition| partition.forget(frame.sequence));
-        }
+        self.recent.publish(recent);
+        self.recent.evict_saved(self.settings.tail_bytes);
     }
 
     /// Writes an empty frame, which shows that the frame before it is synced. Does nothing if the last frame was empty.
@@ -294,14 +266,14 @@ impl Core {
         }
         let mut state = lock(&self.journal);
         let Some(journal) = state.journal.as_mut() else { return };
-        if journal.last_sequence() != self.published.load(Ordering::Acquire) {
+        if journal.last_sequence() != self.recent.published() {
             return;
         }
         match journal.write(&mut vec![0; FRAME_HEADER_LEN], 0) {
             Ok(_) => {}
             Err(FrameWriteError::NoRoom(error)) if disk::is_full(&error) || disk::is_passing(&error) => {}
             Err(FrameWriteError::NoRoom(error) | FrameWriteError::Failed(error)) => {
-                self.poison("writing the journal", &error);
+                self.health.poison("writing the journal", &error);
             }
         }
     }

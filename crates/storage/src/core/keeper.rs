@@ -1,15 +1,14 @@
 //! The work of the keeper: write batches to segments, make checkpoints, drop expired segments, watch the free disk space.
 
-use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::{Core, LogEvent, RejectReason, lock};
+use super::{CheckpointState, Core, lock};
 use crate::checkpoint::{Checkpoint, PartitionMark};
-use crate::disk::{is_full, is_not_begun, is_passing};
+use crate::disk::{is_full, is_not_begun};
 use crate::error::ReadError;
 use crate::journal::LogJournal;
 use crate::partition::{BadSegment, LogPartition, SpillResult};
@@ -28,77 +27,77 @@ type Doomed = (Arc<LogPartition>, Vec<Arc<Segment>>);
 
 impl Core {
     /// Writes all unsaved batches to segments, without a sync.
-    fn spill(&self, now: i64, between: &mut dyn FnMut()) -> io::Result<()> {
-        let upto = self.published.load(Ordering::Acquire);
-        let mut list = std::mem::take(&mut *lock(&self.dirty));
+    fn spill(&self, state: &mut CheckpointState, now: i64, between: &mut dyn FnMut()) -> io::Result<()> {
+        let upto = self.recent.published();
+        let mut list = self.unsaved.take_dirty();
         let mut spilled = SpillResult::default();
         while let Some(partition) = list.pop() {
             let saved_before = spilled.bytes;
             let result = partition.spill(&self.settings, now, &mut spilled);
-            self.unsaved_bytes.fetch_sub((spilled.bytes - saved_before) as i64, Ordering::Relaxed);
-            lock(&self.touched).extend(spilled.touched.drain(..));
+            self.unsaved.subtract(spilled.bytes - saved_before);
+            state.touched.extend(spilled.touched.drain(..));
             if let Err(error) = result {
                 list.push(partition);
-                lock(&self.dirty).append(&mut list);
+                self.unsaved.give_back(list);
                 return Err(error);
             }
             between();
         }
-        self.saved.store(upto, Ordering::Release);
-        self.forget_saved();
+        self.recent.set_saved(upto);
+        self.recent.evict_saved(self.settings.tail_bytes);
         Ok(())
     }
 
     /// Writes unsaved batches to segments, without a checkpoint, so that they can be evicted from memory.
     pub fn relieve_memory(&self, now: i64) -> Result<(), AppendError> {
-        let _keeping = lock(&self.keeping);
-        self.spill(now, &mut || {}).map_err(|error| self.keeping_failed("writing segments", &error))
+        let mut state = lock(&self.checkpoints);
+        self.spill(&mut state, now, &mut || {}).map_err(|error| self.health.keeping_failed("writing segments", &error))
     }
 
     /// Makes everything published so far durable in the segments and frees the journal files. `between` is called between the steps: the
     /// simulator commits there, where in the running log another thread does.
     pub fn checkpoint(&self, now: i64, between: &mut dyn FnMut()) -> Result<(), AppendError> {
-        if let Some(RejectReason::Poisoned(why)) = &*lock(&self.refusal) {
-            return Err(AppendError::Poisoned(why.clone()));
+        if let Some(error @ AppendError::Poisoned(_)) = self.refusal() {
+            return Err(error);
         }
-        let _keeping = lock(&self.keeping);
-        let sequence = self.published.load(Ordering::Acquire);
+        let mut state = lock(&self.checkpoints);
+        let sequence = self.recent.published();
         let bytes = self.bytes_since_checkpoint.load(Ordering::Relaxed);
-        self.spill(now, between).map_err(|error| self.keeping_failed("writing segments", &error))?;
+        self.spill(&mut state, now, between).map_err(|error| self.health.keeping_failed("writing segments", &error))?;
         let doomed = self.doomed();
         // Taken after the writes and before the sync, so the sync covers everything that the marks describe.
-        let partitions = self.all_partitions().iter().map(|partition| partition.mark()).collect();
+        let partitions = self.partitions.all().iter().map(|partition| partition.mark()).collect();
         between();
-        let touched: Vec<PathBuf> = lock(&self.touched).iter().cloned().collect();
-        if let Err(error) = self.disk.sync_all(&self.root, &touched) {
+        let touched: Vec<PathBuf> = state.touched.iter().cloned().collect();
+        if let Err(error) = self.disk.sync_all(&self.layout.root, &touched) {
             if is_not_begun(&error) {
-                return Err(self.delay("syncing segments", &error));
+                return Err(self.health.delay("syncing segments", &error));
             }
             // For any reason: the next sync may skip what a failed sync did not write, and report success.
-            return Err(AppendError::Poisoned(self.poison("syncing segments", &error)));
+            return Err(AppendError::Poisoned(self.health.poison("syncing segments", &error)));
         }
-        lock(&self.touched).clear();
+        state.touched.clear();
         between();
         let (generation, begins) = {
-            let state = lock(&self.journal);
-            (state.generation, state.journal.is_none())
+            let journal = lock(&self.journal);
+            (journal.generation, journal.journal.is_none())
         };
         let checkpoint = Checkpoint { generation, sequence, partitions };
         checkpoint
-            .write(&*self.disk, &self.checkpoint_path())
-            .map_err(|error| self.keeping_failed("writing the checkpoint", &error))?;
-        *lock(&self.last_checkpoint) = Some(checkpoint);
+            .write(&*self.disk, &self.layout.checkpoint())
+            .map_err(|error| self.health.keeping_failed("writing the checkpoint", &error))?;
+        state.last = Some(checkpoint);
         between();
-        let mut state = lock(&self.journal);
+        let mut journal = lock(&self.journal);
         if begins {
             // The generation is durable now, so its frames may be written.
-            state.journal = Some(LogJournal::begin(self.slots.clone(), generation, state.last_sequence));
+            journal.journal = Some(LogJournal::begin(self.slots.clone(), generation, journal.last_sequence));
         }
-        if let Some(journal) = state.journal.as_mut() {
+        if let Some(journal) = journal.journal.as_mut() {
             journal.trim(sequence);
         }
-        drop(state);
-        self.delay_reported.store(false, Ordering::Relaxed);
+        drop(journal);
+        self.health.end_delay();
         self.bytes_since_checkpoint.fetch_sub(bytes, Ordering::Relaxed);
         let left: Vec<BadSegment> =
             doomed.iter().flat_map(|(partition, segments)| partition.remove(segments)).collect();
@@ -114,17 +113,17 @@ impl Core {
             let segments = partition.doomed();
             (!segments.is_empty()).then_some((partition, segments))
         };
-        self.all_partitions().into_iter().filter_map(with_doomed).collect()
+        self.partitions.all().into_iter().filter_map(with_doomed).collect()
     }
 
     /// Removes the files of dropped segments. The checkpoint must not refer to them any more, or the next start would report them as
     /// damage. So the last checkpoint is written again without them, which needs almost no space.
-    fn remove_doomed(&self) -> io::Result<Vec<BadSegment>> {
+    fn remove_doomed(&self, state: &mut CheckpointState) -> io::Result<Vec<BadSegment>> {
         let doomed = self.doomed();
         if doomed.is_empty() {
             return Ok(Vec::new());
         }
-        let amended = lock(&self.last_checkpoint).clone().map(|mut checkpoint| {
+        let amended = state.last.clone().map(|mut checkpoint| {
             for (partition, segments) in &doomed {
                 let key = partition.key;
                 let is_its =
@@ -136,7 +135,7 @@ impl Core {
             checkpoint
         });
         if let Some(amended) = amended {
-            let write = || amended.write(&*self.disk, &self.checkpoint_path());
+            let write = || amended.write(&*self.disk, &self.layout.checkpoint());
             let written = match write() {
                 Err(error) if is_full(&error) => {
                     // The indexes of the dropped segments free enough space, and nothing needs them.
@@ -146,9 +145,9 @@ impl Core {
                 other => other,
             };
             match written {
-                Ok(()) => *lock(&self.last_checkpoint) = Some(amended),
+                Ok(()) => state.last = Some(amended),
                 Err(error) => {
-                    self.keeping_failed("writing the checkpoint", &error);
+                    self.health.keeping_failed("writing the checkpoint", &error);
                     return Err(error);
                 }
             }
@@ -156,30 +155,17 @@ impl Core {
         Ok(doomed.iter().flat_map(|(partition, segments)| partition.remove(segments)).collect())
     }
 
-    /// A full disk and a shortage of file descriptors or memory are temporary. After other errors, the contents of the disk are unknown.
-    fn keeping_failed(&self, what: &str, error: &io::Error) -> AppendError {
-        if is_full(error) {
-            let why = format!("{what}: {error}");
-            self.set_full(why.clone());
-            AppendError::DiskFull(why)
-        } else if is_passing(error) {
-            self.delay(what, error)
-        } else {
-            AppendError::Poisoned(self.poison(what, error))
-        }
-    }
-
     /// Checks the free disk space. The log rejects appends below the reserve. It accepts them again when the space is back and a checkpoint
     /// could write the batches in memory.
     pub fn watch_room(&self, now: i64) {
         let reserve = self.settings.disk_reserve_bytes;
-        let Ok(free) = self.disk.free_bytes(&self.root) else { return };
-        let is_refusing = matches!(&*lock(&self.refusal), Some(RejectReason::Full(_)));
+        let Ok(free) = self.disk.free_bytes(&self.layout.root) else { return };
+        let is_refusing = matches!(self.refusal(), Some(AppendError::DiskFull(_)));
         if free < reserve {
-            self.set_full(format!("{free} bytes are free, and {reserve} must stay free"));
+            self.health.set_full(format!("{free} bytes are free, and {reserve} must stay free"));
         } else if is_refusing && free >= reserve.saturating_add(reserve / 8) && self.checkpoint(now, &mut || {}).is_ok()
         {
-            self.clear_full();
+            self.health.clear_full();
         }
     }
 
@@ -194,41 +180,24 @@ impl Core {
     }
 
     pub fn set_retention(&self, topic: u32, retention: TopicRetention) {
-        self.retention.write().unwrap_or_else(PoisonError::into_inner).insert(topic, retention);
+        self.partitions.set_retention(topic, retention);
     }
 
     /// Drops whole segments that exceed the age or size that their topic keeps. A segment that cannot be read does not block the others. It
     /// is reported once, until it can be read again.
     pub fn retain(&self, now: i64) -> io::Result<()> {
-        let _keeping = lock(&self.keeping);
+        let mut state = lock(&self.checkpoints);
         let mut unreadable = Vec::new();
-        for partition in self.all_partitions() {
-            let retention =
-                self.retention.read().unwrap_or_else(PoisonError::into_inner).get(&partition.key.topic).copied();
-            let Some(retention) = retention else { continue };
+        for partition in self.partitions.all() {
+            let Some(retention) = self.partitions.retention(partition.key.topic) else { continue };
             let not_before =
                 retention.time.map(|time| now.saturating_sub(time.as_millis().min(i64::MAX as u128) as i64));
             unreadable.extend(partition.retain(not_before, retention.bytes));
         }
-        let removed = self.remove_doomed();
+        let removed = self.remove_doomed(&mut state);
         unreadable.extend(removed.as_deref().unwrap_or_default().iter().cloned());
-        self.report_unreadable(unreadable);
+        self.health.report_unreadable(unreadable);
         removed.map(drop)
-    }
-
-    fn report_unreadable(&self, unreadable: Vec<BadSegment>) {
-        let mut files = HashSet::new();
-        let mut known = lock(&self.unreadable);
-        let mut news = Vec::new();
-        for BadSegment { key, file, error } in unreadable {
-            // A segment that cannot be read may also be one that cannot be removed, so a file is reported once.
-            if files.insert(file.clone()) && !known.contains(&file) {
-                news.push(LogEvent::SegmentUnreadable { key, file, error });
-            }
-        }
-        *known = files;
-        drop(known);
-        news.into_iter().for_each(&self.on_event);
     }
 
     /// Makes `before` the first kept offset of a partition. The next checkpoint or retention pass makes it durable and removes the records
@@ -238,18 +207,14 @@ impl Core {
         Ok(())
     }
 
-    fn unsaved(&self) -> u64 {
-        self.unsaved_bytes.load(Ordering::Relaxed).max(0) as u64
-    }
-
     /// Whether the unsaved batches must be written to segments.
     pub fn wants_relief(&self) -> bool {
-        self.unsaved() > self.settings.unsaved_bytes_max / 4
+        self.unsaved.bytes() > self.settings.unsaved_bytes_max / 4
     }
 
     /// Whether appends must wait for the keeper.
     pub fn must_wait(&self) -> bool {
-        if self.unsaved() > self.settings.unsaved_bytes_max {
+        if self.unsaved.bytes() > self.settings.unsaved_bytes_max {
             return true;
         }
         let state = lock(&self.journal);

@@ -36,12 +36,12 @@ impl Core {
             let key = partition.key;
             partition.sealed().into_iter().map(move |extent| ColdSegment { key, base: extent.base })
         };
-        self.all_partitions().iter().flat_map(of).collect()
+        self.partitions.all().iter().flat_map(of).collect()
     }
 
     /// Reads and checks every batch of a segment. Emits an event for each damaged place, once. Fails if the meter ends the scrub.
     pub fn scrub(&self, segment: ColdSegment, meter: &ReadMeter) -> io::Result<ScrubResult> {
-        let Some(partition) = self.partition(segment.key) else { return Ok(ScrubResult::Dropped) };
+        let Some(partition) = self.partitions.get(segment.key) else { return Ok(ScrubResult::Dropped) };
         let deleting = partition.clone();
         let find = move || partition.sealed().into_iter().find(|extent| extent.base == segment.base);
         let Some(extent) = find() else { return Ok(ScrubResult::Dropped) };
@@ -64,7 +64,7 @@ impl Core {
             Err(error) if is_passing(&error) => return Ok(ScrubResult::NotRead),
             checked => checked?,
         };
-        damage.iter().for_each(|damage| self.report_damage(damage, Some(segment.key)));
+        damage.iter().for_each(|damage| self.health.report_damage(damage, Some(segment.key)));
         Ok(ScrubResult::Read { damaged: damage.len() })
     }
 }
