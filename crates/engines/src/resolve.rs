@@ -11,8 +11,9 @@ use whimbrel_model::ports::{
     Progress, ProgressError, Receipts, ReceiptsError, Sessions, Timers, TimersError,
 };
 use whimbrel_model::{Clock, EventSink, StoreHealth};
-use whimbrel_storage::OpenError;
+use whimbrel_storage::{DataFolder, OpenError};
 
+use crate::embedded::receipts::ListPartitions;
 use crate::embedded::{
     self, EmbeddedLog, FileCatalogue, FileNotebook, InProcessCoordination, NotebookSettings, ReceiptSettings,
     StoreReports, TimerSettings,
@@ -120,15 +121,42 @@ pub struct Engines {
     pub description: String,
     opened: OpenedLog,
     /// Locks the data folder until the engines are dropped, also for engines that store nothing in it.
-    _folder: Arc<whimbrel_storage::DataFolder>,
+    _folder: Arc<DataFolder>,
     /// Tasks that report data losses of Redis until the engines are closed.
     loss_watches: Vec<JoinHandle<()>>,
 }
 
+#[derive(Clone)]
 enum OpenedLog {
     Embedded(EmbeddedLog),
     #[cfg(feature = "kafka")]
     Kafka(Arc<crate::kafka::KafkaLog>),
+}
+
+impl OpenedLog {
+    fn port(&self) -> Arc<dyn Log> {
+        match self.clone() {
+            Self::Embedded(log) => Arc::new(log),
+            #[cfg(feature = "kafka")]
+            Self::Kafka(log) => log,
+        }
+    }
+
+    fn topics(&self) -> Arc<dyn LogTopics> {
+        match self.clone() {
+            Self::Embedded(log) => Arc::new(log),
+            #[cfg(feature = "kafka")]
+            Self::Kafka(log) => log,
+        }
+    }
+
+    fn list_partitions(&self) -> ListPartitions {
+        match self.clone() {
+            Self::Embedded(log) => Box::new(move || log.partitions()),
+            #[cfg(feature = "kafka")]
+            Self::Kafka(log) => Box::new(move || log.partitions()),
+        }
+    }
 }
 
 impl Engines {
@@ -163,81 +191,78 @@ pub async fn resolve(
     let progress = state.progress()?;
     let (inbox, sessions, devices) = (state.inbox()?, state.sessions(), state.devices()?);
     let notebook = open_notebook(&settings, Arc::clone(&clock), reports)?;
-    match settings.log {
-        LogEngine::Embedded(log_settings) => {
-            if !matches!(settings.coordination, CoordinationEngine::InProcess) {
-                return Err(EngineError::LogIsNotShared);
-            }
-            let catalogue = open_catalogue(&folder, &events)?;
-            let log_clock = Arc::clone(&clock);
-            let (log, recovered) =
-                EmbeddedLog::open(Arc::clone(&folder), log_settings, log_clock, Arc::clone(&events))?;
-            // Must precede the opening of the receipts, which removes expired ones.
-            if let Some(latest) = log.latest_time() {
-                clock.compare_with_log(latest);
-            }
-            if catalogue.is_new() && !log.partitions().is_empty() {
-                return Err(OpenError::CatalogueMissing(catalogue.path().to_owned()).into());
-            }
-            let coordination = Arc::new(InProcessCoordination::of_folder(&catalogue));
-            let listed = log.clone();
-            let shared: Arc<dyn Log> = Arc::new(log.clone());
-            let list = Box::new(move || listed.partitions());
-            let receipts = state.receipts(shared.clone(), list)?;
-            let catalogue: Arc<dyn Catalogue> = catalogue;
-            Ok(Engines {
-                log: shared,
-                log_topics: Arc::new(log.clone()),
-                loss_watches: state.watch_losses(&catalogue, &events),
-                catalogue,
-                coordination,
-                receipts,
-                timers,
-                progress,
-                inbox,
-                sessions,
-                devices,
-                notebook,
-                store_health,
-                description: state.described(describe(&recovered)),
-                opened: OpenedLog::Embedded(log),
-                _folder: folder,
-            })
-        }
+    let opened = match settings.log {
+        LogEngine::Embedded(log) => open_embedded(log, &settings.coordination, &folder, &clock, &events)?,
         #[cfg(feature = "kafka")]
-        LogEngine::Kafka(kafka_settings) => {
-            let description = format!("kafka at {}", kafka_settings.bootstrap);
-            let (catalogue, coordination) = open_coordination(settings.coordination, &folder, &events).await?;
-            let log = crate::kafka::KafkaLog::connect(kafka_settings, Arc::clone(&events)).await?;
-            let listed = log.clone();
-            let list = Box::new(move || listed.partitions());
-            let receipts = state.receipts(log.clone(), list)?;
-            Ok(Engines {
-                log: log.clone(),
-                log_topics: log.clone(),
-                loss_watches: state.watch_losses(&catalogue, &events),
-                catalogue,
-                coordination,
-                receipts,
-                timers,
-                progress,
-                inbox,
-                sessions,
-                devices,
-                notebook,
-                store_health,
-                description: state.described(description),
-                opened: OpenedLog::Kafka(log),
-                _folder: folder,
-            })
-        }
-    }
+        LogEngine::Kafka(log) => open_kafka(log, settings.coordination, &folder, &events).await?,
+    };
+    let LogAndCatalogue { log: opened, catalogue, coordination, description } = opened;
+    let log = opened.port();
+    Ok(Engines {
+        receipts: state.receipts(Arc::clone(&log), opened.list_partitions())?,
+        log,
+        log_topics: opened.topics(),
+        loss_watches: state.watch_losses(&catalogue, &events),
+        catalogue,
+        coordination,
+        timers,
+        progress,
+        inbox,
+        sessions,
+        devices,
+        notebook,
+        store_health,
+        description: state.described(description),
+        opened,
+        _folder: folder,
+    })
 }
 
-fn open_catalogue(
-    folder: &Arc<whimbrel_storage::DataFolder>,
+/// The log with the catalogue of its topics.
+struct LogAndCatalogue {
+    log: OpenedLog,
+    catalogue: Arc<dyn Catalogue>,
+    coordination: Arc<dyn Coordination>,
+    description: String,
+}
+
+fn open_embedded(
+    settings: whimbrel_storage::LogSettings,
+    coordination: &CoordinationEngine,
+    folder: &Arc<DataFolder>,
+    clock: &Arc<dyn Clock>,
     events: &EventSink,
-) -> Result<Arc<FileCatalogue>, EngineError> {
+) -> Result<LogAndCatalogue, EngineError> {
+    if !matches!(coordination, CoordinationEngine::InProcess) {
+        return Err(EngineError::LogIsNotShared);
+    }
+    let catalogue = open_catalogue(folder, events)?;
+    let (log, recovered) = EmbeddedLog::open(Arc::clone(folder), settings, Arc::clone(clock), Arc::clone(events))?;
+    // Must precede the opening of the receipts, which removes expired ones.
+    if let Some(latest) = log.latest_time() {
+        clock.compare_with_log(latest);
+    }
+    if catalogue.is_new() && !log.partitions().is_empty() {
+        return Err(OpenError::CatalogueMissing(catalogue.path().to_owned()).into());
+    }
+    let coordination = Arc::new(InProcessCoordination::of_folder(&catalogue));
+    Ok(LogAndCatalogue { log: OpenedLog::Embedded(log), catalogue, coordination, description: describe(&recovered) })
+}
+
+#[cfg(feature = "kafka")]
+async fn open_kafka(
+    settings: crate::kafka::KafkaSettings,
+    coordination: CoordinationEngine,
+    folder: &Arc<DataFolder>,
+    events: &EventSink,
+) -> Result<LogAndCatalogue, EngineError> {
+    let description = format!("kafka at {}", settings.bootstrap);
+    let (catalogue, coordination) = open_coordination(coordination, folder, events).await?;
+    let log = crate::kafka::KafkaLog::connect(settings, Arc::clone(events)).await?;
+    Ok(LogAndCatalogue { log: OpenedLog::Kafka(log), catalogue, coordination, description })
+}
+
+fn open_catalogue(folder: &Arc<DataFolder>, events: &EventSink) -> Result<Arc<FileCatalogue>, EngineError> {
     let catalogue = FileCatalogue::open(Arc::clone(folder))?.reporting_to(Arc::clone(events));
     if let Some(event) = catalogue.finding() {
         events(event.clone());
@@ -258,7 +283,7 @@ fn open_notebook(
 #[cfg(feature = "kafka")]
 async fn open_coordination(
     engine: CoordinationEngine,
-    folder: &Arc<whimbrel_storage::DataFolder>,
+    folder: &Arc<DataFolder>,
     events: &EventSink,
 ) -> Result<(Arc<dyn Catalogue>, Arc<dyn Coordination>), EngineError> {
     match engine {

@@ -53,12 +53,67 @@ pub(super) struct AppendSender {
     sendable: VecDeque<PartitionId>,
     under_way: FuturesUnordered<BoxFuture<'static, Completion>>,
     requests: HashMap<ProduceTarget, usize>,
-    identity: Option<ProducerIdentity>,
+    identities: ProducerIdentities,
+}
+
+/// The producer ids of the task. There is one request for a new id at a time.
+#[derive(Default)]
+struct ProducerIdentities {
+    current: Option<ProducerIdentity>,
     /// The number of the last identity.
-    identities: u64,
-    is_identifying: bool,
-    /// Why the last request for a producer id failed.
-    identity_error: Option<String>,
+    last_number: u64,
+    is_requested: bool,
+    /// Why the last request failed.
+    error: Option<String>,
+}
+
+impl ProducerIdentities {
+    fn newer_than(&self, expired_number: u64) -> Option<ProducerIdentity> {
+        self.current.filter(|identity| identity.number > expired_number)
+    }
+
+    /// Handles the answer to the request.
+    fn answered(&mut self, answer: Result<(i64, i16), String>) {
+        self.is_requested = false;
+        match answer {
+            Ok((producer_id, epoch)) => {
+                self.last_number += 1;
+                self.error = None;
+                self.current = Some(ProducerIdentity { number: self.last_number, producer_id, epoch });
+            }
+            Err(why) => {
+                let why = format!("cannot get a producer id: {why}");
+                tracing::debug!("{why}");
+                self.error = Some(why);
+            }
+        }
+    }
+}
+
+/// The requests and needs that one dispatch collects from the partitions.
+struct DispatchRound {
+    now: Instant,
+    wake_at: Option<Instant>,
+    /// The batches of each request, and their bytes.
+    requests: HashMap<ProduceTarget, (usize, Vec<SendBatch>)>,
+    /// A topic with a partition whose leader is unknown.
+    needs_leader: Option<String>,
+    needs_identity: bool,
+}
+
+impl DispatchRound {
+    fn at(now: Instant) -> Self {
+        Self { now, wake_at: None, requests: HashMap::new(), needs_leader: None, needs_identity: false }
+    }
+}
+
+/// What a partition does after its turn in a dispatch.
+enum PartitionTurn {
+    /// Its batch is in the round, or it has nothing to send.
+    Over,
+    /// Until a request ends.
+    Waits,
+    WaitsUntil(Instant),
 }
 
 impl AppendSender {
@@ -79,10 +134,7 @@ impl AppendSender {
             sendable: VecDeque::new(),
             under_way: FuturesUnordered::new(),
             requests: HashMap::new(),
-            identity: None,
-            identities: 0,
-            is_identifying: false,
-            identity_error: None,
+            identities: ProducerIdentities::default(),
         }
     }
 
@@ -124,7 +176,7 @@ impl AppendSender {
     /// Fails the records that wait for topics that no longer exist. A topic of the same name begins with another producer id: with the old
     /// one its first batch could look like a repeat.
     fn end_partitions_of(&mut self, topics: &[TopicNumber], shared: &Arc<AppendShared>) {
-        self.identity = None;
+        self.identities.current = None;
         self.partitions.retain(|partition, sender| {
             if !topics.contains(&partition.topic) {
                 return true;
@@ -137,81 +189,26 @@ impl AppendSender {
 
     /// Sends all batches that can be sent. Returns when to dispatch again if nothing else wakes the task.
     fn dispatch(&mut self, shared: &Arc<AppendShared>) -> Option<Instant> {
-        let now = Instant::now();
-        let mut wake_at: Option<Instant> = None;
-        let mut requests: HashMap<ProduceTarget, (usize, Vec<SendBatch>)> = HashMap::new();
-        let mut kept = VecDeque::new();
-        let (mut needs_leader, mut needs_identity) = (None, false);
-        while let Some(partition) = self.sendable.pop_front() {
-            let Some(sender) = self.partitions.get_mut(&partition) else { continue };
-            let mut park = |at: Instant| wake_at = Some(wake_at.map_or(at, |earlier| earlier.min(at)));
-            sender.expire(now, shared);
-            if let Some(not_before) = sender.not_before.filter(|at| *at > now) {
-                park(not_before);
-                kept.push_back(partition);
-                continue;
-            }
-            let Some(topic) = sender.topic() else {
-                sender.is_sendable = false;
-                continue;
+        let mut round = DispatchRound::at(Instant::now());
+        for partition in std::mem::take(&mut self.sendable) {
+            let until = match self.take_turn(partition, &mut round, shared) {
+                PartitionTurn::Over => continue,
+                PartitionTurn::Waits => None,
+                PartitionTurn::WaitsUntil(at) => Some(at),
             };
-            if sender.again.is_empty()
-                && let Some(at) = sender.lingers_until(self.settings.linger).filter(|at| *at > now)
-            {
-                park(at);
-                kept.push_back(partition);
-                continue;
-            }
-            let Some(leader) = self.cluster.leader(topic.name(), partition.index) else {
-                needs_leader = Some(topic.name().to_owned());
-                sender.not_before = Some(now + RETRY_PAUSE);
-                park(now + RETRY_PAUSE);
-                kept.push_back(partition);
-                continue;
-            };
-            let target =
-                ProduceTarget { broker: leader, is_repeat: sender.again.front().is_some_and(|batch| batch.is_repeat) };
-            let (bytes, batches) = requests.entry(target).or_default();
-            let under_way = self.requests.get(&target).copied().unwrap_or(0);
-            if under_way >= REQUESTS_PER_BROKER || *bytes >= REQUEST_BYTES_MAX {
-                kept.push_back(partition);
-                continue;
-            }
-            if sender.identity.is_none() {
-                sender.identity = self.identity.filter(|identity| identity.number > sender.expired_producer_number);
-                sender.next_sequence = 0;
-            }
-            let Some(identity) = sender.identity else {
-                needs_identity = true;
-                sender.last_error = self.identity_error.clone().or(sender.last_error.take());
-                park(now + RETRY_PAUSE);
-                kept.push_back(partition);
-                continue;
-            };
-            match sender.take(identity, &self.settings, shared) {
-                Some(batch) => {
-                    *bytes += batch.bytes;
-                    (sender.is_sendable, sender.is_under_way) = (false, true);
-                    batches.push(batch);
-                }
-                // No batch could be encoded: the next dispatch finds the queue empty.
-                None => {
-                    park(now);
-                    kept.push_back(partition);
-                }
-            }
+            round.wake_at = [round.wake_at, until].into_iter().flatten().min();
+            self.sendable.push_back(partition);
         }
-        self.sendable = kept;
-        for (target, (_, batches)) in requests {
+        for (target, (_, batches)) in round.requests {
             if !batches.is_empty() {
                 *self.requests.entry(target).or_default() += 1;
                 self.under_way.push(Box::pin(self.produce(target, batches)));
             }
         }
-        if let Some(topic) = needs_leader {
+        if let Some(topic) = round.needs_leader {
             self.cluster.refresh_in_background(&topic);
         }
-        if needs_identity && !std::mem::replace(&mut self.is_identifying, true) {
+        if round.needs_identity && !std::mem::replace(&mut self.identities.is_requested, true) {
             let cluster = self.cluster.clone();
             self.under_way.push(Box::pin(async move {
                 let identity = new_identity(&cluster).await;
@@ -221,7 +218,58 @@ impl AppendSender {
                 Completion::Identified(identity)
             }));
         }
-        wake_at
+        round.wake_at
+    }
+
+    /// Adds the next batch of a partition to the round if it can be sent now.
+    fn take_turn(
+        &mut self,
+        partition: PartitionId,
+        round: &mut DispatchRound,
+        shared: &Arc<AppendShared>,
+    ) -> PartitionTurn {
+        let (now, retry_at) = (round.now, round.now + RETRY_PAUSE);
+        let Some(sender) = self.partitions.get_mut(&partition) else { return PartitionTurn::Over };
+        sender.expire(now, shared);
+        if let Some(not_before) = sender.not_before.filter(|at| *at > now) {
+            return PartitionTurn::WaitsUntil(not_before);
+        }
+        let Some(topic) = sender.topic() else {
+            sender.is_sendable = false;
+            return PartitionTurn::Over;
+        };
+        if sender.again.is_empty()
+            && let Some(at) = sender.lingers_until(self.settings.linger).filter(|at| *at > now)
+        {
+            return PartitionTurn::WaitsUntil(at);
+        }
+        let Some(leader) = self.cluster.leader(topic.name(), partition.index) else {
+            round.needs_leader = Some(topic.name().to_owned());
+            sender.not_before = Some(retry_at);
+            return PartitionTurn::WaitsUntil(retry_at);
+        };
+        let target =
+            ProduceTarget { broker: leader, is_repeat: sender.again.front().is_some_and(|batch| batch.is_repeat) };
+        let (bytes, batches) = round.requests.entry(target).or_default();
+        let under_way = self.requests.get(&target).copied().unwrap_or(0);
+        if under_way >= REQUESTS_PER_BROKER || *bytes >= REQUEST_BYTES_MAX {
+            return PartitionTurn::Waits;
+        }
+        if sender.identity.is_none() {
+            sender.identity = self.identities.newer_than(sender.expired_producer_number);
+            sender.next_sequence = 0;
+        }
+        let Some(identity) = sender.identity else {
+            round.needs_identity = true;
+            sender.last_error = self.identities.error.clone().or(sender.last_error.take());
+            return PartitionTurn::WaitsUntil(retry_at);
+        };
+        // If no batch could be encoded, the next dispatch finds the queue empty.
+        let Some(batch) = sender.take(identity, &self.settings, shared) else { return PartitionTurn::WaitsUntil(now) };
+        *bytes += batch.bytes;
+        (sender.is_sendable, sender.is_under_way) = (false, true);
+        batches.push(batch);
+        PartitionTurn::Over
     }
 
     /// One request to one broker.
@@ -276,18 +324,7 @@ impl AppendSender {
 
     fn handle(&mut self, done: Completion, shared: &Arc<AppendShared>) {
         match done {
-            Completion::Identified(Ok((producer_id, epoch))) => {
-                self.is_identifying = false;
-                self.identities += 1;
-                self.identity_error = None;
-                self.identity = Some(ProducerIdentity { number: self.identities, producer_id, epoch });
-            }
-            Completion::Identified(Err(why)) => {
-                self.is_identifying = false;
-                let why = format!("cannot get a producer id: {why}");
-                tracing::debug!("{why}");
-                self.identity_error = Some(why);
-            }
+            Completion::Identified(answer) => self.identities.answered(answer),
             Completion::Produced { target, batches } => {
                 if let Some(requests) = self.requests.get_mut(&target) {
                     *requests -= 1;
