@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use whimbrel_engines::embedded::TimerSettings;
 use whimbrel_engines::redis::{RedisConnection, RedisSettings, RedisTimers};
+use whimbrel_engines::stores::TimerSettings;
 use whimbrel_model::ports::{ApplyOutcome, CountQuery, DueCursor, DueKey, TimerChange, Timers, TimersWrite};
 use whimbrel_model::{Headers, Hold, HoldEndKind, HoldId, MessageBody, Timestamp, TopicNumber};
 

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use whimbrel_engines::embedded::{LsmTimers, StoreReports, TimerSettings};
+use whimbrel_engines::embedded::{LsmTimers, StoreReports};
+use whimbrel_engines::stores::TimerSettings;
 use whimbrel_model::ports::{ApplyOutcome, DueCursor, DueKey, TimerChange, Timers, TimersWrite};
 use whimbrel_model::{Headers, Hold, HoldEndKind, HoldId, MessageBody, Timestamp, TopicNumber};
 

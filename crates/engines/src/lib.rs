@@ -12,3 +12,4 @@ pub mod kafka;
 pub mod redis;
 pub mod resolve;
 pub mod store_removal;
+pub mod stores;

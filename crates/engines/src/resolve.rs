@@ -15,9 +15,9 @@ use whimbrel_storage::{DataFolder, OpenError};
 
 use crate::embedded::receipts::ListPartitions;
 use crate::embedded::{
-    self, EmbeddedLog, FileCatalogue, FileNotebook, InProcessCoordination, NotebookSettings, ReceiptSettings,
-    StoreReports, TimerSettings,
+    self, EmbeddedLog, FileCatalogue, FileNotebook, InProcessCoordination, NotebookSettings, StoreReports,
 };
+use crate::stores::{ReceiptSettings, TimerSettings};
 use state::StateStores;
 
 /// The folder of the embedded store of holds, in the data folder.

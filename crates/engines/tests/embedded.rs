@@ -13,9 +13,9 @@ use whimbrel_engines::conformance::progress::OpenProgress;
 use whimbrel_engines::conformance::receipts::OpenReceipts;
 use whimbrel_engines::conformance::timers::OpenTimers;
 use whimbrel_engines::embedded::{
-    EmbeddedLog, FileCatalogue, LsmProgress, LsmReceipts, LsmTimers, ReceiptSettings, StoreReports, TimerSettings,
-    open_folder,
+    EmbeddedLog, FileCatalogue, LsmProgress, LsmReceipts, LsmTimers, StoreReports, open_folder,
 };
+use whimbrel_engines::stores::{ReceiptSettings, TimerSettings};
 use whimbrel_model::ports::{Claim, ClaimKind, ClaimState, Entry, Log, PortFuture, ProgressKey, ProgressRow, Receipts};
 use whimbrel_model::record::{
     HEADER_ALSO_ID, HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, idempotency_header,

@@ -2,14 +2,13 @@
 //!
 //! A write is one batch over all keyspaces of the LSM, which its journal takes whole or not at all. It survives a crash of the process. If
 //! the caller requests a sync, it also survives a crash of the machine: below such a write the log may be trimmed. A read takes the applied
-//! offset and the rows from one snapshot. [`keys`] defines the formats, [`fold`] the result of a write for each key; [`partition_eraser`]
+//! offset and the rows from one snapshot. [`keys`] defines the formats, [`inbox_fold`](crate::stores::inbox_fold) the result of a write for each key; [`partition_eraser`]
 //! deletes the rows from before a reset.
 //!
 //! A shared row and the number of its references have separate keys, so that releasing a reference writes a few bytes and not the row.
 //! Memory does not grow with the number of users or messages. The store is a view of `_push`: after damage it starts empty
 //! ([`StoreGuard`]), and the owners of the partitions fold the log again.
 
-pub(crate) mod fold;
 mod keys;
 mod partition_eraser;
 
@@ -28,7 +27,7 @@ use super::lsm::{self, LsmStore, StoreError, StoreGuard, StoreHandle, WorkThread
 use super::memtable_sealer::{MemtableSealer, flush};
 use super::slices::{MEMTABLE_BYTES, small_database, small_keyspace};
 use super::thread_priority::lower_priority;
-use fold::FoldedWrite;
+use crate::stores::inbox_fold::FoldedWrite;
 use keys::{PartitionGeneration, PartitionState, decode_references, reclaim_user};
 use partition_eraser::PartitionEraser;
 

@@ -39,9 +39,9 @@ pub use log::{EmbeddedLog, record_bytes_max};
 pub use lsm::report::StoreReports;
 pub use notebook::{FileNotebook, NotebookSettings};
 pub use progress::LsmProgress;
-pub use receipts::{LsmReceipts, ReceiptSettings};
+pub use receipts::LsmReceipts;
 pub use sessions::MemorySessions;
-pub use timers::{LsmTimers, TimerSettings};
+pub use timers::LsmTimers;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -7,7 +7,7 @@
 //! [`keys`] defines the formats. One thread executes all calls in order: no write overtakes a check, and a slow disk blocks no runtime.
 //! Memory does not grow with the number of rows.
 
-pub(crate) mod keys;
+mod keys;
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,6 +18,7 @@ use whimbrel_model::ports::{PortFuture, Progress, ProgressError, ProgressRow};
 use super::lsm::StoreError;
 use super::lsm::mirror::{LsmMirror, MirrorBatch, MirrorFault, MirrorSettings, MirrorThread, RowChange, SyncRule};
 use super::lsm::report::StoreReports;
+use crate::stores::progress_row;
 
 const MIRROR: MirrorSettings = MirrorSettings {
     store: "progress",
@@ -132,10 +133,10 @@ fn save(
     for row in rows {
         let key = keys::row(subscription, row.place);
         let before = mirror.get(ROWS, &key)?;
-        if let Some(run) = before.as_deref().and_then(keys::decode_run).filter(|run| *run > row.run) {
+        if let Some(run) = before.as_deref().and_then(progress_row::decode_run).filter(|run| *run > row.run) {
             return Err(ProgressError::NewerRun { place: row.place, run });
         }
-        batch.push((ROWS, RowChange::Insert(key.to_vec(), keys::encode_row(row))));
+        batch.push((ROWS, RowChange::Insert(key.to_vec(), progress_row::encode_row(row))));
     }
     if noted.is_none() {
         batch.push((EPOCHS, insert_epoch(subscription, epoch)));

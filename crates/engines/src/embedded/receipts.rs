@@ -13,7 +13,7 @@
 
 mod claim_table;
 mod claims;
-pub(crate) mod keys;
+mod keys;
 mod log_follower;
 mod store;
 
@@ -29,6 +29,7 @@ use whimbrel_model::{Clock, PartitionId, StoreHealth, Timestamp};
 use super::lsm::report::StoreReports;
 use super::lsm::{StoreError, StoreGuard, WorkThread};
 use super::thread_priority::lower_priority;
+use crate::stores::ReceiptSettings;
 use claims::ClaimStore;
 use store::ReceiptStore;
 
@@ -36,29 +37,6 @@ use store::ReceiptStore;
 const CALLS_WAITING_MAX: usize = 1024;
 const STORE: &str = "receipts";
 const THREAD: &str = "receipts";
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReceiptSettings {
-    /// The retention of the first answer.
-    pub window: Duration,
-    /// The retention of a publisher's id.
-    pub id_window: Duration,
-    /// The time after which another publisher may take an unfinished claim. It must be longer than any append takes.
-    pub lease: Duration,
-    /// The interval at which the offset is stored up to which the store is complete.
-    pub note_interval: Duration,
-}
-
-impl Default for ReceiptSettings {
-    fn default() -> Self {
-        Self {
-            window: Duration::from_millis(whimbrel_model::limits::RECEIPT_WINDOW_DEFAULT_MS),
-            id_window: Duration::from_millis(whimbrel_model::limits::RETENTION_DEFAULT_MS),
-            lease: Duration::from_secs(60),
-            note_interval: Duration::from_secs(2),
-        }
-    }
-}
 
 pub type ListPartitions = Box<dyn Fn() -> Vec<PartitionId> + Send + Sync>;
 

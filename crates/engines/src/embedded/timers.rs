@@ -23,7 +23,6 @@ mod merge_tests;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use fjall::compaction::filter::Factory;
 use fjall::config::{BlockSizePolicy, FilterPolicy};
@@ -39,6 +38,7 @@ use super::lsm::{self, LsmStore, StoreError, StoreGuard, StoreHandle, WorkThread
 use super::memtable_sealer::{MemtableSealer, flush};
 use super::slices::{MEMTABLE_BYTES, Slices, small_database, small_keyspace};
 use super::thread_priority::lower_priority;
+use crate::stores::TimerSettings;
 use keys::{ShardGeneration, TimerShardState};
 use line::{BelowTheLine, ShardLines, TimeIn};
 use shard_eraser::{EraserTask, ShardEraser};
@@ -60,18 +60,6 @@ const READS_WAITING_MAX: usize = 1024;
 const STORE: &str = "holds";
 const WRITER: &str = "holds-writer";
 const READER: &str = "holds-reader";
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TimerSettings {
-    /// The time for which the end of a hold is remembered.
-    pub remember: Duration,
-}
-
-impl Default for TimerSettings {
-    fn default() -> Self {
-        Self { remember: Duration::from_millis(whimbrel_model::limits::RETENTION_DEFAULT_MS) }
-    }
-}
 
 /// Timers in an LSM of the data folder.
 pub struct LsmTimers {

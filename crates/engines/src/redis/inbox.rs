@@ -27,7 +27,7 @@ use whimbrel_model::ports::{Inbox, InboxError, InboxRead, InboxWrite, PortFuture
 use super::connection::{RedisCallError, RedisConnection, Script};
 use super::reply::{ReplyParts, UnexpectedReply};
 use super::write::{ARGUMENTS_MAX, decimal};
-use crate::embedded::inbox::fold::{FoldedWrite, SharedStep};
+use crate::stores::inbox_fold::{FoldedWrite, SharedStep};
 
 /// The maximum number of writes in flight to Redis. Further writes wait in this process, so that a read does not wait behind all of them.
 const WRITES_AT_ONCE: usize = 4;

@@ -1,7 +1,7 @@
 //! The `Progress` port on Redis: one hash for each subscription, one script for each call.
 //!
 //! The key is `<prefix>:{s<number>}:progress`. The field `epoch` is the owner's epoch, a decimal of fixed width. The other fields are rows:
-//! a place with its value, in the format of the embedded store. A Redis that fails over may have lost the last saves; the subscription then
+//! a place with its value, in the format of [`progress_row`](crate::stores::progress_row). A Redis that fails over may have lost the last saves; the subscription then
 //! repeats deliveries.
 
 use whimbrel_model::SubscriptionNumber;
@@ -10,7 +10,7 @@ use whimbrel_model::ports::{PortFuture, Progress, ProgressError, ProgressRow};
 use super::connection::{RedisCallError, RedisConnection, Script};
 use super::reply::{ReplyParts, UnexpectedReply};
 use super::write::decimal;
-use crate::embedded::progress::keys::{decode_place, decode_placed_row, encode_line, encode_place, encode_row};
+use crate::stores::progress_row::{decode_place, decode_placed_row, encode_line, encode_place, encode_row};
 
 pub struct RedisProgress {
     connection: RedisConnection,

@@ -26,8 +26,8 @@ use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumbe
 use super::connection::{RedisCallError, RedisConnection, Script};
 use super::reply::{ReplyParts, UnexpectedReply, bytes_of};
 use super::unconfirmed_outcomes::{ClaimOutcome, LocalClaimState, UnconfirmedOutcomes};
-use crate::embedded::ReceiptSettings;
-use crate::embedded::receipts::keys::{decode_answer, encode_answer};
+use crate::stores::ReceiptSettings;
+use crate::stores::publish_answer::{decode_answer, encode_answer};
 
 /// A claim is renewed after this part of its lease, while its append is in progress.
 const RENEW_AFTER: u32 = 3;

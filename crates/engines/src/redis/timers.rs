@@ -18,7 +18,7 @@ use super::connection::{RedisCallError, RedisConnection, Script};
 use super::layout::{LexRange, PLACE_BYTES, ShardKeys, TIME_BYTES, bucket_minutes, minute_start};
 use super::reply::{ReplyParts, UnexpectedReply, bytes_of, number_of};
 use super::write::{WriteTooLarge, add_arguments, decimal};
-use crate::embedded::TimerSettings;
+use crate::stores::TimerSettings;
 
 /// The maximum number of bytes that one step of a list reads from Redis. Longer lists are read in several steps.
 const LIST_STEP_BYTES: usize = 8 << 20;

@@ -10,15 +10,13 @@ use whimbrel_model::{Clock, EventSink};
 
 use super::{EngineError, EngineSettings, StateEngine};
 use crate::embedded::receipts::ListPartitions;
-use crate::embedded::{
-    LsmDevices, LsmInbox, LsmProgress, LsmReceipts, LsmTimers, MemorySessions, ReceiptSettings, StoreReports,
-    TimerSettings,
-};
+use crate::embedded::{LsmDevices, LsmInbox, LsmProgress, LsmReceipts, LsmTimers, MemorySessions, StoreReports};
 #[cfg(feature = "redis")]
 use crate::redis::{
     LossWatch, RedisConnection, RedisDevices, RedisInbox, RedisProgress, RedisReceipts, RedisSessions, RedisSettings,
     RedisTimers,
 };
+use crate::stores::{ReceiptSettings, TimerSettings};
 
 /// The location of each store. All connections are open.
 pub(super) struct StateStores {

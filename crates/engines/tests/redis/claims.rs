@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
-use whimbrel_engines::embedded::ReceiptSettings;
 use whimbrel_engines::redis::{RedisReceipts, RedisSettings};
+use whimbrel_engines::stores::ReceiptSettings;
 use whimbrel_model::ports::{Claim, ClaimKind, ClaimState, PublishReceipt, Receipts as _, ReceiptsError};
 use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumber};
 

@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use whimbrel_engines::conformance::{self, progress::OpenProgress, receipts::OpenReceipts, timers::OpenTimers};
-use whimbrel_engines::embedded::{ReceiptSettings, TimerSettings};
 use whimbrel_engines::redis::{RedisConnection, RedisProgress, RedisReceipts, RedisSettings, RedisTimers};
+use whimbrel_engines::stores::{ReceiptSettings, TimerSettings};
 use whimbrel_model::ports::PortFuture;
 
 mod single {

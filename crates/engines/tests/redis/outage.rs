@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use whimbrel_engines::embedded::ReceiptSettings;
 use whimbrel_engines::redis::RedisReceipts;
+use whimbrel_engines::stores::ReceiptSettings;
 use whimbrel_model::ports::{
     ApplyOutcome, Claim, ClaimKind, ClaimState, PublishReceipt, Receipts as _, ReceiptsError, TimersError, TimersWrite,
 };

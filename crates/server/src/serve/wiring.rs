@@ -9,10 +9,11 @@ use whimbrel_catalogue::topics::TopicDefaults;
 use whimbrel_dispatch::DispatchSettings;
 use whimbrel_dispatch::breaker::BreakerSettings;
 use whimbrel_egress::worker::WorkerSettings;
-use whimbrel_engines::embedded::{LogSettings, NotebookSettings, OpenError, ReceiptSettings, TimerSettings};
+use whimbrel_engines::embedded::{LogSettings, NotebookSettings, OpenError};
 use whimbrel_engines::resolve::{
     CoordinationEngine, EngineError, EngineSettings, Engines, LogEngine, StateEngine, resolve,
 };
+use whimbrel_engines::stores::{ReceiptSettings, TimerSettings};
 use whimbrel_holds::HoldsSettings;
 use whimbrel_ingress::{ApiKey, KeySecret, PageInfo, ReceiveSettings, Scope};
 use whimbrel_model::{Clock, EventSink, Retention};

@@ -1,19 +1,16 @@
-//! The format of progress in the LSM, and of a row in any store.
+//! The format of progress in the LSM.
 //!
-//! A key is the subscription's number, the line, the topic's number and the partition, big-endian, so that the rows of a subscription and
-//! of a line are adjacent. A value begins with the number of its format. A row then has its run and the owner's bytes; an epoch is a
+//! A key is the subscription's number and the place of the row, so that the rows of a subscription and of a line are adjacent. A value
+//! begins with the number of its format. A row is in the format of any store ([`progress_row`](crate::stores::progress_row)); an epoch is a
 //! number.
 
 use bytes::Bytes;
+use whimbrel_model::SubscriptionNumber;
 use whimbrel_model::ports::{ProgressKey, ProgressRow};
-use whimbrel_model::{PartitionId, SubscriptionNumber, TopicNumber};
 
-/// The format of values. It is persisted.
-const FORMAT: u8 = 1;
+use crate::stores::progress_row::{FORMAT, PLACE_BYTES, decode_placed_row, encode_line, encode_place};
+
 const SUBSCRIPTION_BYTES: usize = 4;
-const PLACE_BYTES: usize = 12;
-/// Bytes of a value before the owner's bytes.
-const HEAD_BYTES: usize = 5;
 
 pub fn subscription(subscription: SubscriptionNumber) -> [u8; SUBSCRIPTION_BYTES] {
     subscription.0.to_be_bytes()
@@ -33,48 +30,8 @@ pub fn row(subscription: SubscriptionNumber, place: ProgressKey) -> [u8; SUBSCRI
     key
 }
 
-/// The prefix of the places of a line.
-pub fn encode_line(line: u32) -> [u8; 4] {
-    line.to_be_bytes()
-}
-
-pub fn encode_place(place: ProgressKey) -> [u8; PLACE_BYTES] {
-    let mut bytes = [0; PLACE_BYTES];
-    bytes[..4].copy_from_slice(&place.line.to_be_bytes());
-    bytes[4..8].copy_from_slice(&place.partition.topic.0.to_be_bytes());
-    bytes[8..].copy_from_slice(&place.partition.index.to_be_bytes());
-    bytes
-}
-
-pub fn decode_place(bytes: &[u8]) -> Option<ProgressKey> {
-    let (line, rest) = bytes.split_first_chunk()?;
-    let (topic, rest) = rest.split_first_chunk()?;
-    let index = rest.try_into().ok()?;
-    let partition = PartitionId::new(TopicNumber(u32::from_be_bytes(*topic)), u32::from_be_bytes(index));
-    Some(ProgressKey { line: u32::from_be_bytes(*line), partition })
-}
-
-pub fn encode_row(row: &ProgressRow) -> Vec<u8> {
-    let mut value = Vec::with_capacity(HEAD_BYTES + row.state.len());
-    value.push(FORMAT);
-    value.extend_from_slice(&row.run.to_be_bytes());
-    value.extend_from_slice(&row.state);
-    value
-}
-
-pub fn decode_run(value: &[u8]) -> Option<u32> {
-    let (head, _) = value.split_first_chunk::<HEAD_BYTES>()?;
-    let [FORMAT, run @ ..] = *head else { return None };
-    Some(u32::from_be_bytes(run))
-}
-
 pub fn decode_row(key: &[u8], value: &[u8]) -> Option<ProgressRow> {
     decode_placed_row(key.get(SUBSCRIPTION_BYTES..)?, Bytes::copy_from_slice(value))
-}
-
-pub fn decode_placed_row(place: &[u8], mut value: Bytes) -> Option<ProgressRow> {
-    let (place, run) = (decode_place(place)?, decode_run(&value)?);
-    Some(ProgressRow { place, run, state: value.split_off(HEAD_BYTES) })
 }
 
 pub fn encode_epoch(epoch: u64) -> [u8; 9] {
@@ -92,7 +49,10 @@ pub fn decode_epoch(value: &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use whimbrel_model::{PartitionId, TopicNumber};
+
     use super::*;
+    use crate::stores::progress_row::{HEAD_BYTES, encode_row};
 
     #[test]
     fn a_row_is_read_as_written_and_a_damaged_one_is_rejected() {

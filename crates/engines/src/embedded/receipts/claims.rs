@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use whimbrel_model::ports::{Claim, ClaimState, PublishReceipt, ReceiptsError};
 use whimbrel_model::{PartitionId, Timestamp};
 
-use super::ReceiptSettings;
 use super::claim_table::{ClaimInProgress, ClaimTable};
 use super::keys::claim_key;
 use super::store::{Receipt, ReceiptStore};
 use crate::embedded::lsm::{self, StoreHandle};
+use crate::stores::ReceiptSettings;
 
 /// The maximum number of answers that one call of [`ClaimStore::note_all`] saves, and of claims that it forgets. Publishes with an
 /// `Idempotency-Key` or an id wait for the call.

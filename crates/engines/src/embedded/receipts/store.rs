@@ -8,11 +8,10 @@ use fjall::{Database, Keyspace};
 use whimbrel_model::ports::{ClaimKind, PublishReceipt};
 use whimbrel_model::{PartitionId, Timestamp};
 
-use super::keys::{
-    applied_key, decode_answer, decode_backlog, encode_answer, encode_backlog, id_key, id_prefix, partition_of,
-};
+use super::keys::{applied_key, decode_backlog, encode_backlog, id_key, id_prefix, partition_of};
 use crate::embedded::lsm::LsmStore;
 use crate::embedded::slices::{Slices, small_database, small_keyspace};
+use crate::stores::publish_answer::{decode_answer, encode_answer};
 
 /// Memory for cached blocks of the LSM.
 const CACHE_BYTES: u64 = 8 << 20;
