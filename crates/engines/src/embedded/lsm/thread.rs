@@ -11,13 +11,50 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::fault::StoreError;
 
-type StoreWork<C> = Box<dyn FnOnce(&mut C) + Send>;
-
-/// The thread. When this is dropped, the thread completes the queued work and exits.
-pub(crate) struct WorkThread<C> {
-    works: Option<mpsc::Sender<StoreWork<C>>>,
+/// A thread that takes jobs from a bounded queue. When this is dropped, the thread completes the queued jobs and exits.
+pub(crate) struct JobThread<J> {
+    jobs: Option<mpsc::Sender<J>>,
     thread: Option<JoinHandle<()>>,
 }
+
+impl<J: Send + 'static> JobThread<J> {
+    /// Starts the thread with `serve`, which must return when the queue is closed. At most `waiting_max` jobs wait; further callers wait
+    /// until there is space.
+    pub fn start(
+        name: &str,
+        waiting_max: usize,
+        serve: impl FnOnce(mpsc::Receiver<J>) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let (jobs, handed) = mpsc::channel(waiting_max);
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || serve(handed))?;
+        Ok(Self { jobs: Some(jobs), thread: Some(thread) })
+    }
+
+    /// Queues the job that `job` makes for the sender of its answer, and waits for the answer.
+    pub async fn ask<R, E: StoreError>(&self, job: impl FnOnce(oneshot::Sender<Result<R, E>>) -> J) -> Result<R, E> {
+        let (answer, answered) = oneshot::channel();
+        let job = job(answer);
+        if let Some(jobs) = &self.jobs {
+            // If the thread has exited, the reply channel is closed too.
+            let _ = jobs.send(job).await;
+        }
+        answered.await.unwrap_or_else(|_| Err(E::unavailable("the thread of the store has ended".to_owned())))
+    }
+}
+
+impl<J> Drop for JobThread<J> {
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+type StoreWork<C> = Box<dyn FnOnce(&mut C) + Send>;
+
+/// A thread that executes closures on its context.
+pub(crate) struct WorkThread<C>(JobThread<StoreWork<C>>);
 
 impl<C: Send + 'static> WorkThread<C> {
     /// Starts the thread. At most `waiting_max` pieces of work wait for it; further callers wait until there is space.
@@ -32,8 +69,7 @@ impl<C: Send + 'static> WorkThread<C> {
         mut context: C,
         mut idle: impl FnMut(&mut C) -> bool + Send + 'static,
     ) -> std::io::Result<Self> {
-        let (works, mut handed) = mpsc::channel::<StoreWork<C>>(waiting_max);
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let serve = move |mut handed: mpsc::Receiver<StoreWork<C>>| {
             let mut has_more = true;
             loop {
                 let next =
@@ -47,8 +83,8 @@ impl<C: Send + 'static> WorkThread<C> {
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-        })?;
-        Ok(Self { works: Some(works), thread: Some(thread) })
+        };
+        JobThread::start(name, waiting_max, serve).map(Self)
     }
 
     /// Executes the work after all earlier work, even if the caller stops waiting.
@@ -72,25 +108,13 @@ impl<C: Send + 'static> WorkThread<C> {
         work: impl FnOnce(&mut C) -> Result<R, E> + Send + 'static,
         is_write: bool,
     ) -> Result<R, E> {
-        let (answer, answered) = oneshot::channel();
-        let work: StoreWork<C> = Box::new(move |context| {
-            if is_write || !answer.is_closed() {
-                let _ = answer.send(work(context));
-            }
-        });
-        if let Some(works) = &self.works {
-            // If the thread has exited, the reply channel is closed too.
-            let _ = works.send(work).await;
-        }
-        answered.await.unwrap_or_else(|_| Err(E::unavailable("the thread of the store has ended".to_owned())))
-    }
-}
-
-impl<C> Drop for WorkThread<C> {
-    fn drop(&mut self) {
-        drop(self.works.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        let job = |answer: oneshot::Sender<_>| -> StoreWork<C> {
+            Box::new(move |context| {
+                if is_write || !answer.is_closed() {
+                    let _ = answer.send(work(context));
+                }
+            })
+        };
+        self.0.ask(job).await
     }
 }

@@ -1,13 +1,12 @@
 //! The thread that owns a mirror: it executes the calls in order, syncs, and heals failed copies.
 
-use std::sync::Mutex;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::super::fault::StoreError;
+use super::super::thread::JobThread;
 use super::{LsmMirror, MirrorFault};
 use crate::embedded::thread_priority::lower_priority;
 
@@ -28,21 +27,17 @@ type MirrorCall = Box<dyn FnOnce(&mut LsmMirror) -> MirrorReply + Send>;
 type MirrorReply = Box<dyn FnOnce(Result<(), MirrorFault>)>;
 
 /// The thread. When this is dropped, the thread completes the queued calls and exits.
-pub(crate) struct MirrorThread {
-    calls: Option<mpsc::Sender<MirrorCall>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-}
+pub(crate) struct MirrorThread(JobThread<MirrorCall>);
 
 impl MirrorThread {
     pub fn start(name: &str, mirror: LsmMirror, rule: SyncRule) -> std::io::Result<Self> {
-        let (calls, handed) = mpsc::channel(CALLS_WAITING_MAX);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-        let thread = std::thread::Builder::new().name(name.to_owned());
-        let thread = thread.spawn(move || runtime.block_on(serve(mirror, rule, handed)))?;
+        let thread =
+            JobThread::start(name, CALLS_WAITING_MAX, move |calls| runtime.block_on(serve(mirror, rule, calls)))?;
         if rule != SyncRule::BeforeAnswer {
             lower_priority(name);
         }
-        Ok(Self { calls: Some(calls), thread: Mutex::new(Some(thread)) })
+        Ok(Self(thread))
     }
 
     /// Executes the call after all earlier calls, even if the caller stops waiting.
@@ -50,28 +45,16 @@ impl MirrorThread {
         &self,
         work: impl FnOnce(&mut LsmMirror) -> Result<R, E> + Send + 'static,
     ) -> Result<R, E> {
-        let (answer, answered) = oneshot::channel();
-        let call: MirrorCall = Box::new(move |mirror| {
-            let done = work(mirror);
-            Box::new(move |settled| {
-                let done = done.and_then(|done| settled.map(|()| done).map_err(|fault| E::unavailable(fault.0)));
-                let _ = answer.send(done);
+        let call = |answer: oneshot::Sender<_>| -> MirrorCall {
+            Box::new(move |mirror| {
+                let done = work(mirror);
+                Box::new(move |settled| {
+                    let done = done.and_then(|done| settled.map(|()| done).map_err(|fault| E::unavailable(fault.0)));
+                    let _ = answer.send(done);
+                })
             })
-        });
-        if let Some(calls) = &self.calls {
-            // If the thread has exited, the reply channel is closed too.
-            let _ = calls.send(call).await;
-        }
-        answered.await.unwrap_or_else(|_| Err(E::unavailable("the thread of the store has ended".to_owned())))
-    }
-}
-
-impl Drop for MirrorThread {
-    fn drop(&mut self) {
-        drop(self.calls.take());
-        if let Some(thread) = self.thread.get_mut().map_or(None, Option::take) {
-            let _ = thread.join();
-        }
+        };
+        self.0.ask(call).await
     }
 }
 
