@@ -2,27 +2,12 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use fjall::{Database, KeyspaceCreateOptions, PersistMode};
+use fjall::PersistMode;
 
-use super::super::testing::{ObservedReports, flip};
+use super::super::testing::{ObservedReports, Rows, flip, open_rows};
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(20);
-
-struct Rows {
-    database: Database,
-    rows: Keyspace,
-}
-
-impl LsmStore for Rows {
-    fn database(&self) -> &Database {
-        &self.database
-    }
-
-    fn keyspaces(&self) -> Vec<Keyspace> {
-        vec![self.rows.clone()]
-    }
-}
 
 #[derive(Debug, PartialEq)]
 struct Unavailable(String);
@@ -31,12 +16,6 @@ impl StoreError for Unavailable {
     fn unavailable(reason: String) -> Self {
         Self(reason)
     }
-}
-
-fn open_rows(path: &Path) -> fjall::Result<Rows> {
-    let database = Database::builder(path).worker_threads(1).open()?;
-    let rows = database.keyspace("rows", KeyspaceCreateOptions::default)?;
-    Ok(Rows { database, rows })
 }
 
 fn put(rows: &Rows, key: &str) -> Result<(), StoreFault<Unavailable>> {

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
+use fjall::{Database, KeyspaceCreateOptions, PersistMode};
 
-use super::super::guard::{LsmStore, StoreGuard};
-use super::super::testing::ObservedReports;
+use super::super::guard::StoreGuard;
+use super::super::testing::{ObservedReports, Rows, copy_folder, open_rows};
 use super::super::verify::{StoreCheck, verify};
 use super::super::{StoreError, StoreFault};
 use super::*;
@@ -17,21 +17,6 @@ const IN_JOURNAL: usize = 10;
 const ROWS: &str = "keyspaces/1";
 const OWN: &str = "keyspaces/0";
 
-struct Rows {
-    database: Database,
-    rows: Keyspace,
-}
-
-impl LsmStore for Rows {
-    fn database(&self) -> &Database {
-        &self.database
-    }
-
-    fn keyspaces(&self) -> Vec<Keyspace> {
-        vec![self.rows.clone()]
-    }
-}
-
 #[derive(Debug)]
 struct Unavailable;
 
@@ -39,12 +24,6 @@ impl StoreError for Unavailable {
     fn unavailable(_: String) -> Self {
         Self
     }
-}
-
-fn open_rows(path: &Path) -> fjall::Result<Rows> {
-    let database = Database::builder(path).worker_threads(1).open()?;
-    let rows = database.keyspace("rows", KeyspaceCreateOptions::default)?;
-    Ok(Rows { database, rows })
 }
 
 fn put(store: &Rows, numbers: std::ops::Range<usize>) {
@@ -71,19 +50,6 @@ fn written() -> tempfile::TempDir {
         }
     }
     folder
-}
-
-fn copy_folder(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.path().is_dir() {
-            copy_folder(&entry.path(), &target);
-        } else {
-            std::fs::copy(entry.path(), target).unwrap();
-        }
-    }
 }
 
 /// The files `current` and `v…` of all keyspaces.

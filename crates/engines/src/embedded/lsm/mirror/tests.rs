@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt as _;
 
-use super::super::testing::{ObservedReports, flip};
+use super::super::testing::{ObservedReports, copy_folder, flip};
 use super::*;
 
 const SETTINGS: MirrorSettings =
@@ -51,19 +51,6 @@ fn put(mirror: &mut LsmMirror, number: usize) {
 
 fn count(mirror: &mut LsmMirror) -> usize {
     mirror.prefix(ROWS, b"key", usize::MAX).unwrap().len()
-}
-
-fn copy_folder(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.path().is_dir() {
-            copy_folder(&entry.path(), &target);
-        } else {
-            std::fs::copy(entry.path(), target).unwrap();
-        }
-    }
 }
 
 #[test]
