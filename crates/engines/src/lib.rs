@@ -8,6 +8,7 @@ pub mod embedded;
 pub mod etcd;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
 pub mod resolve;

@@ -1,13 +1,20 @@
-//! The conformance suite of the coordination within one process.
+//! The conformance suites of the engines in this process's memory, and of the coordination within one process.
 
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use whimbrel_engines::conformance::coordination::{CoordinationFactory, OpenCoordination};
+use whimbrel_engines::conformance;
+use whimbrel_engines::conformance::coordination::OpenCoordination;
+use whimbrel_engines::conformance::devices::OpenDevices;
+use whimbrel_engines::conformance::sessions::OpenSessions;
 use whimbrel_engines::embedded::{FileCatalogue, InProcessCoordination, open_folder};
+use whimbrel_engines::memory::{MemoryDevices, MemorySessions};
+use whimbrel_model::SystemClock;
 use whimbrel_model::ports::PortFuture;
 
 whimbrel_engines::conformance_suite!(coordination, InProcess);
+whimbrel_engines::conformance_suite!(sessions, InProcess);
+whimbrel_engines::conformance_suite!(devices, InProcess);
 
 struct InProcess;
 
@@ -17,7 +24,7 @@ async fn open(store: Arc<TempDir>) -> OpenCoordination {
     OpenCoordination { coordination: Arc::new(coordination), store }
 }
 
-impl CoordinationFactory for InProcess {
+impl conformance::coordination::CoordinationFactory for InProcess {
     fn open(&self) -> PortFuture<'_, OpenCoordination> {
         Box::pin(open(Arc::new(tempfile::tempdir().unwrap())))
     }
@@ -33,5 +40,24 @@ impl CoordinationFactory for InProcess {
             drop(coordination.coordination);
             open(store).await
         })
+    }
+}
+
+impl conformance::sessions::SessionsFactory for InProcess {
+    fn open(&self) -> PortFuture<'_, OpenSessions> {
+        Box::pin(async {
+            OpenSessions { sessions: Arc::new(MemorySessions::new(Arc::new(SystemClock))), store: Arc::new(()) }
+        })
+    }
+}
+
+impl conformance::devices::DevicesFactory for InProcess {
+    fn open(&self) -> PortFuture<'_, OpenDevices> {
+        Box::pin(async { OpenDevices { devices: Arc::<MemoryDevices>::default(), store: Arc::new(()) } })
+    }
+
+    /// The devices last as long as the process.
+    fn reopen(&self, open: OpenDevices) -> PortFuture<'_, OpenDevices> {
+        Box::pin(async { open })
     }
 }

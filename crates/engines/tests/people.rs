@@ -1,4 +1,4 @@
-//! Inboxes, sessions and devices of the embedded engine: the conformance suites of the ports, and inboxes against a reference model.
+//! Inboxes and devices of the embedded engine: the conformance suites of the ports, and inboxes against a reference model.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -10,14 +10,12 @@ use whimbrel_engines::conformance;
 use whimbrel_engines::conformance::devices::OpenDevices;
 use whimbrel_engines::conformance::inbox::OpenInbox;
 use whimbrel_engines::conformance::inbox::naive::NaiveInbox;
-use whimbrel_engines::conformance::sessions::OpenSessions;
-use whimbrel_engines::embedded::{LsmDevices, LsmInbox, MemorySessions, StoreReports};
+use whimbrel_engines::embedded::{LsmDevices, LsmInbox, StoreReports};
+use whimbrel_model::Timestamp;
 use whimbrel_model::people::Uid;
 use whimbrel_model::ports::{Inbox, InboxChange, InboxWrite, PortFuture, RowKey};
-use whimbrel_model::{SystemClock, Timestamp};
 
 whimbrel_engines::conformance_suite!(inbox, Embedded);
-whimbrel_engines::conformance_suite!(sessions, Embedded);
 whimbrel_engines::conformance_suite!(devices, Embedded);
 
 struct Embedded;
@@ -46,14 +44,6 @@ impl conformance::inbox::InboxFactory for Embedded {
         Box::pin(async {
             drop(open.inbox);
             open_inbox(folder_of(open.store))
-        })
-    }
-}
-
-impl conformance::sessions::SessionsFactory for Embedded {
-    fn open(&self) -> PortFuture<'_, OpenSessions> {
-        Box::pin(async {
-            OpenSessions { sessions: Arc::new(MemorySessions::new(Arc::new(SystemClock))), store: Arc::new(()) }
         })
     }
 }

@@ -25,7 +25,6 @@ pub(crate) mod progress;
 pub(crate) mod receipts;
 mod records;
 mod scrub;
-pub(crate) mod sessions;
 mod slices;
 mod thread_priority;
 mod timers;
@@ -40,7 +39,6 @@ pub use lsm::report::StoreReports;
 pub use notebook::{FileNotebook, NotebookSettings};
 pub use progress::LsmProgress;
 pub use receipts::LsmReceipts;
-pub use sessions::MemorySessions;
 pub use timers::LsmTimers;
 
 use std::path::Path;

@@ -10,7 +10,8 @@ use whimbrel_model::{Clock, EventSink};
 
 use super::{EngineError, EngineSettings, StateEngine};
 use crate::embedded::receipts::ListPartitions;
-use crate::embedded::{LsmDevices, LsmInbox, LsmProgress, LsmReceipts, LsmTimers, MemorySessions, StoreReports};
+use crate::embedded::{LsmDevices, LsmInbox, LsmProgress, LsmReceipts, LsmTimers, StoreReports};
+use crate::memory::MemorySessions;
 #[cfg(feature = "redis")]
 use crate::redis::{
     LossWatch, RedisConnection, RedisDevices, RedisInbox, RedisProgress, RedisReceipts, RedisSessions, RedisSettings,
