@@ -159,7 +159,7 @@ async fn a_device_that_apple_does_not_know_any_more_is_removed_from_the_registry
 #[tokio::test]
 async fn a_device_with_a_new_token_stays_when_the_old_one_is_gone() {
     use std::sync::{Arc, OnceLock};
-    let devices: Arc<OnceLock<Arc<crate::registry::MemoryDevices>>> = Arc::default();
+    let devices: Arc<OnceLock<Arc<whimbrel_engines::memory::MemoryDevices>>> = Arc::default();
     let seen = Arc::clone(&devices);
     let provider = Provider::start(move |_| {
         // The app registers its new token while the notice is in progress.
@@ -318,7 +318,7 @@ async fn an_invalid_key_is_rejected_at_the_start() {
     let mut settings = Team::new().settings(&provider);
     settings.apns.as_mut().unwrap().key_pem = "no key".to_owned();
     let clock = std::sync::Arc::new(whimbrel_model::SystemClock);
-    let devices = std::sync::Arc::new(crate::registry::MemoryDevices::default());
+    let devices = std::sync::Arc::new(whimbrel_engines::memory::MemoryDevices::default());
     let (is_notifiable, events) = (std::sync::Arc::new(|_: &_| true), std::sync::Arc::new(|_| {}));
     let parts = HornParts { devices, is_notifiable, clock, events };
     let error = Horn::new(settings, parts).err().unwrap();

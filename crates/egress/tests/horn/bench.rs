@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use whimbrel_api::endpoint::AddressGuard;
 use whimbrel_egress::horn::{DeviceOutcome, Horn, HornParts, HornSettings, NoticeResult};
+use whimbrel_engines::memory::MemoryDevices;
 use whimbrel_model::people::Platform;
 use whimbrel_model::ports::{Device, Provider};
 use whimbrel_model::push::{Notice, Notify};
 use whimbrel_model::{Clock, Event, Timestamp};
-
-use crate::registry::MemoryDevices;
 
 /// The time of the tests in milliseconds: 2026-11-15, 20:00.
 pub const NOW_MS: i64 = 1_794_772_800_000;

@@ -8,6 +8,5 @@ mod notices;
 mod plain_http;
 mod proofs;
 mod provider;
-mod registry;
 mod remote_horns;
 mod webpush;

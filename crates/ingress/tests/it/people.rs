@@ -1,14 +1,15 @@
 //! Presence, kicks, inboxes, devices, platforms, and dead pushes.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 use whimbrel_api::endpoint::AddressGuard;
 use whimbrel_catalogue::subscriptions::ensure_notices_subscription;
 use whimbrel_ingress::{ApiKey, KeySecret, ReceiveSettings, Scope};
-use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, SessionsRule};
+use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, SessionsRule, Uid};
 use whimbrel_model::ports::{
-    InboxMessage, InboxView, OutMessage, PeopleError, PeopleQuery, PresenceError, SeatView, UserSessions,
+    Devices as _, InboxMessage, InboxView, OutMessage, PeopleError, PeopleQuery, PresenceError, SeatView, UserSessions,
 };
 use whimbrel_model::push::{PRESENCE_TOPIC, PUSH_DEAD_TOPIC, PushFailure, PushKick, PushMessage, PushTask};
 use whimbrel_model::{Headers, Record, Timestamp};
@@ -157,7 +158,7 @@ async fn devices_are_registered_shown_with_a_masked_token_and_removed() {
         shown,
         json!({ "device": "phone", "platform": "ios", "provider": "apns", "token": "0123456789ab…", "topic": "com.example.app" })
     );
-    assert_eq!(api.world.devices.kept.lock().unwrap()[&("u1".to_owned(), "phone".to_owned())].token, token);
+    assert_eq!(api.world.devices.of(&Uid::new("u1").unwrap()).await.unwrap()[0].token, token);
     let webpush = json!({
         "platform": "web", "provider": "webpush", "token": "https://push.example/abc",
         "p256dh": format!("{}=", "BNcRdreALRFXTkOOUHK1EtK2wtaz5Ry4YfYCA_0QTpQtUbVlUls0VJXg7A8u-Ts1XbjhazAkj7I99e8QcYP7DkM"), "auth": "tBHItJI5svbpez7KI4CCXg",
@@ -246,7 +247,7 @@ async fn an_invalid_device_is_rejected() {
         api.put(&format!("/v1/users/u1/devices/d{number}"), hook.clone()).await.ok(200);
     }
     put(hook.clone()).await.problem(422, "too_many_devices");
-    *api.world.devices.refuses.lock().unwrap() = true;
+    api.world.devices.is_down.store(true, Ordering::Relaxed);
     put(hook).await.problem(503, "unavailable");
 }
 

@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
+use whimbrel_engines::memory::MemorySessions;
 use whimbrel_model::ports::PresenceError;
 use whimbrel_model::{Clock as _, SystemClock};
 use whimbrel_people::presence::{LiveMembers, PresenceSettings};
 
 use super::network::{Line, Network};
-use super::process::{PresenceProcess, counts, gateway, living, uid, wait_until};
-use super::store::MemoryStore;
+use super::process::{PresenceProcess, counts, gateway, living, memory_sessions, uid, wait_until};
 
 const ADDRESSES: [&str; 3] = ["a", "b", "c"];
 
 struct PresenceCluster {
     network: Arc<Network>,
-    stores: Vec<Arc<MemoryStore>>,
+    stores: Vec<Arc<MemorySessions>>,
     processes: Vec<PresenceProcess>,
     living: watch::Sender<Arc<LiveMembers>>,
 }
@@ -38,7 +38,7 @@ fn cluster_of_three() -> PresenceCluster {
     let (sender, receiver) = watch::channel(all_living());
     let (mut processes, mut stores) = (Vec::new(), Vec::new());
     for (index, me) in ADDRESSES.into_iter().enumerate() {
-        let store = MemoryStore::new();
+        let store = memory_sessions();
         let process = open(me, index, &store, &network, receiver.clone());
         process.node.reporter().reincarnate(gateway(index as u16 + 1, 10));
         processes.push(process);
@@ -50,7 +50,7 @@ fn cluster_of_three() -> PresenceCluster {
 fn open(
     me: &str,
     index: usize,
-    store: &Arc<MemoryStore>,
+    store: &Arc<MemorySessions>,
     network: &Arc<Network>,
     living: watch::Receiver<Arc<LiveMembers>>,
 ) -> PresenceProcess {
@@ -109,7 +109,7 @@ async fn a_writer_that_restarts_with_an_empty_store_rebuilds_it_from_the_gateway
     network.remove("b");
     processes.remove(1).close().await;
     cluster.send_replace(living(&[(gateway(1, 10), "a"), (gateway(3, 10), "c")], &["a", "c"]));
-    let store = MemoryStore::new();
+    let store = memory_sessions();
     let again = open("b", 1, &store, &network, cluster.subscribe());
     again.node.reporter().reincarnate(gateway(2, 11));
     cluster.send_replace(living(&[(gateway(1, 10), "a"), (gateway(2, 11), "b"), (gateway(3, 10), "c")], &ADDRESSES));
@@ -136,7 +136,7 @@ async fn a_reader_rejects_queries_until_every_gateway_has_sent_its_snapshot() {
     processes.drain(..2).for_each(drop);
     // No gateway can be reached: the store of the new process is empty and must not count as fresh.
     network.loses.store(100, Ordering::SeqCst);
-    let store = MemoryStore::new();
+    let store = memory_sessions();
     cluster.send_replace(living(&[(gateway(1, 11), "a"), (gateway(3, 10), "c")], &["a", "c"]));
     let again = open("a", 0, &store, &network, cluster.subscribe());
     again.node.reporter().reincarnate(gateway(1, 11));
@@ -234,10 +234,10 @@ async fn another_data_centre_answers_if_this_one_cannot() {
     for process in &processes {
         process.wait_to_see(&counts(&[("eva", 1)])).await;
     }
-    stores[0].fails.store(true, Ordering::SeqCst);
-    stores[1].fails.store(true, Ordering::SeqCst);
+    stores[0].is_down.store(true, Ordering::SeqCst);
+    stores[1].is_down.store(true, Ordering::SeqCst);
     assert_eq!(processes[0].sees(&["eva".to_owned()]).await, Ok(vec![1]));
-    stores[2].fails.store(true, Ordering::SeqCst);
+    stores[2].is_down.store(true, Ordering::SeqCst);
     assert!(matches!(processes[0].sees(&["eva".to_owned()]).await, Err(PresenceError::Unavailable(_))));
 }
 

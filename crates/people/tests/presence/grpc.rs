@@ -9,8 +9,7 @@ use whimbrel_cluster::{PeerClients, PeerSettings};
 use whimbrel_people::presence::packet::{GatewayQuery, QueryKind};
 use whimbrel_people::presence::{PresencePeers, PresenceSettings, Remote, presence_service};
 
-use super::process::{PresenceProcess, counts, gateway, living};
-use super::store::MemoryStore;
+use super::process::{PresenceProcess, counts, gateway, living, memory_sessions};
 
 fn peers(key: &str) -> Arc<dyn Remote> {
     let settings = PeerSettings { internal_key: Some(key.to_owned()), ..PeerSettings::default() };
@@ -37,7 +36,7 @@ async fn two_processes_report_each_others_users() {
     let (_living, receiver) = watch::channel(cluster);
     let settings = PresenceSettings { writers: vec![vec![a.clone(), b.clone()]], ..PresenceSettings::default() };
     let open =
-        |me: &str| PresenceProcess::open(me, settings.clone(), MemoryStore::new(), peers("secret"), receiver.clone());
+        |me: &str| PresenceProcess::open(me, settings.clone(), memory_sessions(), peers("secret"), receiver.clone());
     let (first, second) = (open(&a), open(&b));
     serve(listener_a, &first);
     serve(listener_b, &second);
@@ -74,7 +73,7 @@ async fn a_call_with_a_wrong_key_is_rejected() {
     let address = address.to_string();
     let (_living, receiver) = watch::channel(living(&[(gateway(1, 10), &address)], &[&address]));
     let process =
-        PresenceProcess::open(&address, PresenceSettings::default(), MemoryStore::new(), peers("secret"), receiver);
+        PresenceProcess::open(&address, PresenceSettings::default(), memory_sessions(), peers("secret"), receiver);
     process.node.reporter().reincarnate(gateway(1, 10));
     serve(listener, &process);
     let ask = |remote: Arc<dyn Remote>| {

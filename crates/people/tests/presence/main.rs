@@ -1,8 +1,7 @@
-//! Presence end to end: nodes with real tasks, over correct stores in memory, on lossy networks.
+//! Presence end to end: nodes with real tasks, over stores in memory, on lossy networks.
 
 mod cluster;
 mod grpc;
 mod network;
 mod process;
 mod single_process;
-mod store;

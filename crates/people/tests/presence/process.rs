@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use whimbrel_engines::memory::MemorySessions;
 use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, Uid};
 use whimbrel_model::ports::{PortFuture, PresenceError, Reporter, Sessions};
 use whimbrel_model::{SystemClock, Timestamp};
@@ -34,6 +35,10 @@ impl PresenceEvents for EventRecorder {
         self.events.lock().unwrap().extend(events);
         Box::pin(async { Ok(()) })
     }
+}
+
+pub fn memory_sessions() -> Arc<MemorySessions> {
+    Arc::new(MemorySessions::new(Arc::new(SystemClock)))
 }
 
 /// One process with presence.

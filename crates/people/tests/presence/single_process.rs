@@ -5,22 +5,22 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use whimbrel_engines::memory::MemorySessions;
 use whimbrel_model::ports::PresenceError;
 use whimbrel_people::presence::{LiveMembers, PresenceSettings};
 
 use super::network::{Line, Network};
-use super::process::{PresenceProcess, counts, gateway, living, uid, wait_until};
-use super::store::MemoryStore;
+use super::process::{PresenceProcess, counts, gateway, living, memory_sessions, uid, wait_until};
 
 struct SingleProcess {
     process: PresenceProcess,
-    store: Arc<MemoryStore>,
+    store: Arc<MemorySessions>,
     living: watch::Sender<Arc<LiveMembers>>,
 }
 
 fn single_process(settings: PresenceSettings) -> SingleProcess {
     let (sender, receiver) = watch::channel(living(&[(gateway(1, 10), "me")], &["me"]));
-    let store = MemoryStore::new();
+    let store = memory_sessions();
     let process =
         PresenceProcess::open("me", settings, store.clone(), Arc::new(Line(Network::new(), "me".to_owned())), receiver);
     process.node.reporter().reincarnate(gateway(1, 10));
@@ -102,12 +102,12 @@ async fn a_failing_store_makes_presence_unavailable_until_it_recovers() {
     let SingleProcess { process, store, .. } = single_process(PresenceSettings::default());
     process.come("eva", 1);
     process.wait_to_see(&counts(&[("eva", 1)])).await;
-    store.fails.store(true, Ordering::SeqCst);
+    store.is_down.store(true, Ordering::SeqCst);
     assert!(matches!(process.sees(&["eva".to_owned()]).await, Err(PresenceError::Unavailable(_))));
     process.come("eva", 2);
     tokio::time::sleep(Duration::from_secs(5)).await;
     // Nothing was lost: when the store works again, the writer requests snapshots.
-    store.fails.store(false, Ordering::SeqCst);
+    store.is_down.store(false, Ordering::SeqCst);
     process.wait_to_see(&counts(&[("eva", 2)])).await;
     process.close().await;
 }

@@ -23,6 +23,7 @@ use whimbrel_catalogue::platforms::Platforms;
 use whimbrel_catalogue::subscriptions::{SubscriptionPorts, SubscriptionRegistry};
 use whimbrel_catalogue::topic_stats::TopicStats;
 use whimbrel_catalogue::topics::{Memberships, Registry, RegistryPorts, SystemTopics, TopicDefaults, open_topics};
+use whimbrel_engines::memory::MemoryDevices;
 use whimbrel_ingress::events::EventWriter;
 use whimbrel_ingress::{Ports, Receive, ReceiveSettings, StartError};
 use whimbrel_model::ports::{Catalogue, Coordination};
@@ -32,7 +33,7 @@ use catalogue::MemoryCatalogue;
 use dispatch::{MemoryDispatch, MemoryNotebook, MemoryProgress};
 use holds::MemoryHolds;
 use log::MemoryLog;
-use people::{MemoryCarriers, MemoryDevices, MemoryPresence, SavedInboxes};
+use people::{MemoryCarriers, MemoryPresence, SavedInboxes};
 use receipts::MemoryReceipts;
 
 pub const SHARDS: u32 = 4;

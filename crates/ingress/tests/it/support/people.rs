@@ -10,9 +10,9 @@ use tokio::sync::watch;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, Uid};
 use whimbrel_model::ports::{
-    ApplyOutcome, AtOffset, Carriers, DEVICES_PER_USER_MAX, Device, Devices, DevicesError, Inbox, InboxError,
-    InboxRead, InboxView, InboxWrite, NoCarrier, OwnerLink, PeopleError, PeopleQuery, PeopleReply, PortFuture,
-    Presence, PresenceAnswer, PresenceError, RowKey, ToCarrier, UserSessions,
+    ApplyOutcome, AtOffset, Carriers, Inbox, InboxError, InboxRead, InboxView, InboxWrite, NoCarrier, OwnerLink,
+    PeopleError, PeopleQuery, PeopleReply, PortFuture, Presence, PresenceAnswer, PresenceError, RowKey, ToCarrier,
+    UserSessions,
 };
 
 /// Owners of users that return the same inbox for all of them.
@@ -93,54 +93,5 @@ impl Presence for MemoryPresence {
             None => Ok(PresenceAnswer { users, fresh_as_of: Timestamp::from_millis(2_000) }),
         };
         Box::pin(async { answer })
-    }
-}
-
-#[derive(Default)]
-pub struct MemoryDevices {
-    pub kept: Mutex<BTreeMap<(String, String), Device>>,
-    pub refuses: Mutex<bool>,
-}
-
-impl MemoryDevices {
-    fn answering(&self) -> Result<(), DevicesError> {
-        let refuses = *self.refuses.lock().unwrap();
-        if refuses { Err(DevicesError::Unavailable("away".to_owned())) } else { Ok(()) }
-    }
-}
-
-impl Devices for MemoryDevices {
-    fn put<'a>(&'a self, uid: &'a Uid, device: Device) -> PortFuture<'a, Result<(), DevicesError>> {
-        Box::pin(async move {
-            self.answering()?;
-            let mut kept = self.kept.lock().unwrap();
-            let name = (uid.to_string(), device.device.clone());
-            let others = kept.keys().filter(|(of, _)| *of == name.0).count();
-            if !kept.contains_key(&name) && others >= DEVICES_PER_USER_MAX {
-                return Err(DevicesError::TooMany);
-            }
-            kept.insert(name, device);
-            Ok(())
-        })
-    }
-
-    fn remove<'a>(
-        &'a self,
-        uid: &'a Uid,
-        device: &'a str,
-        _: Option<&'a str>,
-    ) -> PortFuture<'a, Result<bool, DevicesError>> {
-        Box::pin(async move {
-            self.answering()?;
-            Ok(self.kept.lock().unwrap().remove(&(uid.to_string(), device.to_owned())).is_some())
-        })
-    }
-
-    fn of<'a>(&'a self, uid: &'a Uid) -> PortFuture<'a, Result<Vec<Device>, DevicesError>> {
-        Box::pin(async move {
-            self.answering()?;
-            let kept = self.kept.lock().unwrap();
-            Ok(kept.iter().filter(|((of, _), _)| of == uid.as_str()).map(|(_, device)| device.clone()).collect())
-        })
     }
 }
