@@ -4,36 +4,51 @@
 //! boxes of its users are in memory; boxes of users with a session stay there. Acknowledgements and departures concern users in memory
 //! and are handled at once.
 
+mod ack_deadlines;
 mod admission;
 mod box_loader;
 mod delivery;
 mod fold;
+mod fold_position;
 mod inbox_query;
 mod kick;
+mod known_gateways;
+mod live_session;
 mod liveness;
+mod loaded_users;
+mod partition_clock;
 mod pending_arrivals;
+mod pending_records;
+mod row_requests;
 #[cfg(test)]
 mod tests;
 mod unsaved_changes;
+mod work_queue;
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use foldhash::fast::RandomState;
 use whimbrel_model::people::{GatewayId, Platform, Uid};
 use whimbrel_model::ports::{
-    AnnouncedSession, ApplyOutcome, Arrival, AtOffset, InboxError, InboxWrite, LogError, OutMessage, PeopleError,
-    PeopleQuery, PeopleReply, ReadBatch, RowKey, ToCarrier, ToGateway,
+    ApplyOutcome, AtOffset, InboxError, InboxWrite, LogError, PeopleError, PeopleQuery, PeopleReply, ReadBatch, RowKey,
+    ToCarrier, ToGateway,
 };
-use whimbrel_model::push::{BadPush, Notice, PushTask, offset_of};
+use whimbrel_model::push::{Notice, PushTask, offset_of};
 use whimbrel_model::{Record, Timestamp};
 
 use super::settings::{CarrierSettings, WORK_RECORDS_MAX};
-use super::user_box::{Exhausted, Expired, PlatformRules, UserBox};
-use pending_arrivals::PendingArrivals;
-use unsaved_changes::{InFlightWrite, UnsavedChanges};
+use super::user_box::{Exhausted, Expired, PlatformRules};
+use ack_deadlines::AckDeadlines;
+use box_loader::BoxLoad;
+use fold_position::FoldPosition;
+use known_gateways::KnownGateways;
+use live_session::LiveSession;
+use loaded_users::{LoadedUser, LoadedUsers};
+use partition_clock::PartitionClock;
+use pending_records::PendingRecords;
+use row_requests::RowRequests;
+use unsaved_changes::UnsavedChanges;
+use work_queue::{QueuedWork, WorkQueue};
 
 pub type QueryId = u64;
 pub type RowsToken = u64;
@@ -191,107 +206,34 @@ pub struct PushCounts {
     pub dead: u64,
 }
 
-/// A user in memory.
-#[derive(Debug, Default)]
-struct LoadedUser {
-    state: UserBox,
-    sessions: Vec<LiveSession>,
-    is_stored: bool,
-    is_dirty: bool,
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PartitionPhase {
+    Running,
+    /// It reads no more records, and saves what is in memory.
+    Ending,
+    /// It has resigned: it takes no inputs.
+    Over,
 }
-
-/// A session on its seat.
-#[derive(Debug)]
-struct LiveSession {
-    gateway: GatewayId,
-    session: u64,
-    platform: Platform,
-    /// The seat's device name, not the session's.
-    device: Box<str>,
-    arrived: Timestamp,
-    /// An earlier owner admitted it.
-    was_announced: bool,
-    /// The highest sequence number that was sent to it, or reported to it as lost.
-    sent: u64,
-    unacked: VecDeque<(u64, u32)>,
-    unacked_bytes: usize,
-    /// When the oldest of these was sent last.
-    since: Timestamp,
-    attempt: u32,
-    /// The deadline queue has an entry for it.
-    is_watched: bool,
-    /// A hold with its next retry is pending.
-    is_held: bool,
-    /// The token of the rows that are being read for it.
-    reading: Option<RowsToken>,
-    /// It has not been sent all of its messages.
-    is_behind: bool,
-}
-
-enum QueuedWork {
-    Record { offset: u64, record: Record, task: Result<Box<PushTask>, BadPush> },
-    Arrive { gateway: GatewayId, arrival: Box<Arrival> },
-    Announce { gateway: GatewayId, announced: Box<AnnouncedSession> },
-    Ask { ask: QueryId, what: PeopleQuery, end: u64 },
-    Reclaim(Uid),
-}
-
-type Deadline = Reverse<(Timestamp, Uid, GatewayId, u64)>;
 
 pub struct PushPartition {
     settings: Arc<CarrierSettings>,
     rules: Arc<PlatformRules>,
-    epoch: u64,
+    /// The epoch of the topic, from which the epochs of inboxes derive.
     inbox_epoch: Arc<str>,
-    began: Timestamp,
-    /// The time of the last step.
-    clock: Timestamp,
-    /// Nothing with a later expiry expires: since then the wall clock is in doubt after a step.
-    expiry_max: Timestamp,
-    users: HashMap<Uid, Box<LoadedUser>, RandomState>,
-    work: VecDeque<QueuedWork>,
-    records_waiting: usize,
-    /// Sessions whose arrival or announcement is queued.
-    pending_arrivals: PendingArrivals,
-    /// Users whose boxes are being loaded.
-    loading: Vec<Uid>,
-    /// The offset of the store when the load was requested.
-    loading_at: u64,
-    /// All records below this offset are folded.
-    folded: u64,
-    /// The end of the log when this owner started: numbers below it were assigned before.
-    began_at: u64,
-    /// The store was empty or belonged to another log: everything below `began_at` is folded again.
-    is_rebuilding: bool,
-    /// The offset of the next read.
-    read_next: u64,
-    is_reading: bool,
+    phase: PartitionPhase,
+    clock: PartitionClock,
+    position: FoldPosition,
+    queue: WorkQueue,
+    /// The load of boxes in progress.
+    loading: Option<BoxLoad>,
+    users: LoadedUsers,
+    deadlines: AckDeadlines,
+    gateways: KnownGateways,
+    rows: RowRequests,
     unsaved: UnsavedChanges,
-    in_flight: Option<InFlightWrite>,
-    outbound: Vec<CarrierRecord>,
-    is_appending: bool,
-    deadlines: BinaryHeap<Deadline>,
-    /// The purpose of each row request, and the offset of the store at the time of the request.
-    row_purposes: HashMap<RowsToken, (u64, RowPurpose)>,
-    next_token: RowsToken,
-    gateways: HashMap<GatewayId, KnownGateway>,
-    news: HashMap<GatewayId, Vec<ToGateway>>,
+    outbound: PendingRecords,
     effects: Vec<CarrierEffect>,
-    is_ending: bool,
-    is_over: bool,
     pub counts: PushCounts,
-}
-
-#[derive(Clone, Copy)]
-struct KnownGateway {
-    heard_at: Timestamp,
-    /// A list of live gateways contained it. If a later list does not, it is gone.
-    was_seen: bool,
-}
-
-enum RowPurpose {
-    Page { uid: Uid, gateway: GatewayId, session: u64, seqs: Vec<u64>, again: bool },
-    Ask(Box<inbox_query::PendingView>),
 }
 
 impl PushPartition {
@@ -305,40 +247,25 @@ impl PushPartition {
         Self {
             settings,
             rules,
-            epoch,
             inbox_epoch,
-            began: now,
-            clock: now,
-            expiry_max: Timestamp::from_millis(i64::MAX),
-            users: HashMap::default(),
-            work: VecDeque::new(),
-            records_waiting: 0,
-            pending_arrivals: PendingArrivals::default(),
-            loading: Vec::new(),
-            loading_at: 0,
-            folded: 0,
-            began_at: 0,
-            is_rebuilding: false,
-            read_next: 0,
-            is_reading: false,
-            unsaved: UnsavedChanges::new(now),
-            in_flight: None,
-            outbound: Vec::new(),
-            is_appending: false,
-            deadlines: BinaryHeap::new(),
-            row_purposes: HashMap::new(),
-            next_token: 0,
-            gateways: HashMap::new(),
-            news: HashMap::new(),
+            phase: PartitionPhase::Running,
+            clock: PartitionClock::new(now),
+            position: FoldPosition::default(),
+            queue: WorkQueue::default(),
+            loading: None,
+            users: LoadedUsers::default(),
+            deadlines: AckDeadlines::default(),
+            gateways: KnownGateways::default(),
+            rows: RowRequests::default(),
+            unsaved: UnsavedChanges::new(epoch, now),
+            outbound: PendingRecords::default(),
             effects: Vec::new(),
-            is_ending: false,
-            is_over: false,
             counts: PushCounts::default(),
         }
     }
 
     pub fn step(&mut self, now: Timestamp, input: CarrierInput) -> Vec<CarrierEffect> {
-        if self.is_over {
+        if self.is_over() {
             return Vec::new();
         }
         self.handle_clock_step(now);
@@ -347,16 +274,21 @@ impl PushPartition {
             CarrierInput::Read(read) => self.read(read),
             CarrierInput::Loaded(loaded) => self.loaded(loaded, now),
             CarrierInput::Rows { token, found } => self.rows_found(token, found, now),
-            CarrierInput::Appended => self.is_appending = false,
+            CarrierInput::Appended => self.outbound.appended(),
             CarrierInput::Applied(outcome) => self.applied(outcome),
             CarrierInput::From { gateway, messages } => self.told(gateway, messages, now),
-            CarrierInput::LiveGateways(living) => self.living(&living, now),
+            CarrierInput::LiveGateways(living) => {
+                let dead = self.gateways.living(&living, self.settings.announce_wait, now);
+                self.gateways_died(&dead, now);
+            }
             CarrierInput::GatewayGone(gateway) => self.gateways_died(&[gateway], now),
-            CarrierInput::Query { ask, what, end } => self.work.push_back(QueuedWork::Ask { ask, what, end }),
-            CarrierInput::Reclaimable(uids) => self.work.extend(uids.into_iter().map(QueuedWork::Reclaim)),
+            CarrierInput::Query { ask, what, end } => self.queue.push(QueuedWork::Ask { ask, what, end }),
+            CarrierInput::Reclaimable(uids) => {
+                uids.into_iter().for_each(|uid| self.queue.push(QueuedWork::Reclaim(uid)))
+            }
             CarrierInput::SyncWanted => self.unsaved.wants_sync = true,
             CarrierInput::Ending => {
-                self.is_ending = true;
+                self.phase = PartitionPhase::Ending;
                 self.unsaved.wants_sync = true;
             }
             CarrierInput::Tick => {}
@@ -369,14 +301,12 @@ impl PushPartition {
 
     /// The time of the next step if no input arrives before.
     pub fn wake_at(&self) -> Option<Timestamp> {
-        let deadline = self.deadlines.peek().map(|Reverse((at, ..))| *at);
-        let saving = self.save_due();
-        [deadline, saving].into_iter().flatten().min()
+        [self.deadlines.next(), self.save_due()].into_iter().flatten().min()
     }
 
     /// All records below this offset are folded into memory.
     pub fn folded(&self) -> u64 {
-        self.folded
+        self.position.folded
     }
 
     /// All records below this offset are in the store.
@@ -385,8 +315,8 @@ impl PushPartition {
     }
 
     pub fn is_settled(&self) -> bool {
-        self.is_over
-            || (self.in_flight.is_none() && !self.is_appending && self.outbound.is_empty() && !self.is_unsaved())
+        self.is_over()
+            || (!self.unsaved.is_writing() && self.outbound.is_empty() && self.unsaved.is_empty(self.position.folded))
     }
 
     pub fn users_in_memory(&self) -> usize {
@@ -394,86 +324,82 @@ impl PushPartition {
     }
 
     pub fn sessions(&self) -> usize {
-        self.users.values().map(|user| user.sessions.len()).sum()
+        self.users.sessions().count()
     }
 
     /// The largest number of unacknowledged messages of any session.
     pub fn most_unacknowledged(&self) -> usize {
-        self.users.values().flat_map(|user| &user.sessions).map(|live| live.unacked.len()).max().unwrap_or(0)
+        self.users.sessions().map(|live| live.window.len()).max().unwrap_or(0)
+    }
+
+    fn is_over(&self) -> bool {
+        self.phase == PartitionPhase::Over
     }
 
     fn resign(&mut self, why: String) {
-        self.is_over = true;
+        self.phase = PartitionPhase::Over;
         self.effects.push(CarrierEffect::Resign { why });
+    }
+
+    fn report(&mut self, incident: CarrierIncident) {
+        self.effects.push(CarrierEffect::Report(incident));
     }
 
     /// Messages to gateways come first: they precede the results of the other effects.
     fn take_effects(&mut self) -> Vec<CarrierEffect> {
-        let told = self.news.drain().map(|(gateway, news)| CarrierEffect::Tell { gateway, news });
-        let mut effects: Vec<CarrierEffect> = told.collect();
+        let mut effects: Vec<CarrierEffect> = self.gateways.take_news().collect();
         effects.append(&mut self.effects);
         effects
     }
 
     fn started(&mut self, applied: u64, first: u64, end: u64, now: Timestamp) {
-        self.began = now;
-        self.began_at = end;
-        self.is_rebuilding = applied == 0 || applied > end;
-        let mut from = applied;
-        if applied > end {
-            self.effects.push(CarrierEffect::Report(CarrierIncident::OtherLog { applied, end }));
-            // Reset before anything else: the contents belong to another log.
-            self.unsaved.wants_reset = true;
-            from = first;
-        } else if applied < first {
-            if applied > 0 {
-                self.effects.push(CarrierEffect::Report(CarrierIncident::Gap { from: applied, to: first }));
-            }
-            from = first;
-        }
+        self.clock.start(now);
+        let (position, incident) = FoldPosition::starting(applied, first, end);
+        // Reset before anything else: the contents belong to another log.
+        self.unsaved.wants_reset |= matches!(incident, Some(CarrierIncident::OtherLog { .. }));
         self.unsaved.saved = applied;
-        self.folded = from;
-        self.read_next = from;
+        self.position = position;
+        incident.into_iter().for_each(|incident| self.report(incident));
     }
 
     fn read(&mut self, read: Result<ReadBatch, LogError>) {
-        self.is_reading = false;
-        match read {
+        let next = match read {
             Ok(batch) => {
                 for stored in batch.records {
                     let task = PushTask::of(&stored.record.headers).map(Box::new);
-                    self.work.push_back(QueuedWork::Record { offset: stored.offset, record: stored.record, task });
-                    self.records_waiting += 1;
+                    self.queue.push(QueuedWork::Record { offset: stored.offset, record: stored.record, task });
                 }
-                self.read_next = self.read_next.max(batch.next);
+                Some(batch.next)
             }
             Err(LogError::Trimmed { asked, first }) => {
-                self.effects.push(CarrierEffect::Report(CarrierIncident::Gap { from: asked, to: first }));
-                self.read_next = self.read_next.max(first);
+                self.report(CarrierIncident::Gap { from: asked, to: first });
+                Some(first)
             }
             Err(LogError::Damaged { resume_at, what, .. }) => {
-                self.effects.push(CarrierEffect::Report(CarrierIncident::Damaged { resume_at, what }));
-                self.read_next = self.read_next.max(resume_at);
+                self.report(CarrierIncident::Damaged { resume_at, what });
+                Some(resume_at)
             }
             Err(LogError::BeyondEnd { asked, next }) => {
                 self.resign(format!("the log ends at {next}, before {asked}"));
+                None
             }
             // The shell waited before it returned the error; the read is repeated.
-            Err(_) => {}
-        }
-        if self.records_waiting == 0 {
-            self.folded = self.read_next;
+            Err(_) => None,
+        };
+        self.position.read_ended(next);
+        if self.queue.records() == 0 {
+            self.position.folded_up_to(None);
         }
     }
 
     /// Handles queued work while the users at its head are in memory.
     fn pump(&mut self, now: Timestamp) {
-        while self.loading.is_empty() && !self.is_emptying() && !self.is_over {
-            let Some(work) = self.work.front() else { return };
+        while self.loading.is_none() && !self.unsaved.is_emptying() && !self.is_over() {
+            let Some(work) = self.queue.front() else { return };
             if !self.is_ready(work) {
-                if matches!(work, QueuedWork::Ask { end, .. } if *end > self.folded) {
+                if matches!(work, QueuedWork::Ask { end, .. } if *end > self.position.folded) {
                     // The query must include records that were not read yet. They will be queued behind it, so it moves back.
-                    if self.postpone_query() {
+                    if self.queue.postpone_query() {
                         continue;
                     }
                     return;
@@ -481,66 +407,41 @@ impl PushPartition {
                 self.load();
                 return;
             }
-            let Some(work) = self.work.pop_front() else { return };
-            self.take(work, now);
+            match self.queue.pop() {
+                Some(Ok(work)) => self.take(work, now),
+                Some(Err(uid)) => self.release(uid.as_str()),
+                None => return,
+            }
         }
-    }
-
-    /// Moves a query that must wait for more of the log behind the queued records. `false` if there are none.
-    fn postpone_query(&mut self) -> bool {
-        let Some(at) = self.work.iter().position(|work| !matches!(work, QueuedWork::Ask { .. })) else { return false };
-        if let Some(ask) = self.work.pop_front() {
-            self.work.insert(at, ask);
-        }
-        true
     }
 
     fn is_ready(&self, work: &QueuedWork) -> bool {
         if let QueuedWork::Ask { end, .. } = work
-            && *end > self.folded
+            && *end > self.position.folded
         {
             return false;
         }
         let mut is_ready = true;
-        self.each_needed_user(work, &mut |uid| is_ready = is_ready && self.users.contains_key(uid));
+        work.each_needed_user(&mut |uid| is_ready = is_ready && self.users.contains(uid));
         is_ready
     }
 
     fn take(&mut self, work: QueuedWork, now: Timestamp) {
         match work {
             QueuedWork::Record { offset, record, task } => {
-                self.records_waiting -= 1;
                 match task {
                     Ok(task) => self.fold(offset, &record, *task, now),
                     Err(why) => {
-                        let why = why.to_string();
-                        self.effects
-                            .push(CarrierEffect::Report(CarrierIncident::NotUnderstood { offset, why: why.clone() }));
+                        let reason = why.to_string();
+                        self.report(CarrierIncident::NotUnderstood { offset, why: reason.clone() });
                         self.counts.dead += 1;
-                        self.outbound.push(CarrierRecord::Dead { offset, record, reason: why });
+                        self.outbound.push(CarrierRecord::Dead { offset, record, reason });
                     }
                 }
-                // Up to the next queued record, or to the next read: offsets between have no records.
-                let next = self.work.iter().find_map(|work| match work {
-                    QueuedWork::Record { offset, .. } => Some(*offset),
-                    _ => None,
-                });
-                self.folded = next.unwrap_or(self.read_next);
+                self.position.folded_up_to(self.queue.next_record());
             }
-            QueuedWork::Arrive { gateway, arrival } => match self.pending_arrivals.dequeued(gateway, arrival.session) {
-                Some(_) => self.arrive(gateway, *arrival, now),
-                None => self.release(arrival.uid.as_str()),
-            },
-            QueuedWork::Announce { gateway, mut announced } => {
-                match self.pending_arrivals.dequeued(gateway, announced.arrival.session) {
-                    Some(acked) => {
-                        announced.acked = announced.acked.max(acked);
-                        announced.sent = announced.sent.max(acked);
-                        self.announce(gateway, *announced, now);
-                    }
-                    None => self.release(announced.arrival.uid.as_str()),
-                }
-            }
+            QueuedWork::Arrive { gateway, arrival } => self.arrive(gateway, *arrival, now),
+            QueuedWork::Announce { gateway, announced } => self.announce(gateway, *announced, now),
             QueuedWork::Ask { ask, what, .. } => self.show(ask, what, now),
             QueuedWork::Reclaim(uid) => self.reclaim(&uid, now),
         }
@@ -548,19 +449,37 @@ impl PushPartition {
 
     /// Requests the next read, append and save, as far as bounds and intervals allow.
     fn go_on(&mut self, now: Timestamp) {
-        if self.is_over {
+        if self.is_over() {
             return;
         }
-        let has_room = self.records_waiting < WORK_RECORDS_MAX && self.unsaved.bytes < 2 * self.settings.unsaved_bytes;
-        if !self.is_reading && !self.is_ending && has_room {
-            self.is_reading = true;
-            self.effects.push(CarrierEffect::Read { from: self.read_next });
+        let has_room = self.queue.records() < WORK_RECORDS_MAX && self.unsaved.has_room(&self.settings);
+        if self.phase == PartitionPhase::Running
+            && has_room
+            && let Some(from) = self.position.start_read()
+        {
+            self.effects.push(CarrierEffect::Read { from });
         }
-        if !self.is_appending && !self.outbound.is_empty() {
-            self.is_appending = true;
-            self.effects.push(CarrierEffect::Append(std::mem::take(&mut self.outbound)));
+        if let Some(records) = self.outbound.start_append() {
+            self.effects.push(CarrierEffect::Append(records));
         }
-        self.save(now);
+        if self.save_due().is_some_and(|due| due <= now) {
+            let keep_seats = self.keep_seats_ms();
+            let write = self.unsaved.start_write(&mut self.users, self.position.folded, keep_seats, now);
+            self.effects.push(CarrierEffect::Apply(write));
+        }
+    }
+
+    /// The time of the next save. `None` if the store is current, or if a write or an append is in progress.
+    fn save_due(&self) -> Option<Timestamp> {
+        let due = self.unsaved.save_due(self.position.folded, &self.settings);
+        due.filter(|_| self.outbound.is_empty())
+    }
+
+    fn applied(&mut self, outcome: Result<ApplyOutcome, InboxError>) {
+        match self.unsaved.write_ended(outcome) {
+            Ok(users) => users.iter().for_each(|uid| self.release(uid.as_str())),
+            Err(why) => self.resign(why),
+        }
     }
 
     /// The epoch of a user's inbox: of topic and user, so that a device of another user before cannot resume that position.
@@ -570,34 +489,29 @@ impl PushPartition {
 
     /// Removes a user from memory if nothing needs it there.
     fn release(&mut self, uid: &str) {
-        // A user in an in-flight write stays: the store may still return the earlier state.
-        let is_written = self.in_flight.as_ref().is_some_and(|in_flight| in_flight.users.contains(uid));
-        if !is_written && self.users.get(uid).is_some_and(|user| user.sessions.is_empty() && !user.is_dirty) {
+        if !self.unsaved.is_writing_user(uid)
+            && self.users.get(uid).is_some_and(|user| user.sessions.is_empty() && !user.is_dirty)
+        {
             self.users.remove(uid);
         }
     }
 
-    fn reclaim_at(&self, state: &UserBox) -> Option<Timestamp> {
-        state.reclaim_at(i64::try_from(self.settings.keep_seats.as_millis()).unwrap_or(i64::MAX))
+    fn keep_seats_ms(&self) -> i64 {
+        i64::try_from(self.settings.keep_seats.as_millis()).unwrap_or(i64::MAX)
     }
 
     /// Sets the time by which messages expire, before a step.
     pub fn expire_by(&mut self, time: Timestamp) {
-        self.expiry_max = time;
-    }
-
-    fn expiry_now(&self, now: Timestamp) -> Timestamp {
-        now.min(self.expiry_max)
+        self.clock.limit_expiry(time);
     }
 
     /// Removes expired messages of a user.
     fn expire_of(&mut self, uid: &Uid, now: Timestamp) {
-        let expiry_now = self.expiry_now(now);
+        let expiry_now = self.clock.expiry_now(now);
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         let Expired { gone, exhausted } = user.state.expire(&*self.rules, expiry_now);
         if !gone.is_empty() {
-            user.is_dirty = true;
-            self.unsaved.dirty.insert(uid.clone());
+            self.unsaved.note(uid, user);
             self.counts.expired += gone.len() as u64;
             self.unsaved.drop_rows(uid, gone);
         }
@@ -617,17 +531,15 @@ impl PushPartition {
     }
 
     fn reclaim(&mut self, uid: &Uid, now: Timestamp) {
-        let expiry_now = self.expiry_now(now);
+        let expiry_now = self.clock.expiry_now(now);
         let seen_since = expiry_now.saturating_sub(self.settings.keep_seats);
-        let rules = Arc::clone(&self.rules);
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
-        let Expired { gone, exhausted } = user.state.expire(&*rules, expiry_now);
+        let Expired { gone, exhausted } = user.state.expire(&*self.rules, expiry_now);
         self.counts.expired += gone.len() as u64;
         user.mark_seen(now);
         user.state.forget_seats(seen_since);
         // Always written: otherwise the store would list the user again under the same time.
-        user.is_dirty = true;
-        self.unsaved.dirty.insert(uid.clone());
+        self.unsaved.note(uid, user);
         self.unsaved.drop_rows(uid, gone);
         self.write_dead_letters(uid, exhausted);
     }
@@ -636,13 +548,4 @@ impl PushPartition {
 /// The epoch that a user's devices receive, derived from the topic's epoch.
 pub fn user_epoch(inbox_epoch: &str, uid: &Uid) -> String {
     format!("{inbox_epoch}-{:08x}", fold::hash_of(uid.as_str()) as u32)
-}
-
-/// The message of a slot that the store may not have yet.
-fn unsaved_message(
-    unsaved: &UnsavedChanges,
-    in_flight: Option<&InFlightWrite>,
-    key: &RowKey,
-) -> Option<Arc<OutMessage>> {
-    unsaved.message(key).or_else(|| in_flight?.rows.get(key).cloned())
 }

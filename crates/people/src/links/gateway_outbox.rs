@@ -184,8 +184,8 @@ mod tests {
     use futures_util::{FutureExt as _, StreamExt as _};
     use whimbrel_model::ports::OutMessage;
 
-    use super::super::wire::from_batch;
     use super::*;
+    use crate::links::wire::from_batch;
     use whimbrel_cluster::wire::protocol::link_down::Says;
 
     const ROOM: usize = 64_000;

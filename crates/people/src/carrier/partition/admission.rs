@@ -4,12 +4,10 @@ use std::sync::Arc;
 
 use whimbrel_model::people::{CloseCode, GatewayId, Platform, PlatformSettings, Uid};
 use whimbrel_model::ports::{Admitted, AnnouncedSession, Arrival, ToGateway};
-use whimbrel_model::push::expiry;
 use whimbrel_model::{SessionsRule, Timestamp};
 
-use super::super::user_box::{InboxSlot, SEATS_MAX, Seat, seat_device};
-use super::fold::millis;
 use super::{LiveSession, LoadedUser, PushPartition};
+use crate::carrier::user_box::{InboxSlot, SEATS_MAX, Seat, seat_device};
 
 pub(super) const REPLACED: &str = "another session of this platform took its place";
 const REJECTED: &str = "this platform already has a session and rejects a second one";
@@ -28,7 +26,7 @@ impl PushPartition {
             })
         {
             let rejected = ToGateway::Rejected { session, code: CloseCode::Rejected, reason: REJECTED.into() };
-            self.news.entry(gateway).or_default().push(rejected);
+            self.gateways.tell(gateway, rejected);
             return self.release(uid.as_str());
         }
         let live = LiveSession::new(gateway, session, platform, seat_device, arrived, now);
@@ -39,13 +37,12 @@ impl PushPartition {
             // The number of sessions of one user is bounded, over all platforms.
             let oldest = user.sessions.iter().enumerate().min_by_key(|(_, live)| live.arrived).map_or(0, |(at, _)| at);
             let old = user.sessions.remove(oldest);
-            let kick = ToGateway::Kick { session: old.session, code: CloseCode::Replaced, reason: TOO_MANY.into() };
-            self.news.entry(old.gateway).or_default().push(kick);
+            self.gateways.kick(&old, CloseCode::Replaced, TOO_MANY);
         }
         let rules = Arc::clone(&self.rules);
-        let end = self.folded.max(self.began_at);
+        let end = self.position.folded.max(self.position.began_at);
         let epoch = self.epoch_of(&uid);
-        let expiry_now = self.expiry_now(now);
+        let expiry_now = self.clock.expiry_now(now);
         let Some((user, seat, mut gone)) = self.take_seat(&uid, &live.platform, &device, now) else { return };
         let mut cursor = user.state.seats[seat].cursor;
         let (mut resumed, mut why) = (false, None);
@@ -67,7 +64,7 @@ impl PushPartition {
         let head = user.state.head(&user.state.seats[seat]);
         self.write_dead_letters(&uid, expired.exhausted);
         let admitted = Admitted { session, epoch, head, cursor, resumed, why };
-        self.news.entry(gateway).or_default().push(ToGateway::Admitted(Box::new(admitted)));
+        self.gateways.tell(gateway, ToGateway::Admitted(Box::new(admitted)));
         self.add_session(&uid, LiveSession { sent: cursor, ..live }, gone, now);
     }
 
@@ -80,7 +77,7 @@ impl PushPartition {
         device: &str,
         now: Timestamp,
     ) -> Option<(&mut LoadedUser, usize, Vec<InboxSlot>)> {
-        let knows_all = now >= expiry(self.began, millis(self.settings.announce_wait));
+        let knows_all = self.clock.has_waited(self.settings.announce_wait, now);
         let since =
             if knows_all { now.saturating_sub(self.settings.keep_seats) } else { Timestamp::from_millis(i64::MIN) };
         let user = self.users.get_mut(uid.as_str())?;
@@ -97,8 +94,7 @@ impl PushPartition {
         user.sessions.reserve_exact(1);
         user.sessions.push(live);
         let at = user.sessions.len() - 1;
-        user.is_dirty = true;
-        self.unsaved.dirty.insert(uid.clone());
+        self.unsaved.note(uid, user);
         self.unsaved.drop_rows(uid, gone);
         self.send_next(uid, at, now);
     }
@@ -108,12 +104,9 @@ impl PushPartition {
         let Some(user) = self.users.get_mut(uid.as_str()) else { return };
         // Marks the seats as seen now, before their sessions end.
         user.mark_seen(now);
-        let news = &mut self.news;
         let (code, reason) = replacement_code(settings);
-        let mut kick = |live: &LiveSession| {
-            let kick = ToGateway::Kick { session: live.session, code, reason: reason.into() };
-            news.entry(live.gateway).or_default().push(kick);
-        };
+        let gateways = &mut self.gateways;
+        let mut kick = |live: &LiveSession| gateways.kick(live, code, reason);
         user.sessions.retain(|live| {
             // A second arrival of the same session only replaces that session, on any seat.
             let is_itself = live.is(newcomer.gateway, newcomer.session);
@@ -144,9 +137,9 @@ impl PushPartition {
         let seat_name = seat_device(&settings, &arrival.device);
         if let Some((code, reason)) = self.must_end(gateway, &arrival, &epoch, &seat_name, &settings, now) {
             let kick = ToGateway::Kick { session: arrival.session, code, reason };
-            self.news.entry(gateway).or_default().push(kick);
+            self.gateways.tell(gateway, kick);
             // An earlier announcement may have been accepted under the previous rule.
-            self.is_over(gateway, arrival.session, &arrival.uid, now);
+            self.end_session(gateway, arrival.session, &arrival.uid, now);
             return self.release(arrival.uid.as_str());
         }
         let Arrival { session, uid, platform, device, at: arrived, .. } = arrival;
@@ -158,15 +151,14 @@ impl PushPartition {
         live.attempt = before.map_or(0, |before| before.attempt);
         self.end_rivals(&uid, &live, &settings, now);
         let rules = Arc::clone(&self.rules);
-        let expiry_now = self.expiry_now(now);
+        let expiry_now = self.clock.expiry_now(now);
         let Some((user, seat, mut gone)) = self.take_seat(&uid, &live.platform, &device, now) else { return };
         gone.extend(user.state.acknowledge(seat, acked.min(sent), &*rules));
         let expired = user.state.expire(&*rules, expiry_now);
         gone.extend(expired.gone);
         let state = &user.state.seats[seat];
         for slot in user.state.slots.iter().filter(|slot| slot.seq <= sent && state.waits_for(slot)) {
-            live.unacked.push_back((slot.seq, slot.bytes));
-            live.unacked_bytes += slot.bytes as usize;
+            live.window.push(slot.seq, slot.bytes);
         }
         self.write_dead_letters(&uid, expired.exhausted);
         self.add_session(&uid, live, gone, now);

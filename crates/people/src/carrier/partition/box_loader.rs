@@ -6,75 +6,49 @@ use std::collections::HashSet;
 
 use bytes::Bytes;
 use whimbrel_model::Timestamp;
-use whimbrel_model::people::{Uid, check_uid};
-use whimbrel_model::ports::{AtOffset, InboxError, PeopleQuery};
-use whimbrel_model::push::PushTask;
+use whimbrel_model::people::Uid;
+use whimbrel_model::ports::{AtOffset, InboxError};
 
-use super::super::settings::LOAD_USERS;
-use super::super::user_box::{BadBox, Expired, UserBox};
-use super::{CarrierEffect, CarrierIncident, LoadedUser, PushPartition, QueuedWork};
+use super::{CarrierEffect, CarrierIncident, LoadedUser, PushPartition};
+use crate::carrier::settings::LOAD_USERS;
+use crate::carrier::user_box::{BadBox, Expired, UserBox};
+
+/// A load of boxes in progress.
+pub(super) struct BoxLoad {
+    uids: Vec<Uid>,
+    /// The offset of the store when the load was requested. A result at a lower offset has lost writes.
+    saved: u64,
+}
 
 impl PushPartition {
-    /// Whether reads may still return contents of another log. No work is handled meanwhile.
-    pub(super) fn is_emptying(&self) -> bool {
-        self.unsaved.wants_reset || self.in_flight.as_ref().is_some_and(|in_flight| in_flight.is_reset)
-    }
-
-    /// Calls `each` with the users whose boxes the work needs in memory.
-    pub(super) fn each_needed_user(&self, work: &QueuedWork, each: &mut dyn FnMut(&str)) {
-        // An invalid name has no box.
-        let mut named = |uid: &String| {
-            if check_uid(uid).is_ok() {
-                each(uid);
-            }
-        };
-        match work {
-            QueuedWork::Record { task: Ok(task), .. } => match &**task {
-                // An ephemeral message concerns only users with a session, who are in memory.
-                PushTask::Message(message) if message.store => message.uids.iter().for_each(named),
-                PushTask::NoticeDue(due) => due.uids.iter().for_each(named),
-                PushTask::Wipe { uid } => named(uid),
-                PushTask::Kick(kick) => named(&kick.uid),
-                PushTask::Message(_) | PushTask::Retry(_) => {}
-            },
-            QueuedWork::Record { task: Err(_), .. } => {}
-            QueuedWork::Arrive { arrival, .. } => each(arrival.uid.as_str()),
-            QueuedWork::Announce { announced, .. } => each(announced.arrival.uid.as_str()),
-            QueuedWork::Ask { what: PeopleQuery::Inbox { uid, .. }, .. } | QueuedWork::Reclaim(uid) => {
-                each(uid.as_str())
-            }
-        }
-    }
-
     pub(super) fn load(&mut self) {
         let mut wanted: HashSet<Uid> = HashSet::new();
-        for work in &self.work {
+        for work in self.queue.iter() {
             if wanted.len() >= LOAD_USERS {
                 break;
             }
-            self.each_needed_user(work, &mut |uid| {
-                if !self.users.contains_key(uid)
+            work.each_needed_user(&mut |uid| {
+                if !self.users.contains(uid)
                     && let Ok(uid) = Uid::new(uid)
                 {
                     wanted.insert(uid);
                 }
             });
         }
-        self.loading = wanted.into_iter().collect();
-        self.loading.sort_unstable();
-        self.loading_at = self.unsaved.saved;
-        self.effects.push(CarrierEffect::Load { uids: self.loading.clone() });
+        let mut uids: Vec<Uid> = wanted.into_iter().collect();
+        uids.sort_unstable();
+        self.effects.push(CarrierEffect::Load { uids: uids.clone() });
+        self.loading = Some(BoxLoad { uids, saved: self.unsaved.saved });
     }
 
     pub(super) fn loaded(&mut self, loaded: Result<AtOffset<Vec<Option<Bytes>>>, InboxError>, now: Timestamp) {
-        let loading = std::mem::take(&mut self.loading);
-        let loaded = loaded.and_then(|at| not_behind(at, self.loading_at));
-        let found = match loaded {
-            Ok(found) if found.len() == loading.len() => found,
+        let Some(BoxLoad { uids, saved }) = self.loading.take() else { return };
+        let found = match loaded.and_then(|at| not_behind(at, saved)) {
+            Ok(found) if found.len() == uids.len() => found,
             Ok(_) => return self.resign("the store returned a wrong number of boxes".to_owned()),
             Err(error) => return self.resign(error.to_string()),
         };
-        for (uid, bytes) in loading.into_iter().zip(found) {
+        for (uid, bytes) in uids.into_iter().zip(found) {
             let is_stored = bytes.is_some();
             let state = match bytes.as_deref().map(UserBox::decode) {
                 None => UserBox::default(),
@@ -84,27 +58,23 @@ impl PushPartition {
                     return self.resign(format!("the inbox of user {uid} cannot be read: {error}"));
                 }
                 Some(Err(error)) => {
-                    self.effects.push(CarrierEffect::Report(CarrierIncident::BadBox {
-                        uid: uid.clone(),
-                        why: error.to_string(),
-                    }));
+                    self.report(CarrierIncident::BadBox { uid: uid.clone(), why: error.to_string() });
                     UserBox::default()
                 }
             };
             let mut user = LoadedUser { state, is_stored, ..LoadedUser::default() };
             if is_stored && user.state.found_under.is_none() {
                 // An earlier format did not contain the time.
-                user.state.found_under = self.reclaim_at(&user.state);
+                user.state.found_under = user.state.reclaim_at(self.keep_seats_ms());
             }
-            let Expired { gone, exhausted } = user.state.expire(&*self.rules, self.expiry_now(now));
+            let Expired { gone, exhausted } = user.state.expire(&*self.rules, self.clock.expiry_now(now));
             self.write_dead_letters(&uid, exhausted);
-            user.is_dirty = !gone.is_empty();
             self.counts.expired += gone.len() as u64;
-            if user.is_dirty {
-                self.unsaved.dirty.insert(uid.clone());
+            if !gone.is_empty() {
+                self.unsaved.note(&uid, &mut user);
             }
             self.unsaved.drop_rows(&uid, gone);
-            self.users.insert(uid, Box::new(user));
+            self.users.insert(uid, user);
         }
     }
 }

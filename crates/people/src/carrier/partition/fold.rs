@@ -14,8 +14,10 @@ use whimbrel_model::push::{
 use whimbrel_model::record::{HEADER_CONTENT_TYPE, HEADER_FINGERPRINT, HEADER_IDEMPOTENCY_KEY};
 use whimbrel_model::{Platform, Record, SessionsRule, Timestamp};
 
-use super::super::user_box::{InboxSlot, PlatformFilter, PlatformRules, Seat, device_name};
+use super::delivery::{deliver, watch_from};
+use super::live_session::FoldedDelivery;
 use super::{CarrierRecord, LiveSession, LoadedUser, PushPartition};
+use crate::carrier::user_box::{InboxSlot, PlatformFilter, PlatformRules, device_name};
 
 /// While a store is rebuilt, only messages younger than this cause notices: the earlier owner wrote the notices of older ones.
 const REBUILT_NOTICES_WITHIN: Duration = Duration::from_secs(60);
@@ -91,7 +93,7 @@ impl PushPartition {
             bytes: u32::try_from(out.payload.len()).unwrap_or(u32::MAX),
             shared: message.uids.len() > 1,
         };
-        if expires_at <= self.expiry_now(now) {
+        if expires_at <= self.clock.expiry_now(now) {
             self.counts.expired += message.uids.len() as u64;
             for uid in &message.uids {
                 self.fold_expired(uid, message, &slot, now);
@@ -99,7 +101,7 @@ impl PushPartition {
             }
             return;
         }
-        let (names, is_old) = (names_of(message, record), offset < self.began_at);
+        let (names, is_old) = (names_of(message, record), offset < self.position.began_at);
         let incoming = IncomingPush { message, slot, out, names, is_old };
         let mut wake = NoticeRecipients::default();
         for uid in &message.uids {
@@ -107,7 +109,7 @@ impl PushPartition {
             self.release(uid);
         }
         // An earlier owner wrote the notice when the message was new.
-        let was_told = is_old && self.is_rebuilding && expiry(sent_at, millis(REBUILT_NOTICES_WITHIN)) <= now;
+        let was_told = is_old && self.position.is_rebuilding && expiry(sent_at, millis(REBUILT_NOTICES_WITHIN)) <= now;
         if let Some(notify) = &message.notify
             && !was_told
         {
@@ -117,16 +119,11 @@ impl PushPartition {
 
     /// Reports a stored message that expired before it was folded to the seats that would have had it.
     fn fold_expired(&mut self, uid: &str, message: &PushMessage, slot: &InboxSlot, now: Timestamp) {
-        let rules = Arc::clone(&self.rules);
-        let Some((uid, user)) = self.users.get_key_value(uid).map(|(uid, _)| uid.clone()).zip(self.users.get_mut(uid))
-        else {
-            return;
-        };
-        if message.store && user.state.miss(slot, &*rules) {
-            user.is_dirty = true;
-            self.unsaved.dirty.insert(uid.clone());
+        let Some((uid, user)) = self.users.named_mut(uid) else { return };
+        if message.store && user.state.miss(slot, &*self.rules) {
+            self.unsaved.note(&uid, user);
             user.sessions.iter_mut().for_each(|live| live.is_behind = true);
-            for at in 0..self.users.get(uid.as_str()).map_or(0, |user| user.sessions.len()) {
+            for at in 0..user.sessions.len() {
                 self.send_next(&uid, at, now);
             }
         }
@@ -134,10 +131,8 @@ impl PushPartition {
 
     /// Folds a message for one of its users.
     fn fold_for(&mut self, uid: &str, incoming: &IncomingPush<'_>, now: Timestamp, wake: &mut NoticeRecipients) {
-        let IncomingPush { message, slot, out, names, is_old } = incoming;
-        let rules = Arc::clone(&self.rules);
-        let Some((uid, user)) = self.users.get_key_value(uid).map(|(uid, _)| uid.clone()).zip(self.users.get_mut(uid))
-        else {
+        let IncomingPush { message, names, .. } = incoming;
+        let Some((uid, user)) = self.users.named_mut(uid) else {
             // No session is connected, and the message is not stored.
             self.counts.dropped += 1;
             if message.notify.is_some()
@@ -148,91 +143,86 @@ impl PushPartition {
             return;
         };
         if !names.is_empty() {
-            user.is_dirty = true;
-            self.unsaved.dirty.insert(uid.clone());
+            self.unsaved.note(&uid, user);
             if user.state.is_repeat(names.iter().copied()) {
                 self.counts.repeats += 1;
                 return;
             }
         }
-        let is_stored = message.store && is_kept(user, message, &|platform: &Platform| rules(platform).store);
+        let is_stored = message.store && is_kept(user, message, &|platform: &Platform| (self.rules)(platform).store);
         if is_stored {
-            let gone = user.state.store(slot.clone(), &*rules);
-            let is_in = user.state.slots.back().is_some_and(|last| last.seq == slot.seq);
-            if is_in {
-                self.counts.stored += 1;
-                self.unsaved.put_row(&uid, slot, out);
-            }
-            // It may displace other messages without being stored itself.
-            if is_in || !gone.is_empty() {
-                user.is_dirty = true;
-                self.unsaved.dirty.insert(uid.clone());
-            }
-            self.counts.lost += gone.len() as u64;
-            self.unsaved.drop_rows(&uid, gone.into_iter().filter(|gone| gone.seq != slot.seq).collect());
+            self.store(&uid, incoming);
         }
-        let mut is_there = false;
-        let mut served = UnnumberedSeats::default();
-        let (mut reads_on, mut was_sent) = (Vec::new(), Vec::new());
-        for (at, live) in user.sessions.iter_mut().enumerate() {
-            if !message.is_for(&live.platform) {
-                continue;
-            }
-            is_there = true;
-            if is_stored && rules(&live.platform).store {
-                if slot.seq <= live.sent {
-                    // An earlier owner sent it; the seat may not have acknowledged it yet.
-                    let waits = |seat: &Seat| live.is_on(seat) && seat.waits_for(slot);
-                    if user.state.seats.iter().any(waits) {
-                        live.unacked.push_back((slot.seq, slot.bytes));
-                        live.unacked_bytes += slot.bytes as usize;
-                        was_sent.push(at);
-                    }
-                    continue;
-                }
-                if live.is_behind || live.reading.is_some() || !live.has_room(slot.bytes, &self.settings) {
-                    live.is_behind = true;
-                    continue;
-                }
-                let untold = |seat: &Seat| live.is_on(seat) && seat.lost.iter().any(|(_, to)| *to > live.sent);
-                if user.state.seats.iter().any(untold) {
-                    // The loss is reported before the message.
-                    live.is_behind = true;
-                    reads_on.push(at);
-                    continue;
-                }
-                let prev = live.sends(slot.seq, slot.bytes, now);
-                let place = DeliveryPosition::Stored { seq: slot.seq, prev };
-                let delivery = Delivery { session: live.session, place, again: false, message: Arc::clone(out) };
-                self.news.entry(live.gateway).or_default().push(ToGateway::Deliver(delivery));
-                self.counts.delivered_stored += 1;
-                if !live.is_watched && !live.is_held {
-                    live.is_watched = true;
-                    let at = expiry(now, rules(&live.platform).ack_timeout_ms);
-                    self.deadlines.push(std::cmp::Reverse((at, uid.clone(), live.gateway, live.session)));
-                }
-            } else {
-                // Earlier sessions received it from an earlier owner. Sessions that arrived later have missed it.
-                if *is_old && (!live.was_announced || slot.sent_at < live.arrived) {
-                    continue;
-                }
-                let place = DeliveryPosition::Ephemeral { place: slot.seq };
-                let delivery = Delivery { session: live.session, place, again: false, message: Arc::clone(out) };
-                self.news.entry(live.gateway).or_default().push(ToGateway::Deliver(delivery));
-                self.counts.delivered_ephemeral += 1;
-                served.add(live, &rules(&live.platform));
-            }
-        }
+        let is_there = self.send(&uid, incoming, is_stored, now, wake);
         if !is_there && !is_stored {
             self.counts.dropped += 1;
         }
-        if message.notify.is_some() {
-            if is_there { wake.later.entry(served).or_default().push(uid.clone()) } else { wake.now.push(uid.clone()) }
+        if message.notify.is_some() && !is_there {
+            wake.now.push(uid);
         }
-        was_sent.into_iter().for_each(|at| self.watch(&uid, at));
-        for at in reads_on {
-            self.send_next(&uid, at, now);
+    }
+
+    /// Puts a message into the box of one of its users.
+    fn store(&mut self, uid: &Uid, incoming: &IncomingPush<'_>) {
+        let IncomingPush { slot, out, .. } = incoming;
+        let Some(user) = self.users.get_mut(uid.as_str()) else { return };
+        let gone = user.state.store(slot.clone(), &*self.rules);
+        let is_in = user.state.slots.back().is_some_and(|last| last.seq == slot.seq);
+        if is_in {
+            self.counts.stored += 1;
+            self.unsaved.put_row(uid, slot, out);
         }
+        // It may displace other messages without being stored itself.
+        if is_in || !gone.is_empty() {
+            self.unsaved.note(uid, user);
+        }
+        self.counts.lost += gone.len() as u64;
+        self.unsaved.drop_rows(uid, gone.into_iter().filter(|gone| gone.seq != slot.seq));
+    }
+
+    /// Sends a message to the sessions of one of its users. `false` if it is for none of them.
+    fn send(
+        &mut self,
+        uid: &Uid,
+        incoming: &IncomingPush<'_>,
+        is_stored: bool,
+        now: Timestamp,
+        wake: &mut NoticeRecipients,
+    ) -> bool {
+        let IncomingPush { message, slot, out, is_old, .. } = incoming;
+        let Some(user) = self.users.get_mut(uid.as_str()) else { return false };
+        let mut is_there = false;
+        let mut served = UnnumberedSeats::default();
+        let (mut after_losses, mut sent_before) = (Vec::new(), Vec::new());
+        for (at, live) in user.sessions.iter_mut().enumerate().filter(|(_, live)| message.is_for(&live.platform)) {
+            is_there = true;
+            let settings = (self.rules)(&live.platform);
+            if is_stored && settings.store {
+                match live.fold(slot, &user.state.seats, &self.settings) {
+                    FoldedDelivery::Now => {
+                        deliver(live, slot, Arc::clone(out), now, &mut self.gateways);
+                        self.counts.delivered_stored += 1;
+                        watch_from(live, now, uid, &*self.rules, &mut self.deadlines);
+                    }
+                    FoldedDelivery::SentBefore => sent_before.push(at),
+                    FoldedDelivery::AfterLosses => after_losses.push(at),
+                    FoldedDelivery::NotNow => {}
+                }
+            } else if !*is_old || (live.was_announced && slot.sent_at >= live.arrived) {
+                // Earlier sessions received an old message from an earlier owner. Sessions that arrived later have missed it.
+                let place = DeliveryPosition::Ephemeral { place: slot.seq };
+                let delivery = Delivery { session: live.session, place, again: false, message: Arc::clone(out) };
+                self.gateways.tell(live.gateway, ToGateway::Deliver(delivery));
+                self.counts.delivered_ephemeral += 1;
+                served.add(live, &settings);
+            }
+        }
+        if message.notify.is_some() && is_there {
+            wake.later.entry(served).or_default().push(uid.clone());
+        }
+        sent_before.into_iter().for_each(|at| self.watch(uid, at));
+        after_losses.into_iter().for_each(|at| self.send_next(uid, at, now));
+        is_there
     }
 
     /// Writes notices for offline users at once, and for users with a session after the acknowledgement timeout or `notify_after_ms`.
@@ -258,14 +248,14 @@ impl PushPartition {
         };
         let mut later = wake.later;
         // A new owner does not have all sessions yet.
-        let is_settling = now < expiry(self.began, millis(self.settings.announce_wait));
+        let is_settling = !self.clock.has_waited(self.settings.announce_wait, now);
         if message.notify_after_ms.is_some_and(|after| after > 0) || is_settling {
             if !wake.now.is_empty() {
                 later.entry(UnnumberedSeats::default()).or_default().extend(wake.now);
             }
         } else {
             let notices = wake.now.iter().map(|uid| Notice { uid: uid.as_str().to_owned(), ..notice.clone() });
-            self.outbound.extend(notices.map(CarrierRecord::Notice));
+            notices.for_each(|notice| self.outbound.push(CarrierRecord::Notice(notice)));
             self.counts.notices += wake.now.len() as u64;
         }
         let after = message.notify_after_ms.unwrap_or(whimbrel_model::people::ACK_TIMEOUT_DEFAULT.as_millis() as u64);
@@ -296,19 +286,12 @@ impl PushPartition {
 
     /// Sends the unacknowledged messages of a seat again.
     fn fold_retry(&mut self, retry: &PushRetry, now: Timestamp) {
-        let Some((uid, user)) = self
-            .users
-            .get_key_value(retry.uid.as_str())
-            .map(|(uid, _)| uid.clone())
-            .zip(self.users.get_mut(&*retry.uid))
-        else {
-            return;
-        };
+        let Some((uid, user)) = self.users.named_mut(&retry.uid) else { return };
         let is_seat = |live: &LiveSession| live.platform == retry.platform && *live.device == *retry.device;
         let Some(at) = user.sessions.iter().position(is_seat) else { return };
         let live = &mut user.sessions[at];
         // The retry belongs to an earlier session, or an acknowledgement came first.
-        if !live.is_held || live.attempt != retry.attempt || live.unacked.is_empty() {
+        if !live.is_held || live.attempt != retry.attempt || live.window.is_empty() {
             return;
         }
         live.is_held = false;
@@ -317,22 +300,15 @@ impl PushPartition {
     }
 
     fn fold_wipe(&mut self, uid: &str) {
-        let Some((uid, user)) = self.users.get_key_value(uid).map(|(uid, _)| uid.clone()).zip(self.users.get_mut(uid))
-        else {
-            return;
-        };
+        let Some((uid, user)) = self.users.named_mut(uid) else { return };
         let gone = user.state.wipe();
         for live in &mut user.sessions {
             live.is_behind = false;
-            live.unacked.clear();
-            live.unacked_bytes = 0;
-            // Pending holds of retries no longer apply.
-            live.attempt = 0;
-            live.is_held = false;
+            live.window.clear();
+            live.reset_retries();
         }
         if !gone.is_empty() {
-            user.is_dirty = true;
-            self.unsaved.dirty.insert(uid.clone());
+            self.unsaved.note(&uid, user);
             self.unsaved.drop_rows(&uid, gone);
         }
         self.release(uid.as_str());

@@ -8,9 +8,11 @@ use whimbrel_model::ports::{
     InboxMessage, InboxView, OutMessage, PeopleError, PeopleQuery, PeopleReply, RowKey, SeatView,
 };
 
-use super::super::rows::decode_row;
 use super::fold::row_key;
-use super::{CarrierEffect, PushPartition, QueryId, RowPurpose, unsaved_message};
+use super::row_requests::RowPurpose;
+use super::{CarrierEffect, PushPartition, QueryId};
+use crate::carrier::rows::decode_row;
+use crate::carrier::user_box::InboxSlot;
 
 /// An answer that waits for its rows.
 pub(super) struct PendingView {
@@ -68,7 +70,7 @@ impl PushPartition {
                     seen_at: seat.seen_at,
                 })
                 .collect();
-            let is_asked = |slot: &&super::super::user_box::InboxSlot| match &platform {
+            let is_asked = |slot: &&InboxSlot| match &platform {
                 None => true,
                 Some(platform) => {
                     let mut seats = user.state.seats.iter().filter(|seat| seat.platform == *platform).peekable();
@@ -86,7 +88,7 @@ impl PushPartition {
                     break;
                 }
                 let key = row_key(&uid, slot);
-                let message = unsaved_message(&self.unsaved, self.in_flight.as_ref(), &key);
+                let message = self.unsaved.message(&key);
                 if message.is_none() {
                     keys.push(key);
                 }
@@ -97,9 +99,8 @@ impl PushPartition {
         if keys.is_empty() {
             self.effects.push(view.answer(&[]));
         } else {
-            self.next_token += 1;
-            self.row_purposes.insert(self.next_token, (self.unsaved.saved, RowPurpose::Ask(view)));
-            self.effects.push(CarrierEffect::Rows { token: self.next_token, keys, is_page: false });
+            let (_, effect) = self.rows.request(self.unsaved.saved, RowPurpose::Ask(view), keys);
+            self.effects.push(effect);
         }
         self.release(uid.as_str());
     }

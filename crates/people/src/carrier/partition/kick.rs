@@ -5,19 +5,17 @@
 //! arrives after the kick is admitted.
 
 use whimbrel_model::people::{CloseCode, SessionId};
-use whimbrel_model::ports::ToGateway;
 use whimbrel_model::push::{PushKick, expiry};
 use whimbrel_model::{Record, Timestamp};
 
-use super::super::user_box::{KICK_KEPT, StoredKick};
 use super::PushPartition;
 use super::fold::millis;
+use crate::carrier::user_box::{KICK_KEPT, StoredKick};
 
 impl PushPartition {
     pub(super) fn fold_kick(&mut self, offset: u64, record: &Record, kick: PushKick, now: Timestamp) {
         let session = kick.session.as_deref().map(SessionId::parse);
-        let uid = self.users.get_key_value(kick.uid.as_str()).map(|(uid, _)| uid.clone());
-        let Some((uid, user)) = uid.zip(self.users.get_mut(kick.uid.as_str())) else { return };
+        let Some((uid, user)) = self.users.named_mut(&kick.uid) else { return };
         if session == Some(None) {
             // No session can have this id.
             return self.release(uid.as_str());
@@ -26,23 +24,17 @@ impl PushPartition {
         let kick =
             StoredKick { at: record.timestamp, until: expiry(now, millis(KICK_KEPT)), platform, session, reason };
         // An earlier owner may have executed the kick, and sessions announced since may be newer. Later records are in the queue's order.
-        let may_be_late = offset < self.began_at;
+        let may_be_late = offset < self.position.began_at;
         user.mark_seen(now);
-        user.is_dirty = true;
-        self.unsaved.dirty.insert(uid.clone());
-        let news = &mut self.news;
+        self.unsaved.note(&uid, user);
+        let gateways = &mut self.gateways;
         user.sessions.retain(|live| {
-            let is_over =
+            let must_end =
                 kick.means(&live.platform, live.gateway, live.session) && (!may_be_late || kick.is_after(live.arrived));
-            if is_over {
-                let (session, reason) = (live.session, kick.reason.clone());
-                news.entry(live.gateway).or_default().push(ToGateway::Kick {
-                    session,
-                    code: CloseCode::Kicked,
-                    reason,
-                });
+            if must_end {
+                gateways.kick(live, CloseCode::Kicked, kick.reason.clone());
             }
-            !is_over
+            !must_end
         });
         user.state.forget_kicks(now);
         user.state.remember_kick(kick);

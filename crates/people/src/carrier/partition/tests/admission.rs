@@ -5,9 +5,9 @@ use std::sync::Arc;
 use whimbrel_model::SessionsRule;
 use whimbrel_model::people::PlatformSettings;
 
-use super::super::CarrierInput;
-use super::super::admission::REPLACED;
 use super::{GATEWAY, World};
+use crate::carrier::partition::CarrierInput;
+use crate::carrier::partition::admission::REPLACED;
 
 #[test]
 fn a_second_session_of_a_platform_replaces_the_first_with_a_kick() {

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use whimbrel_model::ports::{AnnouncedSession, PeopleQuery, PeopleReply, SeatView, ToCarrier};
 use whimbrel_model::{SessionsRule, Timestamp};
 
-use super::super::CarrierInput;
-use super::super::admission::REPLACED;
 use super::{World, epoch, uid};
+use crate::carrier::partition::CarrierInput;
+use crate::carrier::partition::admission::REPLACED;
 
 /// A world whose platforms follow `rule`.
 struct Ruled {

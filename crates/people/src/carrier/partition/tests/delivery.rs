@@ -5,8 +5,8 @@ use whimbrel_model::people::PlatformSettings;
 use whimbrel_model::ports::{PeopleQuery, PeopleReply, Resume};
 use whimbrel_model::{Record, StoredRecord, Timestamp};
 
-use super::super::{CarrierInput, CarrierRecord};
 use super::{World, epoch, message, uid};
+use crate::carrier::partition::{CarrierInput, CarrierRecord};
 
 #[test]
 fn a_stored_message_is_delivered_and_removed_when_acknowledged() {

@@ -4,8 +4,8 @@ use whimbrel_model::Timestamp;
 use whimbrel_model::people::Platform;
 use whimbrel_model::push::{PushMessage, PushTask};
 
-use super::super::{CarrierInput, CarrierRecord};
 use super::{World, message, uid};
+use crate::carrier::partition::{CarrierInput, CarrierRecord};
 
 const TTL_MS: u64 = 600_000;
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use whimbrel_model::ports::{InboxView, PeopleQuery, PeopleReply};
 
-use super::super::super::settings::CarrierSettings;
-use super::super::CarrierInput;
 use super::{World, uid};
+use crate::carrier::partition::CarrierInput;
+use crate::carrier::settings::CarrierSettings;
 
 const LARGE: usize = 10_000;
 

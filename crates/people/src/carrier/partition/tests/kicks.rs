@@ -4,9 +4,9 @@ use whimbrel_model::people::{CloseCode, Platform, SessionId};
 use whimbrel_model::ports::ToCarrier;
 use whimbrel_model::push::{PushKick, PushTask};
 
-use super::super::super::user_box::KICK_KEPT;
-use super::super::{CarrierEffect, CarrierInput};
 use super::{GATEWAY, World, uid};
+use crate::carrier::partition::{CarrierEffect, CarrierInput};
+use crate::carrier::user_box::KICK_KEPT;
 
 fn kick(platform: Option<&str>, session: Option<SessionId>) -> PushTask {
     let platform = platform.map(|name| Platform::new(name).unwrap());

@@ -4,8 +4,8 @@ use whimbrel_model::SessionsRule;
 use whimbrel_model::people::{Platform, PlatformSettings};
 use whimbrel_model::push::{Notice, Notify, PushMessage};
 
-use super::super::CarrierRecord;
 use super::{World, message};
+use crate::carrier::partition::CarrierRecord;
 
 fn with_notice(store: bool, uids: &[&str]) -> PushMessage {
     let notify = Some(Notify { title: Some("t".into()), ..Notify::default() });

@@ -4,8 +4,8 @@ use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, PlatformSettings, SessionsRule};
 use whimbrel_model::ports::{AnnouncedSession, Arrival, AtOffset, PeopleQuery, PeopleReply, ToCarrier};
 
-use super::super::{CarrierEffect, CarrierInput, PushPartition};
 use super::{EPOCH, GATEWAY, World, epoch, uid};
+use crate::carrier::partition::{CarrierEffect, CarrierInput, PushPartition};
 
 /// A world whose store is far ahead of a new log. One device has acknowledged all but the last message.
 fn with_a_store_of_another_log() -> World {

@@ -3,9 +3,9 @@
 use whimbrel_model::push::{Notify, PushMessage};
 use whimbrel_model::{Record, StoredRecord, Timestamp};
 
-use super::super::{CarrierEffect, CarrierInput, PushPartition};
 use super::world::Store;
 use super::{EPOCH, GATEWAY, World, message};
+use crate::carrier::partition::{CarrierEffect, CarrierInput, PushPartition};
 
 impl World {
     /// A new owner takes over and has not read anything yet. Returns its first effects.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use whimbrel_model::push::{PushKick, PushTask};
 
-use super::super::{CarrierInput, CarrierRecord};
 use super::{GATEWAY, World, uid};
+use crate::carrier::partition::{CarrierInput, CarrierRecord};
 
 const A_DAY: i64 = 86_400_000;
 /// Longer than a seat is kept.
@@ -95,7 +95,7 @@ fn acknowledgements_update_the_reclaim_time_only_every_few_days() {
     world.arrive(1, "u", "ios", None);
     world.push(&["u"], "x");
     world.ack(1, "u", 1);
-    let seen_at = |world: &World| world.core.users[&uid("u")].state.seats[0].seen_at.as_millis();
+    let seen_at = |world: &World| world.core.users.get("u").unwrap().state.seats[0].seen_at.as_millis();
     world.wait(A_DAY);
     world.push(&["u"], "y");
     world.ack(1, "u", 2);

@@ -10,10 +10,10 @@ use whimbrel_model::people::{Platform, PlatformSettings};
 use whimbrel_model::ports::{AtOffset, PeopleQuery, ToCarrier};
 use whimbrel_model::push::{PushMessage, PushTask};
 
-use super::super::super::settings::CarrierSettings;
-use super::super::super::user_box::UserBox;
-use super::super::{CarrierEffect, CarrierInput};
 use super::{GATEWAY, World, message, uid};
+use crate::carrier::partition::{CarrierEffect, CarrierInput};
+use crate::carrier::settings::CarrierSettings;
+use crate::carrier::user_box::UserBox;
 
 #[test]
 fn a_box_is_saved_without_the_messages_that_an_unstored_one_displaced() {

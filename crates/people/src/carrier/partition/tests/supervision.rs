@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use whimbrel_model::SessionsRule;
 use whimbrel_model::push::PushTask;
 
-use super::super::CarrierRecord;
 use super::World;
+use crate::carrier::partition::CarrierRecord;
 
 /// The holds of retries written since the last call.
 fn retries(world: &mut World) -> Vec<(String, PushTask)> {

@@ -2,8 +2,8 @@
 
 use whimbrel_model::push::{Notify, PushMessage, is_system_hold};
 
-use super::super::CarrierRecord;
 use super::{World, message};
+use crate::carrier::partition::CarrierRecord;
 
 /// The ids of the holds written since the last call.
 fn held(world: &mut World) -> Vec<String> {

@@ -6,8 +6,8 @@ use whimbrel_model::ports::Resume;
 use whimbrel_model::push::{PushMessage, PushTask};
 use whimbrel_model::{Record, StoredRecord, Timestamp};
 
-use super::super::CarrierRecord;
 use super::{World, epoch, message};
+use crate::carrier::partition::CarrierRecord;
 
 #[test]
 fn expired_messages_are_not_retried_and_the_session_continues() {

@@ -12,9 +12,9 @@ use whimbrel_model::ports::{
 use whimbrel_model::push::{PushMessage, PushTask};
 use whimbrel_model::{Record, SessionsRule, StoredRecord, Timestamp};
 
-use super::super::super::settings::CarrierSettings;
-use super::super::super::user_box::PlatformRules;
-use super::super::{CarrierEffect, CarrierInput, CarrierRecord, PushPartition};
+use crate::carrier::partition::{CarrierEffect, CarrierInput, CarrierRecord, PushPartition};
+use crate::carrier::settings::CarrierSettings;
+use crate::carrier::user_box::PlatformRules;
 
 pub(super) const GATEWAY: GatewayId = GatewayId { node: 1, incarnation: 7 };
 
@@ -239,7 +239,7 @@ pub(super) fn uid(name: &str) -> Uid {
 
 /// The epoch that devices of that user receive.
 pub(super) fn epoch(who: &str) -> Box<str> {
-    format!("{EPOCH}-{:08x}", super::super::fold::hash_of(who) as u32).into()
+    format!("{EPOCH}-{:08x}", crate::carrier::partition::fold::hash_of(who) as u32).into()
 }
 
 pub(super) fn message(uids: &[&str]) -> PushMessage {
