@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use whimbrel_storage::disk::{Disk, DiskFile};
 
 use crate::rng::Rng;
+use crate::simulation::counts;
 pub use contents::{PAGE_BYTES, SECTOR_BYTES};
 use tree::Tree;
 
@@ -38,27 +39,19 @@ pub struct Faults {
     pub lie_about_sync: u64,
 }
 
-/// Counts of the injected faults.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FaultCounts {
-    pub read_errors: u64,
-    pub write_errors: u64,
-    pub sync_errors: u64,
-    pub name_errors: u64,
-    pub refused_for_room: u64,
-    pub lies: u64,
+counts! {
+    /// Counts of the injected faults.
+    pub struct FaultCounts {
+        pub read_errors: u64,
+        pub write_errors: u64,
+        pub sync_errors: u64,
+        pub name_errors: u64,
+        pub refused_for_room: u64,
+        pub lies: u64,
+    }
 }
 
 impl FaultCounts {
-    pub fn add(&mut self, other: &FaultCounts) {
-        self.read_errors += other.read_errors;
-        self.write_errors += other.write_errors;
-        self.sync_errors += other.sync_errors;
-        self.name_errors += other.name_errors;
-        self.refused_for_room += other.refused_for_room;
-        self.lies += other.lies;
-    }
-
     pub fn total(&self) -> u64 {
         self.read_errors + self.write_errors + self.sync_errors + self.name_errors + self.refused_for_room + self.lies
     }

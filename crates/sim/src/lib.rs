@@ -6,8 +6,7 @@
 //! - [`growth`] runs several nodes that grow a shared topic.
 //! - [`holds`] runs the owners of holds, [`deliveries`] those of subscriptions, [`presence`] gateways and presence writers, [`people`]
 //!   carriers, gateways and devices.
-//! - [`run`] drives a `Core` by a seed and compares it with the model at every step. The same seed makes the same run. A failure reports
-//!   the violation and the last steps.
+//! - [`run`] runs a seed of any of them. The same seed makes the same run. A failure reports the violation and the last steps.
 //!
 //! It must never use time, threads or random numbers that the seed does not determine.
 
@@ -21,6 +20,7 @@ pub mod people;
 pub mod presence;
 mod profile;
 mod rng;
+mod simulation;
 mod tamper;
 pub mod trace;
 mod workload;
@@ -28,10 +28,10 @@ mod workload;
 pub use checker::CheckResult;
 pub use deliveries::{DeliveriesFailure, DeliveriesProfile, DeliveriesReport, run_deliveries, run_deliveries_traced};
 pub use disk::SimDisk;
-pub use growth::{GrowthFailure, GrowthProfile, GrowthReport, run_growth, run_growth_traced};
-pub use holds::{HoldsFailure, HoldsProfile, HoldsReport, run_holds, run_holds_traced};
-pub use people::{PeopleFailure, PeopleProfile, PeopleReport, run_people, run_people_traced};
-pub use presence::{PresenceFailure, PresenceProfile, PresenceReport, run_presence, run_presence_traced};
+pub use growth::GrowthProfile;
+pub use holds::HoldsProfile;
+pub use people::PeopleProfile;
+pub use presence::PresenceProfile;
 pub use profile::Profile;
 pub use rng::Rng;
-pub use workload::{LogFailure, LogReport, run, run_traced};
+pub use simulation::{ReportOf, RunFailure, RunReport, Simulation, run, run_traced};

@@ -9,10 +9,8 @@ use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use whimbrel_sim::{
-    DeliveriesProfile, DeliveriesReport, GrowthProfile, GrowthReport, HoldsProfile, HoldsReport, LogReport,
-    PeopleProfile, PeopleReport, PresenceProfile, PresenceReport, Profile, run, run_deliveries, run_deliveries_traced,
-    run_growth, run_growth_traced, run_holds, run_holds_traced, run_people, run_people_traced, run_presence,
-    run_presence_traced, run_traced,
+    DeliveriesProfile, DeliveriesReport, GrowthProfile, HoldsProfile, PeopleProfile, PresenceProfile, Profile,
+    ReportOf, RunReport, Simulation, run, run_deliveries, run_deliveries_traced, run_traced,
 };
 
 /// Failures that are printed completely. A broken build fails on most seeds.
@@ -26,8 +24,8 @@ const FAILURES_LISTED: usize = 20;
 )]
 struct Arguments {
     /// The part to simulate
-    #[arg(long, value_enum, default_value_t = Simulation::Log)]
-    what: Simulation,
+    #[arg(long, value_enum, default_value_t = Part::Log)]
+    what: Part,
     /// Number of seeds for each kind of fault
     #[arg(long, default_value_t = 1000)]
     seeds: u64,
@@ -51,7 +49,7 @@ struct Arguments {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Simulation {
+enum Part {
     Log,
     Holds,
     Deliveries,
@@ -68,48 +66,17 @@ fn main() -> ExitCode {
         Some(seed) => seed..seed + 1,
         None => arguments.from..arguments.from + arguments.seeds,
     };
-    let fault = arguments.fault.as_deref();
     let failed = match arguments.what {
-        Simulation::Log => {
-            let one = if arguments.trace { run_traced } else { run };
-            each(fault, &Profile::HONEST, Profile::by_name, |profile| {
-                all(profile.name(), seeds.clone(), LogReport::default(), LogReport::add, |seed| one(seed, profile))
-            })
-        }
-        Simulation::Holds => {
-            let one = if arguments.trace { run_holds_traced } else { run_holds };
-            each(fault, &HoldsProfile::ALL, HoldsProfile::by_name, |profile| {
-                all(profile.name(), seeds.clone(), HoldsReport::default(), HoldsReport::add, |seed| one(seed, profile))
-            })
-        }
-        Simulation::Deliveries => {
+        Part::Log => simulate::<Profile>(&arguments, &seeds),
+        Part::Holds => simulate::<HoldsProfile>(&arguments, &seeds),
+        Part::Presence => simulate::<PresenceProfile>(&arguments, &seeds),
+        Part::People => simulate::<PeopleProfile>(&arguments, &seeds),
+        Part::Growth => simulate::<GrowthProfile>(&arguments, &seeds),
+        Part::Deliveries => {
             let one = if arguments.trace { run_deliveries_traced } else { run_deliveries };
+            let fault = arguments.fault.as_deref();
             each(fault, &DeliveriesProfile::ALL, DeliveriesProfile::by_name, |profile| {
                 all(profile.name(), seeds.clone(), DeliveriesReport::default(), DeliveriesReport::add, |seed| {
-                    one(seed, profile)
-                })
-            })
-        }
-        Simulation::Presence => {
-            let one = if arguments.trace { run_presence_traced } else { run_presence };
-            each(fault, &PresenceProfile::ALL, PresenceProfile::by_name, |profile| {
-                all(profile.name(), seeds.clone(), PresenceReport::default(), PresenceReport::add, |seed| {
-                    one(seed, profile)
-                })
-            })
-        }
-        Simulation::People => {
-            let one = if arguments.trace { run_people_traced } else { run_people };
-            each(fault, &PeopleProfile::ALL, PeopleProfile::by_name, |profile| {
-                all(profile.name(), seeds.clone(), PeopleReport::default(), PeopleReport::add, |seed| {
-                    one(seed, profile)
-                })
-            })
-        }
-        Simulation::Growth => {
-            let one = if arguments.trace { run_growth_traced } else { run_growth };
-            each(fault, &GrowthProfile::ALL, GrowthProfile::by_name, |profile| {
-                all(profile.name(), seeds.clone(), GrowthReport::default(), GrowthReport::add, |seed| {
                     one(seed, profile)
                 })
             })
@@ -123,6 +90,18 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Runs the requested kind of fault of a part, or each of them. Returns the number of failed seeds.
+fn simulate<S>(arguments: &Arguments, seeds: &Range<u64>) -> Result<u64, String>
+where
+    S: Simulation,
+    ReportOf<S>: Display + Default,
+{
+    let one = if arguments.trace { run_traced::<S> } else { run::<S> };
+    each(arguments.fault.as_deref(), S::CLEAN, S::by_name, |profile| {
+        all(profile.name(), seeds.clone(), ReportOf::<S>::default(), RunReport::add, |seed| one(seed, profile))
+    })
 }
 
 /// Runs the requested kind of fault, or each of them. Returns the number of failed seeds.

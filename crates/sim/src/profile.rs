@@ -41,11 +41,6 @@ impl Profile {
         }
     }
 
-    pub fn by_name(name: &str) -> Option<Self> {
-        let all = Self::HONEST.into_iter().chain([Profile::LyingSync, Profile::ResealedFlips]);
-        all.into_iter().find(|profile| profile.name() == name)
-    }
-
     pub(crate) fn has_errors(self) -> bool {
         matches!(self, Profile::Errors | Profile::Mixed)
     }

@@ -6,7 +6,6 @@ mod restart;
 mod upkeep;
 
 use std::collections::BTreeMap;
-use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -15,9 +14,10 @@ use whimbrel_storage::{AppendError, Core, LogEvent, LogSettings, PartitionKey, T
 use crate::checker::{CheckResult, Checker, FlippedBits};
 use crate::disk::FaultCounts;
 use crate::model::{Model, TopicState};
-use crate::trace::{Trace, panic_text};
+use crate::simulation::{SeedRun, Simulation};
+use crate::trace::Trace;
 use crate::{Profile, Rng, SimDisk};
-pub use report::{LogFailure, LogReport};
+pub use report::LogCounts;
 
 const DATA_FOLDER: &str = "/data";
 /// The topics of one run, including deleted ones.
@@ -28,28 +28,8 @@ const STEPS_MAX: u64 = 160;
 /// Attempts to open the log with faults. The next attempt has none and must succeed.
 const FAULTY_OPENINGS_MAX: u32 = 4;
 
-/// Runs one seed.
-pub fn run(seed: u64, profile: Profile) -> Result<LogReport, Box<LogFailure>> {
-    run_with(seed, profile, false)
-}
-
-/// Runs one seed and prints each step.
-pub fn run_traced(seed: u64, profile: Profile) -> Result<LogReport, Box<LogFailure>> {
-    run_with(seed, profile, true)
-}
-
-fn run_with(seed: u64, profile: Profile, print: bool) -> Result<LogReport, Box<LogFailure>> {
-    let mut world = LogWorld::new(seed, profile, print);
-    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| world.run()));
-    let outcome = outcome.unwrap_or_else(|panic| Err(format!("a panic: {}", panic_text(&*panic))));
-    match outcome {
-        Ok(()) => Ok(world.report()),
-        Err(message) => Err(Box::new(LogFailure { seed, profile, message, trace: world.trace.last() })),
-    }
-}
-
 /// The state of a run except the log itself, which restarts with each crash.
-struct LogWorld {
+pub struct LogWorld {
     profile: Profile,
     rng: Rng,
     disk: SimDisk,
@@ -63,7 +43,8 @@ struct LogWorld {
     injected_before: FaultCounts,
     events: Arc<Mutex<Vec<LogEvent>>>,
     trace: Trace,
-    report: LogReport,
+    steps: u64,
+    counts: LogCounts,
 }
 
 /// The kinds of steps. `STEPS` has their weights.
@@ -104,14 +85,22 @@ const STEPS: [(StepKind, u64); 15] = [
     (StepKind::Restart, 1),
 ];
 
-impl LogWorld {
-    fn new(seed: u64, profile: Profile, print: bool) -> Self {
-        let mut rng = Rng::new(seed);
+impl Simulation for Profile {
+    const PART: &'static str = "log";
+    const CLEAN: &'static [Self] = &Self::HONEST;
+    const BROKEN: &'static [Self] = &[Self::LyingSync, Self::ResealedFlips];
+    type Run = LogWorld;
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+
+    fn start(self, mut rng: Rng, trace: Trace) -> CheckResult<LogWorld> {
         let disk = SimDisk::new(rng.draw());
-        disk.set_faults(profile.faults(&mut rng));
-        Self {
-            settings: profile.settings(&mut rng),
-            profile,
+        disk.set_faults(self.faults(&mut rng));
+        Ok(LogWorld {
+            settings: self.settings(&mut rng),
+            profile: self,
             rng,
             disk,
             model: Model::default(),
@@ -121,24 +110,37 @@ impl LogWorld {
             next_number: 1,
             injected_before: FaultCounts::default(),
             events: Arc::default(),
-            trace: Trace::new(print),
-            report: LogReport::default(),
-        }
+            trace,
+            steps: 0,
+            counts: LogCounts::default(),
+        })
+    }
+}
+
+impl SeedRun for LogWorld {
+    type Counts = LogCounts;
+
+    fn trace(&self) -> &Trace {
+        &self.trace
     }
 
-    fn report(&self) -> LogReport {
-        let mut report = self.report;
-        report.seeds = 1;
-        report.injected = self.disk.injected();
-        report.fingerprint = self.trace.fingerprint() ^ self.disk.calls();
-        report
+    fn steps(&self) -> u64 {
+        self.steps
     }
 
-    fn run(&mut self) -> CheckResult {
+    fn counts(&self) -> LogCounts {
+        LogCounts { injected: self.disk.injected(), ..self.counts }
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.trace.fingerprint() ^ self.disk.calls()
+    }
+
+    fn drive(&mut self) -> CheckResult {
         let mut core = self.open()?;
         self.grow(&core)?;
         for _ in 0..self.rng.between(STEPS_MIN, STEPS_MAX) {
-            self.report.steps += 1;
+            self.steps += 1;
             self.now += self.rng.below(100) as i64;
             let step = self.choose();
             if matches!(step, StepKind::Restart) || self.wants_restart() {
@@ -150,7 +152,9 @@ impl LogWorld {
         }
         self.end(core)
     }
+}
 
+impl LogWorld {
     fn choose(&mut self) -> StepKind {
         let mut left = self.rng.below(STEPS.iter().map(|(_, weight)| weight).sum());
         for (step, weight) in STEPS {
@@ -210,7 +214,7 @@ impl LogWorld {
         let events = std::mem::take(&mut *self.events.lock().map_err(|_| "the lock of the events is poisoned")?);
         for event in events {
             if let LogEvent::Damaged(damage, ..) = event {
-                self.report.damage += 1;
+                self.counts.damage += 1;
                 if self.flipped.total == 0 {
                     return Err(format!("damage was reported without a flipped bit: {damage}"));
                 }

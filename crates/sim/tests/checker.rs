@@ -1,11 +1,11 @@
 //! The checker detects violations: a disk that lies about syncs, and data that changed with its checksum.
 
-use whimbrel_sim::{LogFailure, Profile, run};
+use whimbrel_sim::{Profile, RunFailure, run};
 
 const SEEDS: u64 = 40;
 
-fn failures(profile: Profile) -> Vec<LogFailure> {
-    let failures: Vec<LogFailure> =
+fn failures(profile: Profile) -> Vec<RunFailure<Profile>> {
+    let failures: Vec<RunFailure<Profile>> =
         (0..SEEDS).filter_map(|seed| run(seed, profile).err()).map(|failure| *failure).collect();
     let panicked = failures.iter().find(|failure| failure.message.starts_with("a panic"));
     assert!(panicked.is_none(), "the checker must find it, not a panic: {panicked:?}");

@@ -1,63 +1,66 @@
 //! Growths of a topic that several nodes share: a fixed set of seeds for each kind of fault, which must all be clean, and breakages that
 //! the simulator must detect.
 
-use whimbrel_sim::{GrowthProfile, GrowthReport, run_growth};
+use whimbrel_sim::{GrowthProfile, ReportOf, run};
 
 /// Enough to reach each kind of step many times, few enough for every test run. `whimbrel-sim --what growth` runs more.
 const SEEDS: u64 = 30;
 
-fn all_clean(profile: GrowthProfile) -> GrowthReport {
-    let mut report = GrowthReport::default();
+fn all_clean(profile: GrowthProfile) -> ReportOf<GrowthProfile> {
+    let mut report = ReportOf::<GrowthProfile>::default();
     for seed in 0..SEEDS {
-        match run_growth(seed, profile) {
+        match run(seed, profile) {
             Ok(one) => report.add(&one),
             Err(failure) => panic!("{failure}"),
         }
     }
-    assert!(report.acknowledged > 100 * SEEDS && report.finished > SEEDS && report.pages > SEEDS, "{report}");
+    assert!(
+        report.counts.acknowledged > 100 * SEEDS && report.counts.finished > SEEDS && report.counts.pages > SEEDS,
+        "{report}"
+    );
     report
 }
 
 #[test]
 fn a_growth_waits_for_nodes_that_see_it_late_or_is_rolled_back() {
     let report = all_clean(GrowthProfile::Stale);
-    assert!(report.rolled_back > 0, "{report}");
+    assert!(report.counts.rolled_back > 0, "{report}");
 }
 
 #[test]
 fn nodes_that_are_cut_off_reject_keys_and_are_not_awaited() {
     let report = all_clean(GrowthProfile::Partitions);
-    assert!(report.sessions_lost > SEEDS && report.refused > SEEDS, "{report}");
+    assert!(report.counts.sessions_lost > SEEDS && report.counts.refused > SEEDS, "{report}");
 }
 
 #[test]
 fn appends_that_a_node_sends_after_a_pause_are_not_acknowledged() {
     let report = all_clean(GrowthProfile::Frozen);
-    assert!(report.sessions_lost > SEEDS && report.unknown > SEEDS, "{report}");
+    assert!(report.counts.sessions_lost > SEEDS && report.counts.unknown > SEEDS, "{report}");
 }
 
 #[test]
 fn writes_with_unknown_outcome_keep_the_gates_closed_until_the_entry_is_read() {
     let report = all_clean(GrowthProfile::Unknown);
-    assert!(report.finished > SEEDS, "{report}");
+    assert!(report.counts.finished > SEEDS, "{report}");
 }
 
 #[test]
 fn another_node_ends_the_growth_of_a_crashed_one() {
     let report = all_clean(GrowthProfile::Crashes);
-    assert!(report.crashes > SEEDS && report.taken_over > 0, "{report}");
+    assert!(report.counts.crashes > SEEDS && report.counts.taken_over > 0, "{report}");
 }
 
 #[test]
 fn all_faults_together_violate_no_rule() {
     let report = all_clean(GrowthProfile::Mixed);
-    assert!(report.crashes > 0 && report.sessions_lost > 0 && report.taken_over > 0, "{report}");
+    assert!(report.counts.crashes > 0 && report.counts.sessions_lost > 0 && report.counts.taken_over > 0, "{report}");
 }
 
 #[test]
 fn each_rule_is_needed() {
     for profile in GrowthProfile::BREAKAGES {
-        let found = (0..SEEDS).filter(|seed| run_growth(*seed, profile).is_err()).count();
+        let found = (0..SEEDS).filter(|seed| run(*seed, profile).is_err()).count();
         assert!(found as u64 > SEEDS / 10, "{}: {found} of {SEEDS} seeds", profile.name());
     }
 }
@@ -65,7 +68,7 @@ fn each_rule_is_needed() {
 #[test]
 fn the_same_seed_makes_the_same_run() {
     for profile in GrowthProfile::ALL {
-        let (first, second) = (run_growth(3, profile), run_growth(3, profile));
+        let (first, second) = (run(3, profile), run(3, profile));
         assert_eq!(first.expect("a clean run"), second.expect("a clean run"));
     }
 }

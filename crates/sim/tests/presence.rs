@@ -1,68 +1,77 @@
 //! Presence: a fixed set of seeds for each kind of fault, each clean, and breakages that must be detected.
 
-use whimbrel_sim::{PresenceProfile, PresenceReport, run_presence};
+use whimbrel_sim::{PresenceProfile, ReportOf, run};
 
 /// Enough to reach each kind of step many times, few enough for every test run. `whimbrel-sim --what presence` runs more.
 const SEEDS: u64 = 20;
 
-fn all_clean(profile: PresenceProfile) -> PresenceReport {
-    let mut report = PresenceReport::default();
+fn all_clean(profile: PresenceProfile) -> ReportOf<PresenceProfile> {
+    let mut report = ReportOf::<PresenceProfile>::default();
     for seed in 0..SEEDS {
-        match run_presence(seed, profile) {
+        match run(seed, profile) {
             Ok(one) => report.add(&one),
             Err(failure) => panic!("{failure}"),
         }
     }
-    assert!(report.news > 0 && report.gaps > 0 && report.pictures > 0 && report.repeated > 0, "{report}");
+    assert!(
+        report.counts.news > 0 && report.counts.gaps > 0 && report.counts.pictures > 0 && report.counts.repeated > 0,
+        "{report}"
+    );
     report
 }
 
 #[test]
 fn every_writer_shows_the_truth_on_a_network_that_loses_repeats_and_reorders() {
     let report = all_clean(PresenceProfile::Network);
-    assert!(report.lost > 1_000 * SEEDS && report.unanswered > 0, "{report}");
+    assert!(report.counts.lost > 1_000 * SEEDS && report.counts.unanswered > 0, "{report}");
 }
 
 #[test]
 fn writers_catch_up_after_cut_paths() {
     let report = all_clean(PresenceProfile::Outages);
-    assert!(report.outages > SEEDS, "{report}");
+    assert!(report.counts.outages > SEEDS, "{report}");
 }
 
 #[test]
 fn a_writer_that_restarts_fetches_new_snapshots() {
     let report = all_clean(PresenceProfile::Writers);
-    assert!(report.restarts > SEEDS, "{report}");
+    assert!(report.counts.restarts > SEEDS, "{report}");
 }
 
 #[test]
 fn no_session_of_a_dead_gateway_is_shown() {
     let report = all_clean(PresenceProfile::Deaths);
-    assert!(report.deaths > SEEDS, "{report}");
+    assert!(report.counts.deaths > SEEDS, "{report}");
 }
 
 #[test]
 fn a_gateway_that_lost_its_lease_is_void_and_rejoins_under_a_new_id() {
     let report = all_clean(PresenceProfile::Leases);
-    assert!(report.leases_lost > SEEDS && report.refused > 0, "{report}");
+    assert!(report.counts.leases_lost > SEEDS && report.counts.refused > 0, "{report}");
 }
 
 #[test]
 fn an_unreachable_gateway_is_fresh_only_as_of_its_last_packet() {
     let report = all_clean(PresenceProfile::Unheard);
-    assert!(report.unreachable > SEEDS && report.fresh > 0 && report.not_fresh > 0, "{report}");
+    assert!(report.counts.unreachable > SEEDS && report.counts.fresh > 0 && report.counts.not_fresh > 0, "{report}");
 }
 
 #[test]
 fn all_faults_together_violate_no_rule() {
     let report = all_clean(PresenceProfile::Mixed);
-    assert!(report.restarts > 0 && report.deaths > 0 && report.leases_lost > 0 && report.outages > 0, "{report}");
+    assert!(
+        report.counts.restarts > 0
+            && report.counts.deaths > 0
+            && report.counts.leases_lost > 0
+            && report.counts.outages > 0,
+        "{report}"
+    );
 }
 
 #[test]
 fn every_breakage_is_detected() {
     for profile in PresenceProfile::BREAKAGES {
-        let found = (0..SEEDS).filter(|seed| run_presence(*seed, profile).is_err()).count();
+        let found = (0..SEEDS).filter(|seed| run(*seed, profile).is_err()).count();
         assert!(found as u64 > SEEDS / 2, "{}: {found} of {SEEDS} seeds", profile.name());
     }
 }
@@ -70,7 +79,7 @@ fn every_breakage_is_detected() {
 #[test]
 fn the_same_seed_makes_the_same_run() {
     for profile in PresenceProfile::ALL {
-        let (first, second) = (run_presence(3, profile), run_presence(3, profile));
+        let (first, second) = (run(3, profile), run(3, profile));
         assert_eq!(first.expect("a clean run"), second.expect("a clean run"));
     }
 }

@@ -1,11 +1,10 @@
 //! Runs a seed of growths: the driver drives a world tick by tick, and finally lets it settle.
 
-use std::panic::AssertUnwindSafe;
-
 use super::profile::{GrowthFaults, GrowthProfile};
-use super::report::{GrowthFailure, GrowthReport};
+use super::report::GrowthCounts;
 use super::world::GrowthWorld;
-use crate::trace::{Trace, panic_text};
+use crate::simulation::{SeedRun, Simulation};
+use crate::trace::Trace;
 use crate::{CheckResult, Rng};
 
 const TICKS_MIN: u64 = 1_000;
@@ -16,28 +15,49 @@ const STALE_MS_MAX: u64 = 40_000;
 /// After this many ticks without faults, every growth must have ended and every node must accept every key.
 const SETTLE_TICKS: u64 = 4_000;
 
-/// Runs one seed.
-pub fn run_growth(seed: u64, profile: GrowthProfile) -> Result<GrowthReport, Box<GrowthFailure>> {
-    run_with(seed, profile, false)
+pub struct GrowthRun {
+    world: GrowthWorld,
+    rng: Rng,
 }
 
-/// Runs one seed and prints each step.
-pub fn run_growth_traced(seed: u64, profile: GrowthProfile) -> Result<GrowthReport, Box<GrowthFailure>> {
-    run_with(seed, profile, true)
+impl Simulation for GrowthProfile {
+    const PART: &'static str = "growth";
+    const CLEAN: &'static [Self] = &Self::ALL;
+    const BROKEN: &'static [Self] = &Self::BREAKAGES;
+    type Run = GrowthRun;
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+
+    fn start(self, mut rng: Rng, trace: Trace) -> CheckResult<GrowthRun> {
+        let faults = self.faults(&mut rng);
+        Ok(GrowthRun { world: GrowthWorld::new(faults, self, rng.fork(), trace), rng })
+    }
 }
 
-fn run_with(seed: u64, profile: GrowthProfile, print: bool) -> Result<GrowthReport, Box<GrowthFailure>> {
-    let mut rng = Rng::new(seed);
-    let faults = profile.faults(&mut rng);
-    let mut world = GrowthWorld::new(faults, profile, rng.fork(), Trace::new(print));
-    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| drive(&mut world, &mut rng, faults)));
-    let outcome = outcome.unwrap_or_else(|panic| Err(format!("a panic: {}", panic_text(&*panic))));
-    let failure = |message| Box::new(GrowthFailure { seed, profile, message, trace: world.trace.last() });
-    outcome.map_err(failure)?;
-    Ok(GrowthReport { seeds: 1, fingerprint: world.trace.fingerprint(), ..world.report })
+impl SeedRun for GrowthRun {
+    type Counts = GrowthCounts;
+
+    fn drive(&mut self) -> CheckResult {
+        drive(&mut self.world, &mut self.rng)
+    }
+
+    fn trace(&self) -> &Trace {
+        &self.world.trace
+    }
+
+    fn steps(&self) -> u64 {
+        self.world.ticks
+    }
+
+    fn counts(&self) -> GrowthCounts {
+        self.world.counts
+    }
 }
 
-fn drive(world: &mut GrowthWorld, rng: &mut Rng, faults: GrowthFaults) -> CheckResult {
+fn drive(world: &mut GrowthWorld, rng: &mut Rng) -> CheckResult {
+    let faults = world.faults;
     for _ in 0..rng.between(TICKS_MIN, TICKS_MAX) {
         let node = rng.below(world.nodes.len() as u64) as usize;
         if rng.one_in(GROWTH_EVERY) {

@@ -5,7 +5,7 @@
 //! - [`SimCoordination`](coordination::SimCoordination) is the coordination with leases, the entry of the topic, and all earlier states.
 //! - [`SimNode`](node::SimNode) is one process: session, gate, its view of the entry and of the members.
 //! - [`GrowthWorld`](world::GrowthWorld) has the log and every step that can happen.
-//! - [`run_growth`] drives a world by a seed, then lets everything settle. The same seed makes the same run.
+//! - `driver` drives a world by a seed, then lets everything settle. The same seed makes the same run.
 
 pub mod coordination;
 mod driver;
@@ -15,6 +15,5 @@ mod report;
 mod truth;
 pub mod world;
 
-pub use driver::{run_growth, run_growth_traced};
 pub use profile::GrowthProfile;
-pub use report::{GrowthFailure, GrowthReport};
+pub use report::GrowthCounts;

@@ -79,10 +79,6 @@ impl GrowthProfile {
         }
     }
 
-    pub fn by_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().chain(Self::BREAKAGES).find(|profile| profile.name() == name)
-    }
-
     pub(super) fn faults(self, rng: &mut Rng) -> GrowthFaults {
         let none = GrowthFaults::default();
         let unknown =

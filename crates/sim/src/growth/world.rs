@@ -10,7 +10,7 @@ use whimbrel_model::partitioner::partition_of;
 use super::coordination::{LEASE_MS, SimCoordination, SimEntry};
 use super::node::{ReaderPage, SimNode};
 use super::profile::{GrowthFaults, GrowthProfile};
-use super::report::GrowthReport;
+use super::report::GrowthCounts;
 use super::truth::{GrowthTruth, key_text};
 use crate::trace::Trace;
 use crate::{CheckResult, Rng};
@@ -85,7 +85,8 @@ pub struct GrowthWorld {
     pub nodes: Vec<SimNode>,
     pub coordination: SimCoordination,
     pub trace: Trace,
-    pub report: GrowthReport,
+    pub counts: GrowthCounts,
+    pub ticks: u64,
     profile: GrowthProfile,
     rng: Rng,
     log: Vec<u64>,
@@ -106,7 +107,8 @@ impl GrowthWorld {
             nodes,
             coordination,
             trace,
-            report: GrowthReport::default(),
+            counts: GrowthCounts::default(),
+            ticks: 0,
             profile,
             rng,
             log: vec![0; PARTITIONS_FIRST as usize],
@@ -120,7 +122,7 @@ impl GrowthWorld {
 
     pub fn tick(&mut self) -> CheckResult {
         self.now += TICK_MS;
-        self.report.ticks += 1;
+        self.ticks += 1;
         self.coordination.expire(self.now);
         for at in 0..self.nodes.len() {
             if self.nodes[at].runs(self.now) {
@@ -145,7 +147,7 @@ impl GrowthWorld {
         let entry = self.coordination.entry().clone();
         self.nodes[at].restart(entry, self.now);
         self.appends.retain(|append| append.node != at || append.state != AppendState::NotSent);
-        self.report.crashes += 1;
+        self.counts.crashes += 1;
         self.trace.note(|| format!("{}: node {at} crashed", self.now));
     }
 
@@ -153,7 +155,7 @@ impl GrowthWorld {
         let (now, node) = (self.now, &mut self.nodes[at]);
         if node.session.is_some() && node.standing(now).is_none() {
             node.session = None;
-            self.report.sessions_lost += 1;
+            self.counts.sessions_lost += 1;
             self.trace.note(|| format!("{now}: node {at} lost its session"));
         }
         if !node.reaches(now) {
@@ -300,11 +302,11 @@ impl GrowthWorld {
     fn count_put(&mut self, at: usize, was_growing: Option<PendingGrowth>) {
         let (now, entry) = (self.now, self.coordination.entry().clone());
         match (was_growing, entry.growing) {
-            (None, _) => self.report.begun += 1,
+            (None, _) => self.counts.begun += 1,
             (Some(growing), _) => {
                 let is_finished = entry.partitions == growing.to;
-                *(if is_finished { &mut self.report.finished } else { &mut self.report.rolled_back }) += 1;
-                self.report.taken_over += u64::from(self.nodes[at].began != Some(growing.base));
+                *(if is_finished { &mut self.counts.finished } else { &mut self.counts.rolled_back }) += 1;
+                self.counts.taken_over += u64::from(self.nodes[at].began != Some(growing.base));
             }
         }
         self.trace.note(|| format!("{now}: node {at} wrote {entry:?}"));
@@ -327,7 +329,7 @@ impl GrowthWorld {
             None if self.rng.one_in(10) => node.page = Some(ReaderPage { growths, session }),
             Some(page) if node.participant.is_none() || is_blind => {
                 node.page = None;
-                self.report.pages += 1;
+                self.counts.pages += 1;
                 if page.session == session && node.entry.growths.len() < page.growths {
                     return Err(format!("node {at} took in messages of growth {} with an older entry", page.growths));
                 }
@@ -372,19 +374,19 @@ impl GrowthWorld {
         let AppendState::Landed(offset) = append.state else { return };
         let publisher = &mut self.publishers[append.key];
         if node.life != append.life || publisher.number != append.number || publisher.waits_until.is_none() {
-            self.report.unknown += 1;
+            self.counts.unknown += 1;
             return;
         }
         publisher.waits_until = None;
         publisher.number += 1;
         let is_checked = !matches!(self.profile, GrowthProfile::EarlyAck | GrowthProfile::NoLease);
         if is_checked && !node.stands_under(append.session, now) {
-            self.report.unknown += 1;
+            self.counts.unknown += 1;
             return;
         }
         *publisher.acknowledged_by.entry(append.node).or_default() += 1;
         self.truth.acknowledge(append.key, append.number, append.partition, offset);
-        self.report.acknowledged += 1;
+        self.counts.acknowledged += 1;
     }
 
     fn publish(&mut self) {
@@ -407,7 +409,7 @@ impl GrowthWorld {
                 _ => node.lease(now),
             };
             let (Some(session), None) = (lease, node.participant) else {
-                self.report.refused += 1;
+                self.counts.refused += 1;
                 continue;
             };
             let (mapping, life) = (node.entry.partitions, node.life);

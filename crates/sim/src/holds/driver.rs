@@ -1,6 +1,5 @@
 //! Runs a seed of holds: the driver chooses the steps of a world, and finally lets the world settle.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,10 +10,11 @@ use whimbrel_model::{Headers, Hold, HoldId, IdMint, MessageBody, Timestamp, Topi
 
 use super::node::{NodeCall, NodeSave};
 use super::profile::{HoldsFaults, HoldsProfile};
-use super::report::{HoldsFailure, HoldsReport};
+use super::report::HoldsCounts;
 use super::truth::UNWRITABLE;
 use super::world::{CommitFault, HoldsWorld};
-use crate::trace::{Trace, panic_text};
+use crate::simulation::{SeedRun, Simulation};
+use crate::trace::Trace;
 use crate::{CheckResult, Rng};
 
 const NODES: usize = 3;
@@ -28,27 +28,7 @@ const SETTLE_ROUNDS_MAX: u64 = 20_000;
 /// The maximum distance of a node's clock from the true time. Two nodes differ at most by the allowed skew.
 const SKEW_MAX_MS: u64 = 250;
 
-/// Runs one seed.
-pub fn run_holds(seed: u64, profile: HoldsProfile) -> Result<HoldsReport, Box<HoldsFailure>> {
-    run_with(seed, profile, false)
-}
-
-/// Runs one seed and prints each step.
-pub fn run_holds_traced(seed: u64, profile: HoldsProfile) -> Result<HoldsReport, Box<HoldsFailure>> {
-    run_with(seed, profile, true)
-}
-
-fn run_with(seed: u64, profile: HoldsProfile, print: bool) -> Result<HoldsReport, Box<HoldsFailure>> {
-    let mut driver = HoldsDriver::new(seed, profile, print);
-    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| driver.run()));
-    let outcome = outcome.unwrap_or_else(|panic| Err(format!("a panic: {}", panic_text(&*panic))));
-    match outcome {
-        Ok(()) => Ok(driver.report()),
-        Err(message) => Err(Box::new(HoldsFailure { seed, profile, message, trace: driver.world.trace.last() })),
-    }
-}
-
-struct HoldsDriver {
+pub struct HoldsDriver {
     rng: Rng,
     world: HoldsWorld,
     faults: HoldsFaults,
@@ -56,19 +36,27 @@ struct HoldsDriver {
     /// All created holds, for requests about them and for repeated ones.
     made: Vec<Hold>,
     next_name: u64,
-    report: HoldsReport,
+    counts: HoldsCounts,
     first_kept: u64,
     /// The state at the last check. An unchanged state is not checked again.
     watched: (usize, u64, u64),
 }
 
-impl HoldsDriver {
-    fn new(seed: u64, profile: HoldsProfile, print: bool) -> Self {
-        let mut rng = Rng::new(seed);
-        let settings = HoldsProfile::settings(&mut rng);
-        let faults = profile.faults(&mut rng);
+impl Simulation for HoldsProfile {
+    const PART: &'static str = "holds";
+    const CLEAN: &'static [Self] = &Self::ALL;
+    const BROKEN: &'static [Self] = &[];
+    type Run = HoldsDriver;
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+
+    fn start(self, mut rng: Rng, trace: Trace) -> CheckResult<HoldsDriver> {
+        let settings = Self::settings(&mut rng);
+        let faults = self.faults(&mut rng);
         let stepout = Duration::from_millis(*rng.pick(&[300, 1_000, 3_000]));
-        let mut world = HoldsWorld::new(settings, stepout, NODES, Trace::new(print));
+        let mut world = HoldsWorld::new(settings, stepout, NODES, trace);
         world.log.has_markers = rng.one_in(2);
         world.page_records = *rng.pick(&[1, 2, 5, 100]);
         world.page_holds = *rng.pick(&[1, 2]);
@@ -76,24 +64,34 @@ impl HoldsDriver {
             node.usual_skew_ms = rng.between(0, 2 * SKEW_MAX_MS) as i64 - SKEW_MAX_MS as i64;
             node.set_skew(node.usual_skew_ms, world.time);
         }
-        Self {
+        Ok(HoldsDriver {
             rng,
             world,
             faults,
             mint: IdMint::new(1, 0),
             made: Vec::new(),
             next_name: 0,
-            report: HoldsReport::default(),
+            counts: HoldsCounts::default(),
             first_kept: 0,
             watched: (0, 0, 0),
-        }
+        })
+    }
+}
+
+impl SeedRun for HoldsDriver {
+    type Counts = HoldsCounts;
+
+    fn trace(&self) -> &Trace {
+        &self.world.trace
     }
 
-    fn report(&self) -> HoldsReport {
+    fn steps(&self) -> u64 {
+        self.world.truth.step
+    }
+
+    fn counts(&self) -> HoldsCounts {
         let (world, truth) = (&self.world, &self.world.truth);
-        HoldsReport {
-            seeds: 1,
-            steps: truth.step,
+        HoldsCounts {
             holds: truth.stories.values().filter(|story| story.now().is_some()).count() as u64,
             fired: truth.fired,
             withdrawn: truth.withdrawn,
@@ -102,12 +100,11 @@ impl HoldsDriver {
             carried: truth.carried,
             questions: world.questions.len() as u64,
             answered: world.questions.iter().filter(|question| matches!(question.reply, Some(Ok(_)))).count() as u64,
-            fingerprint: world.trace.fingerprint(),
-            ..self.report
+            ..self.counts
         }
     }
 
-    fn run(&mut self) -> CheckResult {
+    fn drive(&mut self) -> CheckResult {
         self.world.take(0);
         for _ in 0..self.rng.between(STEPS_MIN, STEPS_MAX) {
             self.inject_faults()?;
@@ -127,11 +124,13 @@ impl HoldsDriver {
         }
         self.settle()
     }
+}
 
+impl HoldsDriver {
     /// Checks the rules that hold after every step.
     fn watch(&mut self) -> CheckResult {
         let first = self.world.log.bounds().first;
-        self.report.trims += u64::from(first > self.first_kept);
+        self.counts.trims += u64::from(first > self.first_kept);
         self.first_kept = first;
         let changes = (self.world.truth.landings.len(), self.world.store.changes(), first);
         if changes == self.watched {
@@ -180,7 +179,7 @@ impl HoldsDriver {
 
     fn commit_fault(&mut self) -> CommitFault {
         if self.rng.one_in(self.faults.unknown) {
-            self.report.unknown_commits += 1;
+            self.counts.unknown_commits += 1;
             return *self.rng.pick(&[CommitFault::UnknownLanded, CommitFault::UnknownAtLarge]);
         }
         if self.rng.one_in(self.faults.not_now) { CommitFault::NotNow } else { CommitFault::None }
@@ -206,14 +205,14 @@ impl HoldsDriver {
         let node = self.rng.below(NODES as u64) as usize;
         let has_owner = self.world.nodes[self.world.owner.0].owner.is_some();
         if self.rng.one_in(faults.crash) && self.world.nodes[node].owner.is_some() {
-            self.report.crashes += 1;
+            self.counts.crashes += 1;
             self.world.crash(node);
         }
         if self.rng.one_in(faults.stop) {
             self.world.stop(node)?;
         }
         if self.rng.one_in(faults.take_over) || !has_owner && self.rng.one_in(20) {
-            self.report.takeovers += 1;
+            self.counts.takeovers += 1;
             self.world.take(node);
         }
         if self.rng.one_in(faults.stall) {
@@ -225,7 +224,7 @@ impl HoldsDriver {
         if past > 0 && self.rng.one_in(faults.fall_back) {
             let to = self.rng.below(past) as usize;
             self.world.store.fall_back(to);
-            self.report.store_falls += 1;
+            self.counts.store_falls += 1;
             self.world.truth.has_forgotten = true;
             let at = self.world.store.applied();
             self.world.note(|| format!("the store falls back to {at}"));
@@ -261,7 +260,7 @@ impl HoldsDriver {
         let is_away = self.world.nodes[node].skew_ms() != usual;
         let skew_ms = if is_away && !self.rng.one_in(3) { usual } else { usual + self.rng.pick(&FAR) };
         self.world.nodes[node].set_skew(skew_ms, time);
-        self.report.clock_steps += 1;
+        self.counts.clock_steps += 1;
         self.world.note(|| format!("the clock of node {node} is set to {skew_ms} ms from the true time"));
     }
 

@@ -3,7 +3,7 @@
 //!
 //! - [`HoldsWorld`](world::HoldsWorld) has every single step that can happen: a call is answered, an answer arrives, a node crashes.
 //! - [`HoldsTruth`](truth::HoldsTruth) records the true decisions and reports violations.
-//! - [`run_holds`] drives a world by a seed, then lets everything settle. The same seed makes the same run.
+//! - `driver` drives a world by a seed, then lets everything settle. The same seed makes the same run.
 
 pub mod answers;
 mod driver;
@@ -15,6 +15,5 @@ pub mod store;
 pub mod truth;
 pub mod world;
 
-pub use driver::{run_holds, run_holds_traced};
 pub use profile::HoldsProfile;
-pub use report::{HoldsFailure, HoldsReport};
+pub use report::HoldsCounts;

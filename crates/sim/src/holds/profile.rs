@@ -51,10 +51,6 @@ impl HoldsProfile {
         }
     }
 
-    pub fn by_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|profile| profile.name() == name)
-    }
-
     pub(super) fn faults(self, rng: &mut Rng) -> HoldsFaults {
         let is_mixed = self == Self::Mixed;
         let rate = *rng.pick(&[1, 2, 4]);

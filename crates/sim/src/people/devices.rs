@@ -99,9 +99,9 @@ impl PeopleWorld {
             return;
         }
         let gateway = *self.rng.pick(&alive);
-        self.sessions += 1;
-        self.report.sessions += 1;
-        let (session, at) = (self.sessions, self.clock());
+        self.sessions.last += 1;
+        self.counts.sessions += 1;
+        let (session, at) = (self.sessions.last, self.clock());
         let it = &mut self.devices[device];
         (it.session, it.acks, it.is_admitted, it.received) = (Some(session), acks, false, 0);
         it.seen.clear();
@@ -147,7 +147,7 @@ impl PeopleWorld {
         match frame {
             DeviceFrame::Connected { cursor, resumed } => {
                 (it.is_admitted, it.received) = (true, cursor);
-                self.report.resumed += u64::from(resumed);
+                self.counts.resumed += u64::from(resumed);
                 self.note(|| format!("{who} is connected at {cursor}, resumed: {resumed}"));
                 Ok(())
             }
@@ -166,7 +166,7 @@ impl PeopleWorld {
                 it.received = it.received.max(to);
                 it.cursor = Some(it.received);
                 let seat = it.seat.clone();
-                self.report.truncated += 1;
+                self.counts.truncated += 1;
                 self.note(|| format!("{who} has lost {from} to {to}"));
                 self.truth.is_truncated(&seat, from, to)?;
                 self.will_ack(device, session);
@@ -183,7 +183,7 @@ impl PeopleWorld {
         let (seq, prev) = match delivery.place {
             DeliveryPosition::Stored { seq, prev } => (seq, prev),
             DeliveryPosition::Ephemeral { place } => {
-                self.report.ephemeral += 1;
+                self.counts.ephemeral += 1;
                 let is_new = it.ephemeral.insert(place);
                 return if is_new { Ok(()) } else { Err(format!("{who} receives the ephemeral push {place} twice")) };
             }
@@ -204,9 +204,9 @@ impl PeopleWorld {
         self.note(|| format!("{who} sees {seq} after {prev}, again: {again}"));
         let is_first = self.truth.sees(&seat, seq, &delivery.message.id, &delivery.message.payload)?;
         if is_first {
-            self.report.seen += 1
+            self.counts.seen += 1
         } else {
-            self.report.seen_again += 1
+            self.counts.seen_again += 1
         }
         self.will_ack(device, session);
         Ok(())

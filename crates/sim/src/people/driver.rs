@@ -1,15 +1,14 @@
 //! Runs a seed of people: the driver chooses the steps of a world, and finally lets the world settle.
 
-use std::panic::AssertUnwindSafe;
-
 use whimbrel_model::people::Platform;
 use whimbrel_model::push::{Notify, PushKick, PushMessage};
 
 use super::devices::AckMode;
 use super::profile::{PeopleFaults, PeopleProfile};
-use super::report::{PeopleFailure, PeopleReport};
+use super::report::PeopleCounts;
 use super::world::{GATEWAYS, PeopleWorld, USERS, user_name};
-use crate::trace::{Trace, panic_text};
+use crate::simulation::{SeedRun, Simulation};
+use crate::trace::Trace;
 use crate::{CheckResult, Rng};
 
 const STEPS_MIN: u64 = 100;
@@ -22,32 +21,55 @@ const QUIET_MS: u64 = 30_000;
 const WAVE_MS: u64 = 10_000;
 const WAVES: usize = 3;
 
-/// Runs one seed.
-pub fn run_people(seed: u64, profile: PeopleProfile) -> Result<PeopleReport, Box<PeopleFailure>> {
-    run_with(seed, profile, false)
+pub struct PeopleRun {
+    world: PeopleWorld,
+    rng: Rng,
+    steps: u64,
 }
 
-/// Runs one seed and prints each step.
-pub fn run_people_traced(seed: u64, profile: PeopleProfile) -> Result<PeopleReport, Box<PeopleFailure>> {
-    run_with(seed, profile, true)
+impl Simulation for PeopleProfile {
+    const PART: &'static str = "people";
+    const CLEAN: &'static [Self] = &Self::ALL;
+    const BROKEN: &'static [Self] = &Self::BREAKAGES;
+    type Run = PeopleRun;
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+
+    fn start(self, mut rng: Rng, trace: Trace) -> CheckResult<PeopleRun> {
+        let faults = self.faults(&mut rng);
+        Ok(PeopleRun { world: PeopleWorld::new(faults, self, rng.fork(), trace), rng, steps: 0 })
+    }
 }
 
-fn run_with(seed: u64, profile: PeopleProfile, print: bool) -> Result<PeopleReport, Box<PeopleFailure>> {
-    let mut rng = Rng::new(seed);
-    let faults = profile.faults(&mut rng);
-    let mut world = PeopleWorld::new(faults, profile, rng.fork(), Trace::new(print));
-    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| drive(&mut world, &mut rng, faults)));
-    let outcome = outcome.unwrap_or_else(|panic| Err(format!("a panic: {}", panic_text(&*panic))));
-    outcome.map_err(|message| Box::new(PeopleFailure { seed, profile, message, trace: world.trace.last() }))?;
-    Ok(PeopleReport { fingerprint: world.trace.fingerprint(), ..world.report })
+impl SeedRun for PeopleRun {
+    type Counts = PeopleCounts;
+
+    fn drive(&mut self) -> CheckResult {
+        drive(&mut self.world, &mut self.rng, &mut self.steps)
+    }
+
+    fn trace(&self) -> &Trace {
+        &self.world.trace
+    }
+
+    fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    fn counts(&self) -> PeopleCounts {
+        self.world.counts
+    }
 }
 
-fn drive(world: &mut PeopleWorld, rng: &mut Rng, faults: PeopleFaults) -> CheckResult {
+fn drive(world: &mut PeopleWorld, rng: &mut Rng, steps: &mut u64) -> CheckResult {
+    let faults = world.faults;
     let mut brought: Vec<PushMessage> = Vec::new();
     for _ in 0..rng.between(STEPS_MIN, STEPS_MAX) {
-        world.report.steps += 1;
+        *steps += 1;
         if rng.one_in(2) {
-            let message = message(rng, world.report.messages, &mut brought);
+            let message = message(rng, world.counts.messages, &mut brought);
             world.push(message);
         }
         for device in 0..world.devices.len() {

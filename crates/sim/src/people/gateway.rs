@@ -126,7 +126,7 @@ impl PeopleWorld {
 
     /// The gateway sees the owner, over a stream that is new to it.
     pub(super) fn route(&mut self, gateway: usize, epoch: u64, stream: u64) {
-        let is_there = self.streams.get(&(epoch, gateway)) == Some(&stream) && self.owner == Some(epoch);
+        let is_there = self.links.streams.get(&(epoch, gateway)) == Some(&stream) && self.owners.current == Some(epoch);
         let at = &mut self.gateways[gateway];
         if !is_there || at.id.is_none() || at.route == Some((epoch, stream)) {
             return;
@@ -153,7 +153,7 @@ impl PeopleWorld {
 
     pub(super) fn take_batch(&mut self, gateway: usize, epoch: u64, news: Vec<ToGateway>) -> CheckResult {
         if self.gateways[gateway].believes > epoch {
-            self.report.older_epochs += 1;
+            self.counts.faults.older_epochs += 1;
             return Ok(());
         }
         self.gateways[gateway].believes = epoch;
@@ -179,7 +179,7 @@ impl PeopleWorld {
                 None
             }
             ToGateway::Kick { code, .. } => {
-                self.report.kicks += 1;
+                self.counts.kicks += 1;
                 let has_acked = session.unacked.is_empty() && now - session.acked_all_at > ACKED_LONG_MS;
                 if code == CloseCode::NoAck && has_acked {
                     return Err(format!("session {number} is closed without a missing acknowledgement"));
@@ -216,7 +216,7 @@ impl PeopleWorld {
             },
         };
         if is_gap {
-            self.report.gaps += 1;
+            self.counts.faults.gaps += 1;
             self.ask_again(gateway, number);
         }
         if let Some(frame) = frame {
@@ -251,7 +251,7 @@ impl PeopleWorld {
             session.acked_all_at = self.now;
         }
         let Some(uid) = session.state.identity.as_ref().map(|identity| identity.uid.clone()) else { return };
-        self.report.acks += 1;
+        self.counts.acks += 1;
         self.send_up(gateway, vec![ToCarrier::Ack { session: number, uid, upto }]);
     }
 

@@ -23,16 +23,16 @@ impl PeopleWorld {
         };
         let sessions = self.gateways.iter().flat_map(SimGateway::states);
         let meant: Vec<u64> = sessions.filter(|(_, state)| is_meant(state)).map(|(number, _)| number).collect();
-        self.kicked.extend(meant);
+        self.sessions.kicked.extend(meant);
         self.append(&PushTask::Kick(kick), uid, Bytes::new());
     }
 
     pub fn was_kicked(&self, session: u64) -> bool {
-        self.kicked.contains(&session)
+        self.sessions.kicked.contains(&session)
     }
 
     pub fn no_kicked_session_remains(&self) -> CheckResult {
-        match self.kicked.iter().find(|session| self.gateway_of(**session).is_some()) {
+        match self.sessions.kicked.iter().find(|session| self.gateway_of(**session).is_some()) {
             Some(session) => Err(format!("session {session} was kicked, and is still connected")),
             None => Ok(()),
         }
@@ -41,7 +41,7 @@ impl PeopleWorld {
     /// Whether a kick of that owner is still in transit to a gateway.
     pub(super) fn has_kick_in_transit(&self, owner: u64) -> bool {
         let is_kick = |news: &ToGateway| matches!(news, ToGateway::Kick { code: CloseCode::Kicked, .. });
-        self.events.values().any(
+        self.schedule.events().any(
             |event| matches!(event, ScheduledEvent::Down { epoch, news, .. } if *epoch == owner && news.iter().any(is_kick)),
         )
     }

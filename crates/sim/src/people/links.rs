@@ -1,6 +1,7 @@
 //! The links between owners and gateways. A link delivers messages in order; a break loses those in transit. A new link is a new tenure. If
 //! a link is crowded, a gap replaces stored messages.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use whimbrel_model::people::GatewayId;
@@ -21,6 +22,23 @@ const LEASE_MS: (u64, u64) = (500, 3_000);
 /// The frequency at which a stream has no space for stored messages, if links are faulty.
 const CROWDED_ONE_IN: u64 = 25;
 
+/// The streams between owners and gateways.
+#[derive(Default)]
+pub(super) struct SimLinks {
+    /// The open streams, by owner and gateway.
+    pub streams: BTreeMap<(u64, usize), u64>,
+    last: u64,
+    /// The arrival time of the last message in transit on each stream and direction: messages do not overtake.
+    arrivals: BTreeMap<(u64, bool), u64>,
+}
+
+/// The gateways of the cluster, as owners see them.
+pub(super) struct LiveViews {
+    /// All views of the live gateways so far.
+    pub views: Vec<Arc<Vec<GatewayId>>>,
+    pub incarnations: u64,
+}
+
 /// Replaces a stored message by a gap, like a stream without space.
 fn without_stored(news: ToGateway) -> ToGateway {
     match news {
@@ -39,18 +57,18 @@ impl PeopleWorld {
 
     /// The same, but the gateway sees it only after this many milliseconds.
     fn open_after(&mut self, gateway: usize, epoch: u64, after: u64) {
-        if self.gateways[gateway].id.is_none() || !self.owners.contains_key(&epoch) {
+        if self.gateways[gateway].id.is_none() || !self.owners.all.contains_key(&epoch) {
             return;
         }
-        self.last_stream += 1;
-        let stream = self.last_stream;
-        self.streams.insert((epoch, gateway), stream);
+        self.links.last += 1;
+        let stream = self.links.last;
+        self.links.streams.insert((epoch, gateway), stream);
         let seen = after + self.rng.between(1, ROUTE_MS_MAX);
         self.later(seen, ScheduledEvent::Route { gateway, epoch, stream });
     }
 
     pub(super) fn reconnect(&mut self, gateway: usize, epoch: u64) {
-        if !self.streams.contains_key(&(epoch, gateway)) {
+        if !self.links.streams.contains_key(&(epoch, gateway)) {
             self.replace_stream(gateway, epoch);
         }
     }
@@ -66,9 +84,9 @@ impl PeopleWorld {
 
     /// Breaks the link between the current owner and a gateway. Messages in transit are lost.
     pub fn break_link(&mut self, gateway: usize) {
-        let Some(epoch) = self.owner else { return };
-        let Some(stream) = self.streams.remove(&(epoch, gateway)) else { return };
-        self.report.breaks += 1;
+        let Some(epoch) = self.owners.current else { return };
+        let Some(stream) = self.links.streams.remove(&(epoch, gateway)) else { return };
+        self.counts.faults.breaks += 1;
         self.note(|| format!("the way between owner {epoch} and gateway {gateway} breaks"));
         if self.rng.one_in(2) {
             // The link is replaced before any side notices the break.
@@ -84,7 +102,7 @@ impl PeopleWorld {
     /// The arrival time of the next message on a stream.
     fn arrival(&mut self, stream: u64, is_up: bool) -> u64 {
         let at = self.now + self.rng.between(1, WAY_MS_MAX);
-        let last = self.last_on.entry((stream, is_up)).or_default();
+        let last = self.links.arrivals.entry((stream, is_up)).or_default();
         *last = at.max(*last);
         *last
     }
@@ -92,7 +110,7 @@ impl PeopleWorld {
     /// Returns `false` if there is no link.
     pub(super) fn send_down(&mut self, epoch: u64, id: GatewayId, news: Vec<ToGateway>) -> bool {
         let Some(gateway) = self.gateways.iter().position(|gateway| gateway.id == Some(id)) else { return false };
-        let Some(stream) = self.streams.get(&(epoch, gateway)).copied() else { return false };
+        let Some(stream) = self.links.streams.get(&(epoch, gateway)).copied() else { return false };
         let is_crowded = self.faults.link > 0 && self.rng.one_in(CROWDED_ONE_IN);
         let news = if is_crowded { news.into_iter().map(without_stored).collect() } else { news };
         let at = self.arrival(stream, false);
@@ -111,8 +129,8 @@ impl PeopleWorld {
 
     /// Joins the cluster under a new id.
     pub(super) fn join(&mut self, gateway: usize) {
-        self.incarnations += 1;
-        let id = GatewayId { node: gateway as u16, incarnation: self.incarnations };
+        self.cluster.incarnations += 1;
+        let id = GatewayId { node: gateway as u16, incarnation: self.cluster.incarnations };
         self.note(|| format!("gateway {gateway} is {id}"));
         self.gateways[gateway].id = Some(id);
         self.gateways[gateway].route = None;
@@ -121,7 +139,7 @@ impl PeopleWorld {
         living.retain(|earlier| earlier.node != id.node);
         living.push(id);
         self.new_view(living);
-        let epochs: Vec<u64> = self.owners.keys().copied().collect();
+        let epochs: Vec<u64> = self.owners.all.keys().copied().collect();
         for epoch in epochs {
             self.open_stream(gateway, epoch);
         }
@@ -129,13 +147,13 @@ impl PeopleWorld {
     }
 
     fn living(&self) -> Vec<GatewayId> {
-        self.views.last().map(|living| living.to_vec()).unwrap_or_default()
+        self.cluster.views.last().map(|living| living.to_vec()).unwrap_or_default()
     }
 
     fn new_view(&mut self, living: Vec<GatewayId>) {
-        self.views.push(Arc::new(living));
-        let version = self.views.len() - 1;
-        let epochs: Vec<u64> = self.owners.keys().copied().collect();
+        self.cluster.views.push(Arc::new(living));
+        let version = self.cluster.views.len() - 1;
+        let epochs: Vec<u64> = self.owners.all.keys().copied().collect();
         for epoch in epochs {
             self.show(epoch, version);
         }
@@ -151,9 +169,9 @@ impl PeopleWorld {
     /// Kills the process of a gateway with all connections. Its lease lasts for a while.
     pub fn kill_gateway(&mut self, gateway: usize) {
         let Some(id) = self.gateways[gateway].id.take() else { return };
-        self.report.deaths += 1;
+        self.counts.faults.deaths += 1;
         self.note(|| format!("gateway {gateway} dies"));
-        self.streams.retain(|(_, of), _| *of != gateway);
+        self.links.streams.retain(|(_, of), _| *of != gateway);
         let sessions = std::mem::take(&mut self.gateways[gateway].sessions);
         self.gateways[gateway] = Default::default();
         for session in sessions.into_keys() {
@@ -171,10 +189,10 @@ impl PeopleWorld {
         if !self.living().contains(&id) {
             return;
         }
-        self.report.leases += 1;
+        self.counts.faults.leases += 1;
         self.note(|| format!("gateway {gateway} loses its lease"));
         self.lapse(id);
-        self.streams.retain(|(_, of), _| *of != gateway);
+        self.links.streams.retain(|(_, of), _| *of != gateway);
         self.soon(1_000, ScheduledEvent::Rejoin { gateway });
     }
 }

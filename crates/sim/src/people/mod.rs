@@ -5,7 +5,7 @@
 //! - [`SimGateway`](gateway::SimGateway) is a gateway: real session states, and the work of a gateway's lane with them.
 //! - [`PeopleTruth`](truth::PeopleTruth) records the messages that every seat must receive, and checks each frame of a device.
 //! - [`PeopleWorld`](world::PeopleWorld) has every single step that can happen. It draws only the durations.
-//! - [`run_people`] drives a world by a seed, then lets everything settle. The same seed makes the same run.
+//! - `driver` drives a world by a seed, then lets everything settle. The same seed makes the same run.
 
 mod devices;
 mod driver;
@@ -19,6 +19,5 @@ pub mod store;
 pub mod truth;
 pub mod world;
 
-pub use driver::{run_people, run_people_traced};
 pub use profile::PeopleProfile;
-pub use report::{PeopleFailure, PeopleReport};
+pub use report::{PeopleCounts, PeopleFaultCounts};

@@ -1,11 +1,12 @@
 //! The owners of the partition: the current one, and replaced ones that have not noticed it. Each is the real core.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::{DeliveryPosition, ReadBatch, ToCarrier, ToGateway};
 use whimbrel_people::carrier::partition::{CarrierEffect, CarrierIncident, CarrierInput, PushPartition};
+use whimbrel_people::carrier::{CarrierSettings, PlatformRules};
 
 use super::profile::PeopleProfile;
 use super::world::{INBOX_EPOCH, PeopleWorld, ScheduledEvent};
@@ -29,60 +30,80 @@ pub(super) struct InboxOwner {
     pub is_cut_off: bool,
 }
 
+/// The owners that run, with what they share.
+pub(super) struct InboxOwners {
+    settings: Arc<CarrierSettings>,
+    rules: Arc<PlatformRules>,
+    /// By epoch.
+    pub all: BTreeMap<u64, InboxOwner>,
+    /// The epoch of the current owner.
+    pub current: Option<u64>,
+    pub last_epoch: u64,
+    /// The maximum number of unacknowledged messages of any session.
+    pub most_unacked: usize,
+}
+
+impl InboxOwners {
+    pub fn new(settings: CarrierSettings, rules: Arc<PlatformRules>) -> Self {
+        let settings = Arc::new(settings);
+        Self { settings, rules, all: BTreeMap::new(), current: None, last_epoch: 0, most_unacked: 0 }
+    }
+}
+
 impl PeopleWorld {
     /// Takes the partition over if it has no owner.
     pub(super) fn take_over(&mut self) {
-        if self.owner.is_some() {
+        if self.owners.current.is_some() {
             return;
         }
         if !self.is_quiet && self.rng.one_in(self.faults.store) {
-            self.report.store_errors += 1;
+            self.counts.faults.store_errors += 1;
             return self.soon(250, ScheduledEvent::TakeOver);
         }
-        self.last_epoch += 1;
-        let epoch = self.last_epoch;
+        self.owners.last_epoch += 1;
+        let epoch = self.owners.last_epoch;
         let Some(applied) = self.store.open(epoch) else { return };
         let end = self.log.len() as u64;
         self.note(|| format!("owner {epoch} takes over at {applied} of {end}"));
-        self.report.owners += 1;
-        let (settings, rules) = (Arc::clone(&self.settings), Arc::clone(&self.rules));
+        self.counts.faults.owners += 1;
+        let (settings, rules) = (Arc::clone(&self.owners.settings), Arc::clone(&self.owners.rules));
         let core = PushPartition::new(settings, rules, epoch, INBOX_EPOCH.into(), self.clock());
         // The view of live gateways may be slightly old.
-        let view = self.views.len() - 1 - self.rng.below(2.min(self.views.len() as u64)) as usize;
-        self.owners.insert(epoch, InboxOwner { core, reading: None, tick_at: None, view, is_cut_off: false });
-        self.owner = Some(epoch);
+        let view = self.cluster.views.len() - 1 - self.rng.below(2.min(self.cluster.views.len() as u64)) as usize;
+        self.owners.all.insert(epoch, InboxOwner { core, reading: None, tick_at: None, view, is_cut_off: false });
+        self.owners.current = Some(epoch);
         for gateway in 0..self.gateways.len() {
             self.open_stream(gateway, epoch);
         }
         self.step(epoch, CarrierInput::Started { applied, first: 0, end });
-        let living = Arc::clone(&self.views[view]);
+        let living = Arc::clone(&self.cluster.views[view]);
         self.step(epoch, CarrierInput::LiveGateways(living));
-        self.show(epoch, self.views.len() - 1);
+        self.show(epoch, self.cluster.views.len() - 1);
     }
 
     /// Ends the process of the owner, or its ownership, with all open calls.
     pub(super) fn die(&mut self, epoch: u64) {
-        if self.owners.remove(&epoch).is_none() {
+        if self.owners.all.remove(&epoch).is_none() {
             return;
         }
         self.note(|| format!("owner {epoch} is gone"));
-        self.streams.retain(|(of, _), _| *of != epoch);
+        self.links.streams.retain(|(of, _), _| *of != epoch);
         for gateway in 0..self.gateways.len() {
             self.soon(500, ScheduledEvent::Unroute { gateway, epoch, stream: None });
         }
-        if self.owner == Some(epoch) {
-            self.owner = None;
+        if self.owners.current == Some(epoch) {
+            self.owners.current = None;
             self.soon(TAKE_OVER_MS_MAX, ScheduledEvent::TakeOver);
         }
     }
 
     /// Replaces the owner, which continues for a while.
     pub fn replace_owner(&mut self) {
-        let Some(epoch) = self.owner.take() else { return };
-        self.report.zombies += 1;
+        let Some(epoch) = self.owners.current.take() else { return };
+        self.counts.faults.zombies += 1;
         self.note(|| format!("owner {epoch} is replaced"));
         let is_cut_off = !self.rng.one_in(3);
-        if let Some(owner) = self.owners.get_mut(&epoch) {
+        if let Some(owner) = self.owners.all.get_mut(&epoch) {
             owner.is_cut_off = is_cut_off;
         }
         self.soon(8_000, ScheduledEvent::Dies { epoch });
@@ -90,18 +111,18 @@ impl PeopleWorld {
     }
 
     pub fn crash_owner(&mut self) {
-        if let Some(epoch) = self.owner {
+        if let Some(epoch) = self.owners.current {
             self.die(epoch);
         }
     }
 
     /// Ends the owner in order: it saves its state and gives up the partition.
     pub fn end_owner(&mut self) {
-        let Some(epoch) = self.owner else { return };
+        let Some(epoch) = self.owners.current else { return };
         self.note(|| format!("owner {epoch} ends"));
         self.step(epoch, CarrierInput::Ending);
         // The owner sends and receives nothing more.
-        self.streams.retain(|(of, _), _| *of != epoch);
+        self.links.streams.retain(|(of, _), _| *of != epoch);
         self.soon(1_000, ScheduledEvent::Dies { epoch });
     }
 
@@ -109,7 +130,7 @@ impl PeopleWorld {
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
             let now = self.clock();
-            let Some(owner) = self.owners.get_mut(&epoch) else { return };
+            let Some(owner) = self.owners.all.get_mut(&epoch) else { return };
             let mut effects = owner.core.step(now, input);
             // The core does not order its effects by gateway; a run needs a fixed order.
             effects.sort_by_key(|effect| match effect {
@@ -120,15 +141,15 @@ impl PeopleWorld {
                 self.perform(epoch, effect, &mut inputs);
             }
         }
-        if let Some(owner) = self.owners.get(&epoch) {
-            self.most_unacked = self.most_unacked.max(owner.core.most_unacknowledged());
+        if let Some(owner) = self.owners.all.get(&epoch) {
+            self.owners.most_unacked = self.owners.most_unacked.max(owner.core.most_unacknowledged());
         }
         self.wake(epoch);
     }
 
     fn wake(&mut self, epoch: u64) {
         let (now, skew) = (self.now, self.skew);
-        let Some(owner) = self.owners.get_mut(&epoch) else { return };
+        let Some(owner) = self.owners.all.get_mut(&epoch) else { return };
         let Some(at) = owner.core.wake_at() else { return };
         let at = u64::try_from(at.as_millis() - skew).unwrap_or(0).max(now + 1);
         if owner.tick_at.is_none_or(|earlier| at < earlier) {
@@ -163,7 +184,7 @@ impl PeopleWorld {
             }
             CarrierEffect::Report(problem) => {
                 if let CarrierIncident::NoAck { .. } = problem {
-                    self.report.no_acks += 1;
+                    self.counts.no_acks += 1;
                 }
                 self.note(|| format!("owner {epoch} reports {problem:?}"));
             }
@@ -188,7 +209,7 @@ impl PeopleWorld {
     }
 
     pub(super) fn read(&mut self, epoch: u64, from: u64) {
-        let Some(owner) = self.owners.get_mut(&epoch) else { return };
+        let Some(owner) = self.owners.all.get_mut(&epoch) else { return };
         if from >= self.log.len() as u64 {
             owner.reading = Some(from);
             return;
@@ -201,7 +222,7 @@ impl PeopleWorld {
     /// Continues the reads that wait at the tail.
     pub(super) fn tell_readers(&mut self) {
         let waiting: Vec<(u64, u64)> =
-            self.owners.iter_mut().filter_map(|(epoch, owner)| Some((*epoch, owner.reading.take()?))).collect();
+            self.owners.all.iter_mut().filter_map(|(epoch, owner)| Some((*epoch, owner.reading.take()?))).collect();
         for (epoch, from) in waiting {
             self.soon(5, ScheduledEvent::Read { epoch, from });
         }
@@ -213,21 +234,22 @@ impl PeopleWorld {
     }
 
     pub(super) fn see(&mut self, epoch: u64, version: usize) {
-        let Some(owner) = self.owners.get_mut(&epoch) else { return };
+        let Some(owner) = self.owners.all.get_mut(&epoch) else { return };
         if version > owner.view {
             owner.view = version;
-            let living = Arc::clone(&self.views[version]);
+            let living = Arc::clone(&self.cluster.views[version]);
             self.step(epoch, CarrierInput::LiveGateways(living));
         }
     }
 
     pub fn owner_is_up(&self) -> bool {
-        self.owner.is_some_and(|epoch| self.owners.contains_key(&epoch))
+        self.owners.current.is_some_and(|epoch| self.owners.all.contains_key(&epoch))
     }
 
     /// Checks that the owner has exactly the connected sessions.
     pub fn owner_has_the_connected_sessions(&self) -> CheckResult {
-        let owner = self.owner.and_then(|epoch| self.owners.get(&epoch)).ok_or("the partition has no owner")?;
+        let owner =
+            self.owners.current.and_then(|epoch| self.owners.all.get(&epoch)).ok_or("the partition has no owner")?;
         let there: usize = self.gateways.iter().map(|gateway| gateway.sessions.len()).sum();
         if owner.core.sessions() != there {
             return Err(format!("the owner has {} sessions, and {there} are connected", owner.core.sessions()));

@@ -85,10 +85,6 @@ impl PeopleProfile {
         }
     }
 
-    pub fn by_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().chain(Self::BREAKAGES).find(|profile| profile.name() == name)
-    }
-
     pub(super) fn faults(self, rng: &mut Rng) -> PeopleFaults {
         let none = PeopleFaults::default();
         match self {

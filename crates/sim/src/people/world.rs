@@ -14,9 +14,10 @@ use whimbrel_people::carrier::{CarrierSettings, PlatformRules};
 
 use super::devices::{DeviceFrame, SimDevice};
 use super::gateway::SimGateway;
-use super::owners::InboxOwner;
+use super::links::{LiveViews, SimLinks};
+use super::owners::InboxOwners;
 use super::profile::{PeopleFaults, PeopleProfile};
-use super::report::PeopleReport;
+use super::report::PeopleCounts;
 use super::store::SimInbox;
 use super::truth::PeopleTruth;
 use crate::trace::Trace;
@@ -127,6 +128,38 @@ pub(super) enum ScheduledEvent {
     },
 }
 
+/// The pending events, in the order of their times, then of their scheduling.
+#[derive(Default)]
+pub(super) struct EventSchedule {
+    events: BTreeMap<(u64, u64), ScheduledEvent>,
+    scheduled: u64,
+}
+
+impl EventSchedule {
+    fn add(&mut self, at: u64, event: ScheduledEvent) {
+        self.scheduled += 1;
+        self.events.insert((at, self.scheduled), event);
+    }
+
+    /// The next event until that time, with its time.
+    fn next(&mut self, until: u64) -> Option<(u64, ScheduledEvent)> {
+        let entry = self.events.first_entry().filter(|entry| entry.key().0 <= until)?;
+        Some((entry.key().0, entry.remove()))
+    }
+
+    pub fn events(&self) -> impl Iterator<Item = &ScheduledEvent> {
+        self.events.values()
+    }
+}
+
+/// The sessions of devices.
+#[derive(Default)]
+pub(super) struct SessionNumbers {
+    pub last: u64,
+    /// The sessions that a kick must end.
+    pub kicked: BTreeSet<u64>,
+}
+
 pub struct PeopleWorld {
     pub now: u64,
     pub(super) skew: i64,
@@ -134,37 +167,21 @@ pub struct PeopleWorld {
     pub trace: Trace,
     pub(super) faults: PeopleFaults,
     pub(super) profile: PeopleProfile,
-    pub(super) settings: Arc<CarrierSettings>,
-    pub(super) rules: Arc<PlatformRules>,
     pub(super) log: Vec<StoredRecord>,
     pub(super) store: SimInbox,
-    pub(super) owners: BTreeMap<u64, InboxOwner>,
-    /// The epoch of the current owner.
-    pub(super) owner: Option<u64>,
-    pub(super) last_epoch: u64,
+    pub(super) owners: InboxOwners,
     pub(super) gateways: Vec<SimGateway>,
-    /// All views of the live gateways so far.
-    pub(super) views: Vec<Arc<Vec<GatewayId>>>,
-    pub(super) incarnations: u64,
-    /// The open streams between owners and gateways.
-    pub(super) streams: BTreeMap<(u64, usize), u64>,
-    pub(super) last_stream: u64,
-    /// The arrival time of the last message in transit on each stream and direction: messages do not overtake.
-    pub(super) last_on: BTreeMap<(u64, bool), u64>,
+    pub(super) cluster: LiveViews,
+    pub(super) links: SimLinks,
     pub devices: Vec<SimDevice>,
-    pub(super) sessions: u64,
-    /// The sessions that a kick must end.
-    pub(super) kicked: BTreeSet<u64>,
+    pub(super) sessions: SessionNumbers,
     pub truth: PeopleTruth,
-    pub report: PeopleReport,
+    pub counts: PeopleCounts,
     /// The ids of all holds so far.
     held: BTreeSet<String>,
-    /// The maximum number of unacknowledged messages of any session.
-    pub(super) most_unacked: usize,
     /// Whether the faults have ended.
     pub(super) is_quiet: bool,
-    pub(super) events: BTreeMap<(u64, u64), ScheduledEvent>,
-    scheduled: u64,
+    pub(super) schedule: EventSchedule,
 }
 
 /// The platforms with their storage rules.
@@ -199,29 +216,19 @@ impl PeopleWorld {
             trace,
             faults,
             profile,
-            settings: Arc::new(settings),
-            rules: rules(),
             log: Vec::new(),
             store: SimInbox::new(profile),
-            owners: BTreeMap::new(),
-            owner: None,
-            last_epoch: 0,
+            owners: InboxOwners::new(settings, rules()),
             gateways: (0..GATEWAYS).map(|_| SimGateway::default()).collect(),
-            views: vec![Arc::default()],
-            incarnations: 0,
-            streams: BTreeMap::new(),
-            last_stream: 0,
-            last_on: BTreeMap::new(),
+            cluster: LiveViews { views: vec![Arc::default()], incarnations: 0 },
+            links: SimLinks::default(),
             devices: Vec::new(),
-            sessions: 0,
-            kicked: BTreeSet::new(),
+            sessions: SessionNumbers::default(),
             truth: PeopleTruth::default(),
-            report: PeopleReport { seeds: 1, ..PeopleReport::default() },
+            counts: PeopleCounts::default(),
             held: BTreeSet::new(),
-            most_unacked: 0,
             is_quiet: false,
-            events: BTreeMap::new(),
-            scheduled: 0,
+            schedule: EventSchedule::default(),
         };
         world.make_devices();
         for gateway in 0..GATEWAYS {
@@ -246,8 +253,7 @@ impl PeopleWorld {
     }
 
     pub(super) fn at(&mut self, at: u64, event: ScheduledEvent) {
-        self.scheduled += 1;
-        self.events.insert((at, self.scheduled), event);
+        self.schedule.add(at, event);
     }
 
     /// Schedules an event after a random time of at most `most` milliseconds.
@@ -259,13 +265,12 @@ impl PeopleWorld {
     /// Lets time pass, and processes the events that are due.
     pub fn pass(&mut self, ms: u64) -> CheckResult {
         let until = self.now + ms;
-        while let Some(entry) = self.events.first_entry().filter(|entry| entry.key().0 <= until) {
-            self.now = self.now.max(entry.key().0);
-            let event = entry.remove();
+        while let Some((at, event)) = self.schedule.next(until) {
+            self.now = self.now.max(at);
             self.truth.clock(self.clock().as_millis());
             self.happens(event)?;
-            if self.most_unacked > self.window() {
-                return Err(format!("a session has {} unacknowledged messages", self.most_unacked));
+            if self.owners.most_unacked > self.window() {
+                return Err(format!("a session has {} unacknowledged messages", self.owners.most_unacked));
             }
         }
         self.now = until;
@@ -278,7 +283,7 @@ impl PeopleWorld {
     fn window(&self) -> usize {
         let goes_back = matches!(self.profile, PeopleProfile::Store | PeopleProfile::Clock | PeopleProfile::Mixed);
         match self.profile {
-            _ if self.last_epoch <= 1 => WINDOW,
+            _ if self.owners.last_epoch <= 1 => WINDOW,
             _ if goes_back => usize::MAX,
             // A replaced owner that has not noticed it fills the window once more.
             PeopleProfile::Zombies => 2 * WINDOW,
@@ -304,7 +309,7 @@ impl PeopleWorld {
                 self.answer(epoch, CarrierInput::Appended);
             }
             ScheduledEvent::Tick { epoch } => {
-                if let Some(owner) = self.owners.get_mut(&epoch) {
+                if let Some(owner) = self.owners.all.get_mut(&epoch) {
                     owner.tick_at = None;
                     self.step(epoch, CarrierInput::Tick);
                 }
@@ -314,12 +319,12 @@ impl PeopleWorld {
             ScheduledEvent::Dies { epoch } => self.die(epoch),
             ScheduledEvent::View { epoch, version } => self.see(epoch, version),
             ScheduledEvent::Up { gateway, id, epoch, stream, messages } => {
-                if self.streams.get(&(epoch, gateway)) == Some(&stream) {
+                if self.links.streams.get(&(epoch, gateway)) == Some(&stream) {
                     self.step(epoch, CarrierInput::From { gateway: id, messages });
                 }
             }
             ScheduledEvent::Down { gateway, id, epoch, stream, news } => {
-                if self.streams.get(&(epoch, gateway)) == Some(&stream) && self.gateways[gateway].id == Some(id) {
+                if self.links.streams.get(&(epoch, gateway)) == Some(&stream) && self.gateways[gateway].id == Some(id) {
                     self.take_batch(gateway, epoch, news)?;
                 }
             }
@@ -347,7 +352,7 @@ impl PeopleWorld {
         let sent_at = self.clock().as_millis();
         let expires_at = sent_at.saturating_add(message.ttl_ms.unwrap_or(LONG_MS) as i64);
         self.truth.accept(offset, message.clone(), expires_at);
-        self.report.messages += 1;
+        self.counts.messages += 1;
         let uid = Uid::new(&message.uids[0]).expect("a valid name");
         let body = Bytes::from((offset + 1).to_string());
         self.append(&PushTask::Message(message), &uid, body);
@@ -370,7 +375,7 @@ impl PeopleWorld {
             if !self.held.insert(id) {
                 continue;
             }
-            self.report.holds += 1;
+            self.counts.holds += 1;
             let copies = 1 + u64::from(!self.is_quiet && self.rng.one_in(10));
             for _ in 0..copies {
                 let wait = (due.as_millis() - self.clock().as_millis()).max(0) as u64 + self.rng.between(1, 50);
@@ -384,17 +389,17 @@ impl PeopleWorld {
         ask: impl FnOnce(&SimInbox) -> T,
     ) -> Result<whimbrel_model::ports::AtOffset<T>, InboxError> {
         if !self.is_quiet && self.rng.one_in(self.faults.store) {
-            self.report.store_errors += 1;
+            self.counts.faults.store_errors += 1;
             return Err(InboxError::Unavailable("simulated".to_owned()));
         }
         Ok(whimbrel_model::ports::AtOffset { applied: self.store.applied(), found: ask(&self.store) })
     }
 
     fn write(&mut self, epoch: u64, write: InboxWrite) -> CheckResult {
-        if self.owners.get(&epoch).is_some_and(|owner| owner.is_cut_off) {
+        if self.owners.all.get(&epoch).is_some_and(|owner| owner.is_cut_off) {
             return Ok(());
         }
-        self.report.writes += 1;
+        self.counts.writes += 1;
         let fails = !self.is_quiet && self.rng.one_in(self.faults.store);
         let is_done = !fails || self.rng.one_in(2);
         let users: Vec<Uid> = write.changes.iter().filter_map(changed_user).collect();
@@ -408,14 +413,14 @@ impl PeopleWorld {
                 users.iter().try_for_each(|uid| self.check_stored(uid))?;
                 if self.faults.crash > 0 && self.has_kick_in_transit(epoch) && self.rng.one_in(2) {
                     // The store is past the kick, and no gateway has received it.
-                    self.report.kicks_cut_off += 1;
+                    self.counts.faults.kicks_cut_off += 1;
                     self.die(epoch);
                 }
             }
             outcome = Ok(applied);
         }
         if fails {
-            self.report.store_errors += 1;
+            self.counts.faults.store_errors += 1;
             outcome = Err(InboxError::Unavailable("simulated".to_owned()));
         }
         self.answer(epoch, CarrierInput::Applied(outcome));
@@ -429,7 +434,7 @@ impl PeopleWorld {
 
     /// The store falls back to the last synced state, or to nothing.
     pub fn store_falls_back(&mut self, to_nothing: bool) -> CheckResult {
-        self.report.fall_backs += 1;
+        self.counts.faults.fall_backs += 1;
         self.note(|| format!("the store falls back, to nothing: {to_nothing}"));
         if to_nothing {
             self.store.lose();
@@ -448,10 +453,10 @@ impl PeopleWorld {
 
     /// The clock of every node jumps.
     pub fn jump(&mut self, by: i64) {
-        self.report.jumps += 1;
+        self.counts.faults.jumps += 1;
         self.skew += by;
         self.note(|| format!("the clock jumps by {by}"));
-        let epochs: Vec<u64> = self.owners.keys().copied().collect();
+        let epochs: Vec<u64> = self.owners.all.keys().copied().collect();
         for epoch in epochs {
             self.soon(5, ScheduledEvent::Tick { epoch });
         }
@@ -472,7 +477,7 @@ pub fn user_name(user: usize) -> Uid {
 impl PeopleWorld {
     /// Requests that the store is synced.
     pub fn sync(&mut self) {
-        if let Some(epoch) = self.owner {
+        if let Some(epoch) = self.owners.current {
             self.step(epoch, CarrierInput::SyncWanted);
         }
     }

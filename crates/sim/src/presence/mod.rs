@@ -5,7 +5,7 @@
 //! - [`PresenceGateway`](gateway::PresenceGateway) is the process of a gateway, with the true state at each of its numbers.
 //! - [`SimWriter`](writer::SimWriter) is a ledger with a store that applies every order. It reports violations.
 //! - [`PresenceWorld`](world::PresenceWorld) has every single step that can happen. It draws only the behaviour of the network.
-//! - [`run_presence`] drives a world by a seed, then lets everything settle. The same seed makes the same run.
+//! - `driver` drives a world by a seed, then lets everything settle. The same seed makes the same run.
 
 mod driver;
 pub mod gateway;
@@ -14,6 +14,5 @@ mod report;
 pub mod world;
 pub mod writer;
 
-pub use driver::{run_presence, run_presence_traced};
 pub use profile::PresenceProfile;
-pub use report::{PresenceFailure, PresenceReport};
+pub use report::PresenceCounts;

@@ -66,10 +66,6 @@ impl PresenceProfile {
         }
     }
 
-    pub fn by_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().chain(Self::BREAKAGES).find(|profile| profile.name() == name)
-    }
-
     pub(super) fn faults(self, rng: &mut Rng) -> PresenceFaults {
         let network = PresenceFaults {
             lost: *rng.pick(&[2, 3, 5, 20]),

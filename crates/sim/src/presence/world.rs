@@ -11,6 +11,7 @@ use whimbrel_people::presence::settings::{Layout, PresenceSettings};
 
 use super::gateway::{PresenceGateway, PresenceTruth};
 use super::profile::{PresenceFaults, PresenceProfile};
+use super::report::PresenceCounts;
 use super::writer::SimWriter;
 use crate::trace::Trace;
 use crate::{CheckResult, Rng};
@@ -94,14 +95,7 @@ pub struct PresenceWorld {
     /// The maximum by which a fresh store may be older than it reports: a change waits for its packet, then for its way to a proxy and a
     /// writer, and views are late.
     allowed_ms: u64,
-    pub news: u64,
-    pub packets: u64,
-    pub lost: u64,
-    pub restarts: u64,
-    pub deaths: u64,
-    pub leases_lost: u64,
-    pub fresh: u64,
-    pub not_fresh: u64,
+    pub counts: PresenceCounts,
 }
 
 impl PresenceWorld {
@@ -140,14 +134,7 @@ impl PresenceWorld {
             cut_until: [0; 3],
             unreachable_until: vec![0; gateways],
             allowed_ms: TICK_MS + 2 * longest_way_ms + VIEW_MS_MAX,
-            news: 0,
-            packets: 0,
-            lost: 0,
-            restarts: 0,
-            deaths: 0,
-            leases_lost: 0,
-            fresh: 0,
-            not_fresh: 0,
+            counts: PresenceCounts::default(),
         };
         for gateway in 0..gateways {
             world.join(gateway)?;
@@ -193,9 +180,9 @@ impl PresenceWorld {
     fn is_true_where_fresh(&mut self) -> CheckResult {
         for writer in &self.writers {
             match writer.vouched.filter(|vouched| self.now <= vouched + STALE_AFTER_MS) {
-                None => self.not_fresh += 1,
+                None => self.counts.not_fresh += 1,
                 Some(vouched) => {
-                    self.fresh += 1;
+                    self.counts.fresh += 1;
                     writer.is_true_since(vouched.saturating_sub(self.allowed_ms), &self.truth)?;
                 }
             }
@@ -214,13 +201,13 @@ impl PresenceWorld {
             let uid = Uid::new(&format!("u{}", self.rng.below(USERS))).expect("a valid name");
             at.come(&uid);
         }
-        self.news += 1;
+        self.counts.news += 1;
     }
 
     /// Ends the process of a gateway. Its lease lasts for a while.
     pub fn kill(&mut self, gateway: usize) {
         let Some(dead) = self.gateways[gateway].take() else { return };
-        self.deaths += 1;
+        self.counts.deaths += 1;
         self.note(|| format!("gateway {} dies", dead.id));
         self.truth.ends(dead.id, self.now);
         let lapse = self.now + self.rng.between(LEASE_MS.0, LEASE_MS.1);
@@ -235,7 +222,7 @@ impl PresenceWorld {
         if !self.living.iter().any(|(living, _)| *living == id) {
             return;
         }
-        self.leases_lost += 1;
+        self.counts.leases_lost += 1;
         self.lapse(id);
         let back = self.now + self.rng.below(3_000);
         self.later(back, NetworkMessage::Join { gateway });
@@ -243,7 +230,7 @@ impl PresenceWorld {
 
     pub fn restart(&mut self, writer: usize) {
         if self.writers[writer].down_until.is_none() {
-            self.restarts += 1;
+            self.counts.restarts += 1;
             let (until, keeps_store) = (self.now + self.rng.below(8_000), self.rng.one_in(2));
             self.writers[writer].stop(until, keeps_store);
             self.note(|| format!("writer {writer} is down until {until}, its store stays: {keeps_store}"));
@@ -313,9 +300,9 @@ impl PresenceWorld {
     /// Sends each packet on both paths.
     fn report(&mut self, gateway: usize, packets: Vec<Arc<Packet>>) {
         for packet in packets {
-            self.packets += 1;
+            self.counts.packets += 1;
             if self.is_unreachable(gateway) {
-                self.lost += 2;
+                self.counts.lost += 2;
                 continue;
             }
             for path in 0..2 {
@@ -338,7 +325,7 @@ impl PresenceWorld {
         let copies = 1 + usize::from(self.rng.one_in(self.faults.repeated));
         for _ in 0..copies {
             if self.now < self.cut_until[path] || self.rng.one_in(self.faults.lost) {
-                self.lost += 1;
+                self.counts.lost += 1;
                 continue;
             }
             let longest = if self.rng.one_in(self.faults.slow) { SLOW_WAY_MS_MAX } else { WAY_MS_MAX };

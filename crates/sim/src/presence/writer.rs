@@ -71,7 +71,7 @@ impl SimWriter {
         truth: &PresenceTruth,
     ) -> CheckResult<Vec<QueryAttempt>> {
         self.down_until = None;
-        self.add_counts();
+        self.counts = self.all_counts();
         self.tracker = GatewayTracker::new(TrackerTimes::default());
         self.voided.clear();
         self.applied.clear();
@@ -187,8 +187,9 @@ impl SimWriter {
         shard_of(uid, self.shards) == self.shard
     }
 
-    fn add_counts(&mut self) {
-        let (sum, life) = (&mut self.counts, self.tracker.counts);
+    /// The counts of all processes together.
+    pub fn all_counts(&self) -> TrackerCounts {
+        let (mut sum, life) = (self.counts, self.tracker.counts);
         sum.repeated += life.repeated;
         sum.refused += life.refused;
         sum.overflowed += life.overflowed;
@@ -196,13 +197,7 @@ impl SimWriter {
         sum.asks += life.asks;
         sum.snapshots += life.snapshots;
         sum.unanswered += life.unanswered;
-    }
-
-    /// The counts of all processes together.
-    pub fn all_counts(&mut self) -> TrackerCounts {
-        self.add_counts();
-        self.tracker.counts = TrackerCounts::default();
-        self.counts
+        sum
     }
 }
 

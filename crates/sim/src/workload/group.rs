@@ -191,8 +191,8 @@ impl LogWorld {
             None => {
                 self.model.add(&frame);
                 self.model.last_frame_marked = false;
-                self.report.group_commits += 1;
-                self.report.records += frame.parts.iter().map(|(_, _, entries)| entries.len() as u64).sum::<u64>();
+                self.counts.group_commits += 1;
+                self.counts.records += frame.parts.iter().map(|(_, _, entries)| entries.len() as u64).sum::<u64>();
                 Ok(())
             }
             Some(AppendError::Unknown(why)) => {

@@ -37,7 +37,7 @@ impl LogWorld {
     pub(super) fn restart_honestly(&mut self, core: Core) -> CheckResult<Core> {
         drop(core);
         self.trace.note(|| "the power goes a last time".to_owned());
-        self.report.power_losses += 1;
+        self.counts.power_losses += 1;
         self.disk.crash();
         self.reopen(false)
     }
@@ -45,11 +45,11 @@ impl LogWorld {
     fn interrupt(&mut self) {
         if self.rng.one_in(4) {
             self.trace.note(|| "the process is killed".to_owned());
-            self.report.kills += 1;
+            self.counts.kills += 1;
             self.disk.kill();
         } else {
             self.trace.note(|| "the power goes".to_owned());
-            self.report.power_losses += 1;
+            self.counts.power_losses += 1;
             self.disk.crash();
         }
     }
@@ -83,7 +83,7 @@ impl LogWorld {
                     return Ok(core);
                 }
                 Err(error) => {
-                    self.report.failed_openings += 1;
+                    self.counts.failed_openings += 1;
                     let failed = self.something_failed();
                     match undo.take_if(|_| !failed) {
                         Some(flip) if names_file(&error, &flip.path) => {
@@ -123,7 +123,7 @@ impl LogWorld {
         self.model.fences.clear();
         self.model.newest_token = 0;
         self.retention.clear();
-        self.report.torn_tails += u64::from(recovered.torn_tail_cut);
+        self.counts.torn_tails += u64::from(recovered.torn_tail_cut);
         if let Some(damage) = recovered.damage.iter().find(|damage| self.flipped.total == 0 || damage.file.is_empty()) {
             return Err(format!("recovery reports damage: {damage:?}"));
         }
@@ -222,10 +222,10 @@ impl LogWorld {
             return Err(format!("a commit exists in part: {there:?} of {frame:?}"));
         }
         if there.first() == Some(&true) {
-            self.report.unknown_landed += 1;
+            self.counts.unknown_landed += 1;
             self.model.add(&frame);
         } else {
-            self.report.unknown_gone += 1;
+            self.counts.unknown_gone += 1;
         }
         Ok(())
     }
@@ -250,7 +250,7 @@ impl LogWorld {
             let known_holes = partition.holes.split_off(&next);
             let lost = (next..).zip(partition.entries.split_off(next as usize));
             for (_, entry) in lost.filter(|(offset, _)| !known_holes.contains(offset)) {
-                self.report.records_lost_to_flips += 1;
+                self.counts.records_lost_to_flips += 1;
                 lost_frames.insert(entry.frame);
             }
         }
@@ -278,7 +278,7 @@ impl LogWorld {
                     let to = damage.resume_at.filter(|at| *at > from).ok_or_else(|| format!("{key}: {damage:?}"))?;
                     let new = (from..to).filter(|offset| partition.holes.insert(*offset));
                     for offset in new.collect::<Vec<_>>() {
-                        self.report.records_lost_to_flips += 1;
+                        self.counts.records_lost_to_flips += 1;
                         let entry = partition.entries.get(offset as usize).ok_or("a hole beyond the end")?;
                         lost_frames.insert(entry.frame);
                     }
@@ -342,7 +342,7 @@ impl LogWorld {
         self.trace.note(|| format!("bit {bit} of byte {position} of {} flips", path.display()));
         self.disk.flip_bit(&path, position, bit);
         self.flipped.total += 1;
-        self.report.bits_flipped += 1;
+        self.counts.bits_flipped += 1;
         match FileKind::of(&path) {
             FileKind::Segment(key, base) => {
                 self.flipped.segments.insert((key, base));
@@ -365,7 +365,7 @@ impl LogWorld {
             let path = self.rng.pick(&files).clone();
             if let Some(what) = tamper::change_a_record(&self.disk, &path) {
                 self.trace.note(|| format!("{what} changes with its checksum in {}", path.display()));
-                self.report.bits_flipped += 1;
+                self.counts.bits_flipped += 1;
                 return;
             }
         }
