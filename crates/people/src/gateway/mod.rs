@@ -8,9 +8,11 @@
 mod connect;
 mod event_stream;
 mod frames;
+mod gap_requests;
 mod grpc;
 mod lane;
 mod metrics;
+mod output_queue;
 mod refusal;
 mod session;
 mod settings;

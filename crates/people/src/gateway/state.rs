@@ -10,16 +10,14 @@ use whimbrel_model::people::{CloseCode, Platform, Uid};
 use whimbrel_model::ports::{AnnouncedSession, Arrival, Delivery, DeliveryPosition, Resume, ToCarrier};
 
 use super::frames::{EventId, Format, OutboundFrame, encode_message, message_bytes};
+use super::gap_requests::GapRequests;
+use super::output_queue::OutputQueue;
 use super::settings::GatewaySettings;
 use super::websocket::{Decoder, Role};
 use super::wheel::Tick;
 
 /// How long a device has to read the close frame and to answer it.
 const CLOSING_WAIT: Duration = Duration::from_secs(3);
-/// How long a session with a gap waits for the missing messages. If the answer is lost too, the next gap requests them again.
-pub(super) const ANSWER_WAIT: Duration = Duration::from_secs(1);
-/// Bytes of a frame beside the message's shared part, at most.
-const FRAMING_BYTES: usize = 192;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionPhase {
@@ -61,26 +59,16 @@ pub struct SessionState {
     pub(super) is_flushing: bool,
     /// It will be flushed at the end of the batch.
     pub(super) is_dirty: bool,
-    /// The owner was asked to continue from the session's position, and has until then.
-    asked_until: Tick,
-    /// Another gap came before that time; it may concern the answer.
-    asks_late: bool,
-    /// A stored message had no room. It is requested when the device has read what waits.
-    wants_room: bool,
+    gaps: GapRequests,
     heard_at: Tick,
     pub(super) check_at: Tick,
     deadline: Tick,
     expires: Tick,
-    /// When the device last read, or when its queue stopped being empty.
-    moved_at: Tick,
-    /// Lost ephemeral messages that were not reported to the device yet.
-    lost: u32,
     /// The highest numbers that were sent and acknowledged, and the highest place of an ephemeral message.
     sent: u64,
     acked: u64,
     place: u64,
-    queue: Vec<u8>,
-    queue_start: usize,
+    queue: OutputQueue,
     pub identity: Option<Box<DeviceIdentity>>,
 }
 
@@ -123,16 +111,11 @@ impl SessionState {
             check_at: Tick::NEVER,
             deadline: now.after(settings.handshake_wait),
             expires: Tick::NEVER,
-            moved_at: now,
-            lost: 0,
-            asked_until: Tick(0),
-            asks_late: false,
-            wants_room: false,
+            gaps: GapRequests::NONE,
             sent: 0,
             acked: 0,
             place: 0,
-            queue: Vec::new(),
-            queue_start: 0,
+            queue: OutputQueue::new(now),
             identity: None,
         }
     }
@@ -221,11 +204,11 @@ impl SessionState {
         {
             return DeliveryOutcome::Gap;
         }
-        let has_room = self.has_room(message_bytes(self.format, &delivery.message), room);
+        let has_room = self.queue.has_room(message_bytes(self.format, &delivery.message), room);
         match delivery.place {
             DeliveryPosition::Stored { seq, .. } if !has_room => {
                 // A message that was sent before is retried by its owner anyway.
-                self.wants_room |= seq > self.sent;
+                self.gaps.wants_room |= seq > self.sent;
                 return DeliveryOutcome::Full;
             }
             DeliveryPosition::Stored { seq, .. } => self.sent = self.sent.max(seq),
@@ -236,41 +219,29 @@ impl SessionState {
             return DeliveryOutcome::Dropped;
         }
         self.queue_losses(now);
-        self.begin_waiting(now);
         let epoch = epoch_of(self.identity.as_deref());
-        encode_message(&mut self.queue, self.format, epoch, delivery.place, &delivery.message);
+        encode_message(self.queue.end(now), self.format, epoch, delivery.place, &delivery.message);
         DeliveryOutcome::Queued
     }
 
-    /// Whether to ask the owner now to continue from the session's position. Not while messages wait for room.
+    /// Whether to ask the owner now to continue from the session's position.
     pub fn asks(&mut self, now: Tick) -> bool {
-        let is_early = now < self.asked_until;
-        let asks = !self.wants_room && !is_early;
-        self.asks_late = !self.wants_room && is_early;
-        if asks {
-            self.asked_until = now.after(ANSWER_WAIT);
-        }
-        asks
+        self.gaps.asks(now)
     }
 
-    /// When to ask once more, unless the owner answers before: a gap came soon after the last request.
+    /// When to ask once more, unless the owner answers before.
     pub fn asks_at(&self) -> Option<Tick> {
-        (self.asks_late && self.phase == SessionPhase::Admitted).then_some(self.asked_until)
+        self.gaps.asks_at().filter(|_| self.phase == SessionPhase::Admitted)
     }
 
     /// The owner has continued.
     pub fn was_answered(&mut self) {
-        (self.asked_until, self.asks_late) = (Tick(0), false);
+        self.gaps.answered();
     }
 
     /// Whether the queue is empty and the owner must be asked for messages that had no room.
     pub(super) fn made_room(&mut self) -> bool {
-        let made_room = self.waiting().is_empty() && std::mem::take(&mut self.wants_room);
-        // The message without room may have been the answer to the last request.
-        if made_room {
-            self.was_answered();
-        }
-        made_room
+        self.waiting().is_empty() && self.gaps.made_room()
     }
 
     /// Whether a message was lost between carrier and gateway, if the next one follows `prev`.
@@ -280,70 +251,46 @@ impl SessionState {
 
     /// Reports the number of lost messages to the device, if any.
     pub(super) fn queue_losses(&mut self, now: Tick) {
-        if self.lost > 0 && self.phase == SessionPhase::Admitted {
-            let count = u64::from(std::mem::take(&mut self.lost));
+        if self.queue.lost > 0 && self.phase == SessionPhase::Admitted {
+            let count = u64::from(std::mem::take(&mut self.queue.lost));
             self.queue_frame(&OutboundFrame::Lost { count }, now);
         }
     }
 
     /// Counts messages that were dropped before they reached this session.
     pub fn count_lost(&mut self, count: u64) {
-        self.lost = self.lost.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
+        self.queue.lost = self.queue.lost.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
     }
 
     pub(super) fn queue_frame(&mut self, says: &OutboundFrame<'_>, now: Tick) {
-        self.begin_waiting(now);
-        says.encode(&mut self.queue, self.format, None);
+        says.encode(self.queue.end(now), self.format, None);
     }
 
     /// The same, with an event id: a device that received it resumes behind that number.
     pub(super) fn queue_frame_at(&mut self, says: &OutboundFrame<'_>, seq: u64, now: Tick) {
-        self.begin_waiting(now);
         let mark = EventId { epoch: epoch_of(self.identity.as_deref()), seq };
-        says.encode(&mut self.queue, self.format, Some(mark));
+        says.encode(self.queue.end(now), self.format, Some(mark));
     }
 
     /// Queues bytes that are already in the transport's format.
     pub(super) fn queue_raw(&mut self, now: Tick, write: impl FnOnce(&mut Vec<u8>)) {
-        self.begin_waiting(now);
-        write(&mut self.queue);
+        write(self.queue.end(now));
     }
 
-    /// Whether so many more bytes may wait. A single message may have any size.
     pub(super) fn has_room(&self, bytes: usize, room: usize) -> bool {
-        let waiting = self.waiting().len();
-        waiting == 0 || waiting + bytes + FRAMING_BYTES <= room
+        self.queue.has_room(bytes, room)
     }
 
-    fn begin_waiting(&mut self, now: Tick) {
-        if self.waiting().is_empty() {
-            self.moved_at = now;
-        }
-    }
-
-    /// The bytes that wait to be written.
     pub(super) fn waiting(&self) -> &[u8] {
-        &self.queue[self.queue_start..]
+        self.queue.waiting()
     }
 
-    /// Removes written bytes. An empty queue frees its memory.
     pub(super) fn written(&mut self, count: usize, now: Tick) {
-        self.queue_start += count;
-        self.moved_at = now;
-        if self.queue_start == self.queue.len() {
-            (self.queue, self.queue_start) = (Vec::new(), 0);
-        } else if self.queue_start > self.queue.len() / 2 {
-            self.queue.drain(..self.queue_start);
-            self.queue_start = 0;
-        }
+        self.queue.written(count, now);
     }
 
     pub fn take_waiting(&mut self, now: Tick) -> Vec<u8> {
-        self.moved_at = now;
-        let start = std::mem::take(&mut self.queue_start);
-        let mut all = std::mem::take(&mut self.queue);
-        all.drain(..start);
-        all
+        self.queue.take(now)
     }
 
     /// Queues the close frame. `false` if it was queued before.
@@ -373,7 +320,8 @@ impl SessionState {
         if now >= self.expires {
             return DueAction::Close(CloseCode::TokenExpired, "the token expired");
         }
-        let stuck_at = if self.waiting().is_empty() { Tick::NEVER } else { self.moved_at.after(settings.stuck_wait) };
+        let stuck_at =
+            if self.waiting().is_empty() { Tick::NEVER } else { self.queue.moved_at.after(settings.stuck_wait) };
         if now >= stuck_at {
             return DueAction::Close(CloseCode::Slow, "the device read nothing for too long");
         }

@@ -7,8 +7,9 @@ use whimbrel_model::people::{CloseCode, Platform, Uid};
 use whimbrel_model::ports::{Delivery, DeliveryPosition, OutMessage, ToCarrier};
 
 use super::frames::Format;
+use super::gap_requests::ANSWER_WAIT;
 use super::settings::GatewaySettings;
-use super::state::{ANSWER_WAIT, DeliveryOutcome, DeviceIdentity, DueAction, SessionPhase, SessionState};
+use super::state::{DeliveryOutcome, DeviceIdentity, DueAction, SessionPhase, SessionState};
 use super::wheel::Tick;
 
 const ROOM: usize = 1024;
