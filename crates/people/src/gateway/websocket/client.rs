@@ -57,14 +57,7 @@ impl ClientSocket {
         let mut stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         let mut random = Random::seeded()?;
-        let key = key_of(random.sixteen());
-        let offer = subprotocol.map_or(String::new(), |name| format!("sec-websocket-protocol: {name}\r\n"));
-        let request = format!(
-            "GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
-             sec-websocket-version: 13\r\nsec-websocket-key: {key}\r\n{offer}\r\n"
-        );
-        stream.write_all(request.as_bytes()).await?;
-        let rest = read_answer(&mut stream, &key).await?;
+        let rest = open_websocket(&mut stream, host, path, subprotocol, random.sixteen()).await?;
         let mut socket = Self { stream, decoder: Decoder::new(Role::Client), arrived: VecDeque::new(), random };
         socket.take(rest)?;
         Ok(socket)
@@ -121,6 +114,24 @@ impl ClientSocket {
             });
         })
     }
+}
+
+/// Performs the handshake over a new connection, with a key of these random bytes. Returns the bytes after the answer.
+pub async fn open_websocket(
+    stream: &mut TcpStream,
+    host: &str,
+    path: &str,
+    subprotocol: Option<&str>,
+    random: [u8; 16],
+) -> Result<Vec<u8>, ClientSocketError> {
+    let key = key_of(random);
+    let offer = subprotocol.map_or(String::new(), |name| format!("sec-websocket-protocol: {name}\r\n"));
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+         sec-websocket-version: 13\r\nsec-websocket-key: {key}\r\n{offer}\r\n"
+    );
+    stream.write_all(request.as_bytes()).await?;
+    read_answer(stream, &key).await
 }
 
 /// Reads the head of the answer; returns the bytes after it.

@@ -12,7 +12,7 @@ pub mod handshake;
 #[cfg(test)]
 mod tests;
 
-pub use client::{ClientSocket, ClientSocketError, SocketMessage};
+pub use client::{ClientSocket, ClientSocketError, SocketMessage, open_websocket};
 pub use close::{CLOSE_REASON_MAX_BYTES, is_valid_close_code, shortened_reason};
 pub use decoder::{Decoder, Limits, MessageRef, Role, WsViolation};
 pub use frame::{CONTROL_MAX_BYTES, HEADER_MAX_BYTES, Opcode, encode, encode_close, encode_header};

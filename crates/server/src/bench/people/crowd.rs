@@ -13,12 +13,11 @@ use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::{JoinHandle, LocalSet, spawn_local};
-use whimbrel_people::gateway::websocket::handshake::key_of;
-use whimbrel_people::gateway::websocket::{Decoder, Limits, MessageRef, Opcode, Role, encode};
+use whimbrel_people::gateway::websocket::{Decoder, Limits, MessageRef, Opcode, Role, encode, open_websocket};
 
 use super::super::histogram::Histogram;
 use super::crowd_process::CrowdIdentity;
@@ -31,7 +30,6 @@ const LIMITS: Limits = Limits { frame_bytes: 16 << 20, message_bytes: 16 << 20 }
 /// The mask has no purpose here; any value works.
 const MASK: [u8; 4] = [0x37, 0xfa, 0x21, 0x3d];
 const CONNECT_WAIT: Duration = Duration::from_secs(120);
-const ANSWER_MAX_BYTES: usize = 4096;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -221,7 +219,14 @@ async fn live(
     let turn = turns.acquire().await.map_err(|error| error.to_string())?;
     let mut stream = TcpStream::connect(address).await.map_err(failed)?;
     stream.set_nodelay(true).map_err(failed)?;
-    let (shaken, rest) = shake_hands(&mut stream, address, manner.speaks).await.map_err(failed)?;
+    let (path, subprotocol) = match manner.speaks {
+        CrowdProtocol::Whimbrel => ("/v1/connect", Some("whimbrel.v1.json")),
+        CrowdProtocol::Centrifugo => ("/connection/websocket", None),
+    };
+    let host = address.to_string();
+    let opening = open_websocket(&mut stream, &host, path, subprotocol, [7; 16]);
+    let rest = opening.await.map_err(|error| error.to_string())?;
+    let shaken = Instant::now();
     stream.write_all(&first_frame(number, manner)).await.map_err(failed)?;
     let decoder = Decoder::new(Role::Client);
     let mut device = CrowdDevice { decoder, manner, shaken, is_in: false, has_message: false };
@@ -276,37 +281,6 @@ fn first_frame(number: u32, manner: DeviceBehaviour) -> Vec<u8> {
     let mut frame = Vec::new();
     encode(&mut frame, Opcode::Text, said.to_string().as_bytes(), Some(MASK));
     frame
-}
-
-/// The time of the answer, and the bytes after it.
-async fn shake_hands(
-    stream: &mut TcpStream,
-    address: SocketAddr,
-    speaks: CrowdProtocol,
-) -> io::Result<(Instant, Vec<u8>)> {
-    let key = key_of([7; 16]);
-    let (path, offer) = match speaks {
-        CrowdProtocol::Whimbrel => ("/v1/connect", "sec-websocket-protocol: whimbrel.v1.json\r\n"),
-        CrowdProtocol::Centrifugo => ("/connection/websocket", ""),
-    };
-    let request = format!(
-        "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
-         sec-websocket-version: 13\r\nsec-websocket-key: {key}\r\n{offer}\r\n"
-    );
-    stream.write_all(request.as_bytes()).await?;
-    let mut answer = Vec::with_capacity(512);
-    loop {
-        if let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") {
-            if !answer.starts_with(b"HTTP/1.1 101") {
-                let first_line = String::from_utf8_lossy(&answer).lines().next().unwrap_or_default().to_owned();
-                return Err(io::Error::other(format!("the handshake was answered with {first_line}")));
-            }
-            return Ok((Instant::now(), answer.split_off(end + 4)));
-        }
-        if answer.len() > ANSWER_MAX_BYTES || stream.read_buf(&mut answer).await? == 0 {
-            return Err(io::Error::other("the handshake was not answered"));
-        }
-    }
 }
 
 struct CrowdDevice {
