@@ -1,9 +1,8 @@
 //! The binary `whimbrel`: the server, its configuration, and the commands that talk to a server.
 //!
 //! `cli/` has one file per command. `config/` turns files, variables and flags into a typed configuration. `serve/` connects engines,
-//! ports and roles, and opens the listeners. `bench/` measures. The meaning of messages belongs to the roles and the model, not here.
+//! ports and roles, and opens the listeners. The meaning of messages belongs to the roles and the model, not here.
 
-mod bench;
 mod cli;
 mod config;
 mod serve;

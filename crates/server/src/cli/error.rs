@@ -1,8 +1,10 @@
 //! The error of a command: what failed, and the fix. It never prints Rust's debug output.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
+use whimbrel_bench::BenchError;
 use whimbrel_client::ClientError;
 
 #[derive(Debug)]
@@ -83,6 +85,16 @@ impl From<ClientError> for CliError {
                 failure.with_hint("the server may have accepted the request; check before you repeat it")
             }
             _ => failure,
+        }
+    }
+}
+
+impl From<BenchError> for CliError {
+    fn from(error: BenchError) -> Self {
+        match error {
+            BenchError::Client(error) => error.into(),
+            BenchError::System(error) if error.kind() == ErrorKind::BrokenPipe => Self::closed_pipe(),
+            error => Self::new(error.to_string()),
         }
     }
 }

@@ -1,6 +1,5 @@
 //! The command line: one definition for flags, help and completions, and one file per command.
 
-mod bench;
 mod check;
 mod completions;
 mod connect;
@@ -25,12 +24,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-pub use bench::{
-    BenchConnectArgs, BenchDeliverArgs, BenchHoldArgs, BenchPublishArgs, BenchPushArgs, BenchRound, DeliverRound,
-    HoldRound, PushRound, StageArgs,
-};
 pub use error::CliError;
-pub use output::{print_json, print_line, table};
 pub use serve::ConfigArgs;
 
 /// Delivers messages now or later, to services over HTTP and to users' devices.
@@ -86,7 +80,7 @@ enum Command {
     /// Show the statistics of a topic, by minute
     Stats(stats::StatsArgs),
     /// Run a benchmark; results are ratios within one run
-    Bench(bench::BenchArgs),
+    Bench(whimbrel_bench::BenchArgs),
     /// Show the effective configuration, its problems, and the state of the data folder; --deep reads every checksum
     Check(check::CheckArgs),
     /// Print completions for a shell
@@ -117,7 +111,7 @@ pub fn run() -> ExitCode {
         Command::Device(args) => platform::device(args),
         Command::Import(args) => import::run(args),
         Command::Stats(args) => stats::run(args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => whimbrel_bench::run(args).map_err(CliError::from),
         Command::Check(args) => check::run(&args),
         Command::Completions(args) => completions::run(&args, &mut Cli::command()),
     };

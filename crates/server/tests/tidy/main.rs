@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The workspace crates that each crate may depend on. Every crate must be listed.
-const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 14] = [
+const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 15] = [
     ("model", &[]),
     ("storage", &[]),
     ("api", &[]),
@@ -23,6 +23,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 14] = [
     ("people", &["model", "api", "catalogue", "cluster"]),
     ("ingress", &["model", "api", "catalogue", "cluster"]),
     ("sim", &["model", "storage", "catalogue", "cluster", "holds", "dispatch", "people"]),
+    ("bench", &["model", "people", "client"]),
     (
         "server",
         &[
@@ -37,6 +38,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 14] = [
             "people",
             "ingress",
             "client",
+            "bench",
         ],
     ),
 ];
