@@ -1,6 +1,7 @@
 //! Admits calls to the internal port: only calls that present a key which this node accepts.
 
 use sha2::{Digest, Sha256};
+use tonic::codegen::http::{HeaderMap, HeaderValue};
 use tonic::{Request, Status};
 
 /// The name of the metadata field that contains the key.
@@ -20,10 +21,14 @@ impl Admission {
     }
 
     pub fn admit<T>(&self, request: &Request<T>) -> Result<(), Status> {
+        self.admit_headers(request.metadata().as_ref())
+    }
+
+    pub(crate) fn admit_headers(&self, headers: &HeaderMap) -> Result<(), Status> {
         if self.key_hashes.is_empty() {
             return Ok(());
         }
-        let presented = request.metadata().get(KEY_METADATA).map(|key| key.as_bytes()).unwrap_or_default();
+        let presented = headers.get(KEY_METADATA).map(HeaderValue::as_bytes).unwrap_or_default();
         let hash: [u8; 32] = Sha256::digest(presented).into();
         // Compares all bytes of all hashes, so that the duration reveals nothing about the keys.
         let difference = |key: &[u8; 32]| key.iter().zip(hash).fold(0u8, |sum, (ours, theirs)| sum | (ours ^ theirs));

@@ -2,7 +2,8 @@
 //!
 //! [`keeper`] joins the cluster, claims the shards that [`assign`] gives to this node, and releases shards that it must give up, for each
 //! of the [`families`] of this node. [`router`] implements the port `Holds`: it passes a request to the local owner of a shard
-//! ([`LocalHolds`]) or to another node over gRPC, where [`service`] answers it. [`dispatch`] does the same for the port `Dispatch`.
+//! ([`LocalHolds`]) or to another node where [`service`] answers it. [`dispatch`] does the same for the port `Dispatch`. [`rpc`] has the
+//! calls between nodes.
 //! [`clocks`] keeps nodes whose clocks differ too much from owning shards, and [`key_check`] rejects nodes with another internal key.
 //!
 //! This crate does not depend on the work of an owner: that is behind [`ShardOwner`] and [`LocalHolds`].
@@ -31,25 +32,30 @@ mod ownership;
 pub mod peers;
 pub mod presence_shards;
 pub mod reachability;
+pub mod protocol {
+    //! The messages of the streams between gateways and carriers.
+    tonic::include_proto!("whimbrel.internal.v1");
+}
 pub mod router;
 #[cfg(test)]
 mod router_tests;
+pub mod rpc;
 pub mod service;
 mod shard_owners;
 #[cfg(test)]
 mod testing;
-pub mod wire;
 
 pub use admission::{Admission, KEY_METADATA};
 pub use clocks::{ClocksApart, PeerClock};
 pub use cluster_view::{ClusterView, ClusterWatch};
-pub use dispatch::{DispatchRouter, DispatchService, dispatch_service};
+pub use dispatch::{DispatchRouter, dispatch_service};
 pub use families::{CARRIER_ROLE, CENTER_ROLE, Family, GATEWAY_ROLE, HOLDS_FAMILY, PUSH_FAMILY, shard_name};
 pub use keeper::{ClusterKeeper, JoinError, KeeperParts, KeeperSettings, Resign, Resignations, resignations};
 pub use key_check::{InternalKeyMismatch, KeyCheck};
 pub use peers::{BadInternalKey, PeerClients, PeerSettings};
 pub use router::{HoldsRouter, OWNER_WAIT_DEFAULT};
-pub use service::{OwnersService, service};
+pub use rpc::{InternalService, Wire};
+pub use service::service;
 pub use shard_owners::ShardOwners;
 
 /// The work of this node for the shards that it owns.

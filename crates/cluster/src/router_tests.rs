@@ -9,15 +9,16 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
-use whimbrel_model::HoldId;
 use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::{HoldReply, HoldRequest, Holds, HoldsError, Node};
+use whimbrel_model::{HoldId, Timestamp, TopicNumber};
 
 use super::clocks::PeerClock;
 use super::cluster_view::{ClusterView, ClusterWatch};
+use super::dispatch::service::ReadMinutes;
 use super::peers::{PeerClients, PeerReply, PeerSettings};
 use super::router::HoldsRouter;
-use super::service::service;
+use super::service::{AskHolds, service};
 use super::testing::{FakeClock, FakeLocalHolds, center, identity, view_of};
 use super::{LocalHolds, LocalHoldsError};
 
@@ -137,6 +138,16 @@ async fn a_request_to_an_owner_that_is_not_ready_yet_is_retried() {
     assert_eq!(told, Ok(HoldReply::Withdrawn));
 }
 
+#[tokio::test]
+async fn a_call_that_a_node_does_not_serve_is_rejected_with_the_reason() {
+    let (address, _server) = serve(not_owned_here(), None).await;
+    let peers = PeerClients::new(PeerSettings::default()).unwrap();
+    let minutes = (TopicNumber(1), Timestamp::from_millis(0), Timestamp::from_millis(60_000));
+    let asked = peers.call::<ReadMinutes>(&address, minutes, OWNER_WAIT).await;
+    let PeerReply::Refused(reason) = asked else { panic!("{asked:?}") };
+    assert!(reason.contains("ReadMinutes"), "{reason}");
+}
+
 async fn stopped_node() -> String {
     let (address, server) = serve(not_owned_here(), None).await;
     server.abort();
@@ -147,7 +158,7 @@ async fn stopped_node() -> String {
 #[tokio::test]
 async fn a_request_to_a_stopped_node_is_not_delivered() {
     let peers = PeerClients::new(PeerSettings::default()).unwrap();
-    let asked = peers.ask(&stopped_node().await, 0, &withdraw()).await;
+    let asked = peers.call::<AskHolds>(&stopped_node().await, (0, withdraw()), OWNER_WAIT).await;
     assert!(matches!(asked, PeerReply::NotDelivered(_)), "{asked:?}");
 }
 
@@ -157,11 +168,15 @@ async fn a_request_to_a_node_that_stopped_after_an_answer_is_not_delivered() {
     let node = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let serving = node.spawn(serve(FakeLocalHolds::answering(Ok(HoldReply::Withdrawn)), None));
     let (address, _server) = serving.await.unwrap();
-    assert_eq!(peers.ask(&address, 0, &withdraw()).await, PeerReply::Answered(Ok(HoldReply::Withdrawn)));
+    assert_eq!(
+        peers.call::<AskHolds>(&address, (0, withdraw()), OWNER_WAIT).await,
+        PeerReply::Answered(Ok(HoldReply::Withdrawn))
+    );
     node.shutdown_background();
     let ends = async {
         // The node's connections close one by one. A request on one of them may or may not have arrived.
-        while !matches!(peers.ask(&address, 0, &withdraw()).await, PeerReply::NotDelivered(_)) {
+        while !matches!(peers.call::<AskHolds>(&address, (0, withdraw()), OWNER_WAIT).await, PeerReply::NotDelivered(_))
+        {
             tokio::task::yield_now().await;
         }
     };

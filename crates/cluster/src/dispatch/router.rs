@@ -12,23 +12,69 @@ use whimbrel_model::{SubscriptionNumber, Timestamp, TopicNumber};
 
 use super::super::cluster_view::ClusterWatch;
 use super::super::families::HOLDS_FAMILY;
-use super::super::peers::{PeerClients, PeerReply};
-use super::super::router::until_answered;
+use super::super::peers::PeerClients;
+use super::super::router::{OwnerCall, OwnerRouter};
 use super::super::{LocalDispatch, LocalDispatchError};
+use super::service::{AskSubscription, ReadMinutes};
 
 /// The most nodes that are queried for statistics at the same time.
 const NODES_ASKED_AT_ONCE: usize = 32;
 
+/// The timeout of a query for statistics, so that a hanging node does not delay a page.
+const MINUTES_WITHIN: Duration = Duration::from_secs(3);
+/// The timeout for an owner that redrives all dead letters of a subscription.
+const REDRIVEN_WITHIN: Duration = Duration::from_secs(60);
+
 pub struct DispatchRouter {
     shards: u32,
-    cluster: ClusterWatch,
     local: Arc<dyn LocalDispatch>,
-    peers: Arc<PeerClients>,
-    owner_wait: Duration,
+    owners: OwnerRouter,
 }
 
-/// A final answer; `Err` with the reason if nothing was done and a retry makes sense.
-type DispatchAttempt = Result<Result<DispatchReply, DispatchError>, Option<String>>;
+impl OwnerCall for AskSubscription {
+    type Answer = DispatchReply;
+    type Error = DispatchError;
+    const FAMILY: &'static str = HOLDS_FAMILY;
+
+    fn answer(reply: Self::Reply) -> Option<Result<DispatchReply, DispatchError>> {
+        match reply {
+            Ok(reply) => Some(Ok(reply)),
+            Err(LocalDispatchError::NotHere) => None,
+            Err(LocalDispatchError::Dispatch(error)) => Some(Err(error)),
+        }
+    }
+
+    /// A repeated pull is not harmless: it leases messages that no consumer has until the lease expires.
+    fn changes_nothing((_, request): &Self::Request) -> bool {
+        match request {
+            DispatchRequest::Status
+            | DispatchRequest::CaughtUp { .. }
+            | DispatchRequest::Message { .. }
+            | DispatchRequest::DeadLetters { .. } => true,
+            DispatchRequest::Pull { .. }
+            | DispatchRequest::Ack { .. }
+            | DispatchRequest::Nack { .. }
+            | DispatchRequest::Extend { .. }
+            | DispatchRequest::Redrive { .. } => false,
+        }
+    }
+
+    fn answer_within((_, request): &Self::Request, default: Duration) -> Duration {
+        match request {
+            DispatchRequest::Pull { wait_ms, .. } => default + Duration::from_millis(*wait_ms),
+            DispatchRequest::Redrive { .. } => default.max(REDRIVEN_WITHIN),
+            _ => default,
+        }
+    }
+
+    fn outcome_unknown(reason: String) -> DispatchError {
+        DispatchError::OutcomeUnknown(reason)
+    }
+
+    fn unavailable(reason: String) -> DispatchError {
+        DispatchError::Unavailable(reason)
+    }
+}
 
 impl DispatchRouter {
     /// `shards` is the number of shards of the holds: a subscription is owned with its shard.
@@ -39,32 +85,13 @@ impl DispatchRouter {
         peers: Arc<PeerClients>,
         owner_wait: Duration,
     ) -> Self {
-        Self { shards, cluster, local, peers, owner_wait }
-    }
-
-    /// Makes one attempt at the present owner of the subscription.
-    async fn ask_once(&self, subscription: SubscriptionNumber, ask: &DispatchRequest) -> DispatchAttempt {
-        let view = self.cluster.view();
-        let owner = view.owner(HOLDS_FAMILY, subscription.shard(self.shards)).ok_or(None)?.node;
-        if self.cluster.me() == Some(owner) {
-            return answered(self.local.ask(subscription, ask.clone()).await);
-        }
-        let address = view.address_of(owner).ok_or(None)?;
-        match self.peers.ask_dispatch(address, subscription, ask).await {
-            PeerReply::Answered(answer) => answered(answer),
-            PeerReply::NotDelivered(reason) => Err(Some(reason)),
-            PeerReply::Unknown(reason) if changes_nothing(ask) => Err(Some(reason)),
-            PeerReply::Unknown(reason) => Ok(Err(DispatchError::OutcomeUnknown(reason))),
-            PeerReply::Refused(reason) => {
-                tracing::error!(node = owner, reason, "another node rejected a request of this node");
-                Ok(Err(DispatchError::Unavailable(format!("peer {owner} rejected the request: {reason}"))))
-            }
-        }
+        Self { shards, local, owners: OwnerRouter { cluster, peers, owner_wait } }
     }
 
     /// Sums the statistics of all nodes, and counts the nodes that did not answer.
     async fn gather(&self, topic: TopicNumber, from: Timestamp, to: Timestamp) -> (Vec<(Timestamp, MinuteRow)>, usize) {
-        let (view, me) = (self.cluster.view(), self.cluster.me());
+        let (cluster, peers) = (&self.owners.cluster, &self.owners.peers);
+        let (view, me) = (cluster.view(), cluster.me());
         let mut minutes = BTreeMap::<Timestamp, MinuteRow>::new();
         let mut add = |rows: Vec<(Timestamp, MinuteRow)>| {
             rows.iter().for_each(|(minute, row)| minutes.entry(*minute).or_default().add(row));
@@ -77,9 +104,9 @@ impl DispatchRouter {
         }
         let others = view.nodes.iter().filter(|node| Some(node.number) != me);
         let others: Vec<_> = others.map(|node| (node.number, node.member.address.clone())).collect();
-        let asked = others
-            .into_iter()
-            .map(|(node, address)| async move { (node, self.peers.minutes(&address, topic, from, to).await) });
+        let asked = others.into_iter().map(|(node, address)| async move {
+            (node, peers.call::<ReadMinutes>(&address, (topic, from, to), MINUTES_WITHIN).await.answered())
+        });
         let mut answers = std::pin::pin!(stream::iter(asked).buffer_unordered(NODES_ASKED_AT_ONCE));
         while let Some((node, answer)) = answers.next().await {
             match answer {
@@ -94,29 +121,6 @@ impl DispatchRouter {
     }
 }
 
-fn answered(answer: Result<DispatchReply, LocalDispatchError>) -> DispatchAttempt {
-    match answer {
-        Ok(told) => Ok(Ok(told)),
-        Err(LocalDispatchError::NotHere) => Err(None),
-        Err(LocalDispatchError::Dispatch(error)) => Ok(Err(error)),
-    }
-}
-
-/// Whether a repeat is harmless. A pull is not: it leases messages that no consumer has until the lease expires.
-fn changes_nothing(ask: &DispatchRequest) -> bool {
-    match ask {
-        DispatchRequest::Status
-        | DispatchRequest::CaughtUp { .. }
-        | DispatchRequest::Message { .. }
-        | DispatchRequest::DeadLetters { .. } => true,
-        DispatchRequest::Pull { .. }
-        | DispatchRequest::Ack { .. }
-        | DispatchRequest::Nack { .. }
-        | DispatchRequest::Extend { .. }
-        | DispatchRequest::Redrive { .. } => false,
-    }
-}
-
 impl Dispatch for DispatchRouter {
     fn ask(
         &self,
@@ -124,9 +128,9 @@ impl Dispatch for DispatchRouter {
         ask: DispatchRequest,
     ) -> PortFuture<'_, Result<DispatchReply, DispatchError>> {
         Box::pin(async move {
-            let shard = subscription.shard(self.shards);
-            let ask_once = || self.ask_once(subscription, &ask);
-            let answer = until_answered(&self.cluster, self.owner_wait, shard, ask_once).await;
+            let (shard, request) = (subscription.shard(self.shards), (subscription, ask));
+            let local = || self.local.ask(subscription, request.1.clone());
+            let answer = self.owners.ask::<AskSubscription, _>(shard, &request, local).await;
             answer.unwrap_or(Err(DispatchError::NoOwner))
         })
     }

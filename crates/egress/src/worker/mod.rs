@@ -7,7 +7,6 @@
 //! [`AddressGuard`](whimbrel_api::endpoint::AddressGuard), and [`response`]. If several nodes have workers, [`pool`] selects one for each
 //! call by a [`strategy`], and [`service`] serves the calls of other nodes.
 
-mod call_wire;
 mod cloud_event;
 mod dialer;
 mod envelope;
@@ -58,15 +57,14 @@ use strategy::WorkerLoad;
 pub use self::metrics::NAMES as METRIC_NAMES;
 
 pub use pool::{PoolParts, WorkerPool};
-pub use service::{LocalCallbacks, WorkersService, workers_service};
+pub use service::{LocalCallbacks, workers_service};
 pub use settings::{WorkerError, WorkerSettings};
 
 pub use worker_set::WORKER_ROLE;
 
-pub(crate) use call_wire::target_bytes;
 pub(crate) use dialer::client_tls;
 pub(crate) use header_names::{WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP};
-pub(crate) use remote_call::{NoOutcome, call_remote};
+pub(crate) use remote_call::{NoOutcome, call_remote, target_bytes};
 pub(crate) use response::retry_after;
 pub(crate) use signature::Signers;
 

@@ -10,17 +10,14 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use futures_util::future::join_all;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::ports::{Call, CallFailure, CallOutcome, CallReport, Callbacks, Node, PortFuture};
 
 use super::Worker;
-use super::call_wire::from_load;
 use super::limits::{HANDING_GRACE, HANDS_MAX, LOAD_EVERY};
-use super::remote_call::{NoOutcome, call_remote};
+use super::remote_call::{NoOutcome, ReadLoad, call_remote};
 use super::worker_set::{PoolWorker, WorkerSet};
-use whimbrel_cluster::wire::protocol::LoadRequest;
-use whimbrel_cluster::wire::protocol::workers_client::WorkersClient;
 use whimbrel_cluster::{ClusterWatch, PeerClients};
 
 /// The step between random numbers: the golden ratio, which spreads them.
@@ -101,9 +98,7 @@ impl WorkerPool {
     }
 
     async fn load_of(&self, address: &str) -> Option<super::strategy::WorkerLoad> {
-        let mut client = WorkersClient::new(self.peers.channel(address).ok()?);
-        let answer = timeout(LOAD_EVERY, client.load(self.peers.request(LoadRequest {}))).await;
-        Some(from_load(answer.ok()?.ok()?.get_ref()))
+        self.peers.call::<ReadLoad>(address, (), LOAD_EVERY).await.answered().ok()
     }
 
     /// Passes the call to one worker after the other, until one returns an outcome.

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use whimbrel_model::ports::{Call, CallTarget, Node};
 use whimbrel_model::subscription::{Strategy, WorkerChoice};
 
-use super::call_wire::target_bytes;
 use super::limits::{GROUPS_MAX, SET_ASIDE_FOR};
+use super::remote_call::target_bytes;
 use super::strategy::{Rotation, WorkerLoad, assign, mixed, pick};
 
 /// The role of members that make callbacks.

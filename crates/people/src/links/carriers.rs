@@ -17,12 +17,11 @@ use whimbrel_model::ports::{
 };
 
 use super::outbox::Outbox;
-use super::query_wire::{from_response, to_request};
+use super::service::AskCarrier;
 use super::stream::{CarrierTarget, keep_stream};
 use super::wire::{ServedPartitions, to_told};
-use whimbrel_cluster::peers::PeerReply;
-use whimbrel_cluster::router::until_answered;
-use whimbrel_cluster::wire::protocol::LinkUp;
+use whimbrel_cluster::protocol::LinkUp;
+use whimbrel_cluster::router::{OwnerCall, OwnerRouter};
 use whimbrel_cluster::{CARRIER_ROLE, ClusterView, ClusterWatch, PUSH_FAMILY, PeerClients};
 
 pub struct CarrierLinkParts {
@@ -193,33 +192,29 @@ impl CarrierLinks {
     fn state(&self) -> MutexGuard<'_, CarrierStreams> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// Sends a query to the current owner. `Err` with the reason if nothing was done and a retry makes sense.
-    async fn ask_once(
-        &self,
-        partition: u32,
-        ask: &PeopleQuery,
-    ) -> Result<Result<PeopleReply, PeopleError>, Option<String>> {
-        let view = self.parts.sight.view();
-        let owner = view.owner(PUSH_FAMILY, partition).ok_or(None)?.node;
-        if self.parts.sight.me() == Some(owner) {
-            let desk = self.parts.desk.as_ref().ok_or(None)?;
-            return desk.ask(partition, ask.clone()).await.ok_or(None);
+impl OwnerCall for AskCarrier {
+    type Answer = PeopleReply;
+    type Error = PeopleError;
+    const FAMILY: &'static str = PUSH_FAMILY;
+
+    fn answer(reply: Self::Reply) -> Self::Reply {
+        reply
+    }
+
+    fn changes_nothing((_, query): &Self::Request) -> bool {
+        match query {
+            PeopleQuery::Inbox { .. } => true,
         }
-        let address = view.address_of(owner).ok_or(None)?;
-        let asked = self
-            .parts
-            .peers
-            .ask_carrier(address, to_request(partition, ask), |response| from_response(partition, response));
-        match asked.await {
-            PeerReply::Answered(answer) => answer.ok_or(None),
-            // Queries do not change anything, so a retry is safe.
-            PeerReply::NotDelivered(reason) | PeerReply::Unknown(reason) => Err(Some(reason)),
-            PeerReply::Refused(reason) => {
-                tracing::error!(node = owner, reason, "a peer rejected the inbox query");
-                Ok(Err(PeopleError::Unavailable(format!("node {owner} rejected the query: {reason}"))))
-            }
-        }
+    }
+
+    fn outcome_unknown(reason: String) -> PeopleError {
+        PeopleError::Unavailable(reason)
+    }
+
+    fn unavailable(reason: String) -> PeopleError {
+        PeopleError::Unavailable(reason)
     }
 }
 
@@ -289,8 +284,16 @@ impl Carriers for CarrierLinks {
 
     fn ask(&self, partition: u32, ask: PeopleQuery) -> PortFuture<'_, Result<PeopleReply, PeopleError>> {
         Box::pin(async move {
-            let ask_once = || self.ask_once(partition, &ask);
-            let asked = until_answered(&self.parts.sight, self.parts.owner_wait, partition, ask_once).await;
+            let CarrierLinkParts { sight: cluster, desk, peers, owner_wait, .. } = &self.parts;
+            let owners = OwnerRouter { cluster: cluster.clone(), peers: peers.clone(), owner_wait: *owner_wait };
+            let request = (partition, ask);
+            let local = || async {
+                match desk {
+                    Some(desk) => desk.ask(partition, request.1.clone()).await,
+                    None => None,
+                }
+            };
+            let asked = owners.ask::<AskCarrier, _>(partition, &request, local).await;
             asked.unwrap_or(Err(PeopleError::NoOwner(partition)))
         })
     }

@@ -19,7 +19,7 @@ use super::limits::{EPHEMERAL_PART, LOSERS_MAX, LOSSES_PART, STORED_PART, TOGETH
 use super::outbox::{Outbox, OutboxOutput, outbox};
 use super::wire::GatewayBatch;
 use crate::gateway::DROPPED;
-use whimbrel_cluster::wire::protocol::LinkDown;
+use whimbrel_cluster::protocol::LinkDown;
 
 /// The sending side. Clones share it.
 #[derive(Clone)]
@@ -186,7 +186,7 @@ mod tests {
 
     use super::*;
     use crate::links::wire::from_batch;
-    use whimbrel_cluster::wire::protocol::link_down::Says;
+    use whimbrel_cluster::protocol::link_down::Says;
 
     const ROOM: usize = 64_000;
 

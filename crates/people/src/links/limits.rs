@@ -26,7 +26,7 @@ pub const EPOCH_MAX_BYTES: usize = 128;
 /// Bytes of a message id, a content type or a reason, at most.
 pub const TEXT_MAX_BYTES: usize = 4096;
 /// Messages in one inbox view, at most.
-pub const SHOWN_MAX: u64 = 10_000;
+pub const SHOWN_MAX: usize = 10_000;
 /// Timeout for opening a stream, its first message included.
 pub const OPEN_WITHIN: Duration = Duration::from_secs(3);
 /// Delay before a broken stream is opened again. It doubles after each failed attempt, up to the longest.

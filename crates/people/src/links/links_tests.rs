@@ -20,7 +20,7 @@ use whimbrel_model::ports::{
 };
 
 use super::limits::QUEUE_BYTES_MAX;
-use super::{CarrierLinkParts, CarrierLinks, GatewayLinks, carriers_service};
+use super::{CarrierLinkParts, CarrierLinks, GatewayLinks, carriers_service, people_queries_service};
 use whimbrel_cluster::{CARRIER_ROLE, ClusterView, ClusterWatch, GATEWAY_ROLE, PUSH_FAMILY, PeerClients, PeerSettings};
 
 /// Long enough for anything over loopback on a busy machine.
@@ -152,7 +152,8 @@ impl Pair {
         let scene = LinkScene::new(listener.local_addr().unwrap().to_string());
         let service = carriers_service(carrier.clone(), gateways.clone(), None);
         let incoming = TcpIncoming::from(listener);
-        let serving = Server::builder().add_service(service).serve_with_incoming(incoming);
+        let queries = people_queries_service(carrier.clone(), None);
+        let serving = Server::builder().add_service(service).add_service(queries).serve_with_incoming(incoming);
         let server = tokio::spawn(async move { serving.await.unwrap() });
         let (running, sight, until) = (gateways.clone(), scene.sight_of(CARRIER), ends.clone());
         tokio::spawn(async move { running.run(sight, None, until).await });

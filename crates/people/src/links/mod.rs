@@ -15,7 +15,6 @@ mod limits;
 #[cfg(test)]
 mod links_tests;
 mod outbox;
-mod query_wire;
 pub mod service;
 mod stream;
 mod wire;
@@ -24,4 +23,4 @@ mod wire_tests;
 
 pub use carriers::{CarrierLinkParts, CarrierLinks};
 pub use gateways::GatewayLinks;
-pub use service::{CarriersService, carriers_service};
+pub use service::{CarriersService, carriers_service, people_queries_service};

@@ -103,7 +103,7 @@ mod tests {
     use futures_util::StreamExt;
 
     use super::*;
-    use whimbrel_cluster::wire::protocol::LinkResume;
+    use whimbrel_cluster::protocol::LinkResume;
 
     fn of_bytes(bytes: usize) -> LinkResume {
         LinkResume { epoch: "x".repeat(bytes), cursor: 0 }

@@ -1,4 +1,4 @@
-//! The gRPC service for streams and queries of other nodes, which passes them to this node's carrier.
+//! The services for streams and queries of other nodes, which pass them to this node's carrier.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,17 +8,29 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tonic::{Request, Response, Status, Streaming};
 use whimbrel_model::people::GatewayId;
-use whimbrel_model::ports::LocalCarriers;
+use whimbrel_model::ports::{LocalCarriers, PeopleError, PeopleQuery, PeopleReply};
 
 use super::gateway_outbox::{GatewayOutbox, gateway_outbox};
 use super::gateways::GatewayLinks;
-use super::limits::{MESSAGE_BYTES_MAX, OPEN_WITHIN, QUEUE_BYTES_MAX};
-use super::query_wire::{from_request, to_response};
+use super::limits::{MESSAGE_BYTES_MAX, OPEN_WITHIN, QUEUE_BYTES_MAX, SHOWN_MAX};
 use super::wire::{from_hello, from_told, to_serving, to_welcome, uid_of};
-use whimbrel_cluster::Admission;
-use whimbrel_cluster::wire::Malformed;
-use whimbrel_cluster::wire::protocol::carriers_server::{Carriers, CarriersServer};
-use whimbrel_cluster::wire::protocol::{LinkDown, LinkUp, PeopleRequest, PeopleResponse};
+use whimbrel_cluster::protocol::carriers_server::{Carriers, CarriersServer};
+use whimbrel_cluster::protocol::{LinkDown, LinkUp};
+use whimbrel_cluster::rpc::Malformed;
+use whimbrel_cluster::{Admission, InternalService, internal_call};
+
+internal_call!(
+    /// A query about a user. `None`: the node does not own the partition, and nothing was done.
+    AskCarrier: (u32, PeopleQuery), at most MESSAGE_BYTES_MAX => Option<Result<PeopleReply, PeopleError>>
+);
+
+/// The service for these queries. If a key is set, calls without it are rejected before their request is read.
+pub fn people_queries_service(desk: Arc<dyn LocalCarriers>, admission: impl Into<Admission>) -> InternalService {
+    InternalService::new(admission).answering::<AskCarrier, _, _>(desk, |desk, (partition, query)| async move {
+        let PeopleQuery::Inbox { uid, platform, after, limit } = query;
+        desk.ask(partition, PeopleQuery::Inbox { uid, platform, after, limit: limit.min(SHOWN_MAX) }).await
+    })
+}
 
 /// The service `whimbrel.internal.v1.Carriers`, to be mounted on the internal port of a node with the role `carrier`.
 ///
@@ -47,7 +59,8 @@ impl Carriers for CarriersService {
         let mut incoming = request.into_inner();
         let first = timeout(OPEN_WITHIN, incoming.message()).await;
         let first = first.map_err(|_| Status::deadline_exceeded("timeout while waiting for the hello"))??;
-        let gateway = from_hello(first).map_err(|malformed| refusal(&malformed))?;
+        let gateway =
+            from_hello(first).map_err(|malformed: Malformed| Status::invalid_argument(malformed.to_string()))?;
         let (outbox, outgoing) = gateway_outbox(QUEUE_BYTES_MAX);
         // The welcome and the served partitions precede any message of an owner.
         let mut serving = self.desk.serving();
@@ -65,16 +78,6 @@ impl Carriers for CarriersService {
         });
         Ok(Response::new(Box::pin(outgoing.map(Ok))))
     }
-
-    async fn ask(&self, request: Request<PeopleRequest>) -> Result<Response<PeopleResponse>, Status> {
-        self.admission.admit(&request)?;
-        let (partition, ask) = from_request(request.into_inner()).map_err(|malformed| refusal(&malformed))?;
-        Ok(Response::new(to_response(self.desk.ask(partition, ask).await)))
-    }
-}
-
-fn refusal(malformed: &Malformed) -> Status {
-    Status::invalid_argument(malformed.to_string())
 }
 
 /// Passes messages of a gateway on and reports the served partitions, until the stream ends.

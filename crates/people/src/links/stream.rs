@@ -12,8 +12,8 @@ use super::limits::{MESSAGE_BYTES_MAX, OPEN_WITHIN, QUEUE_BYTES_MAX, RECONNECT_D
 use super::outbox::outbox;
 use super::wire::{from_batch, from_serving, from_welcome, to_hello};
 use whimbrel_cluster::PeerClients;
-use whimbrel_cluster::wire::protocol::carriers_client::CarriersClient;
-use whimbrel_cluster::wire::protocol::link_down::Says;
+use whimbrel_cluster::protocol::carriers_client::CarriersClient;
+use whimbrel_cluster::protocol::link_down::Says;
 
 /// A remote carrier and the local gateway that connects to it. If any field changes, a new stream is necessary.
 #[derive(Debug, Clone, PartialEq, Eq)]

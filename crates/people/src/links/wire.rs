@@ -13,12 +13,12 @@ use whimbrel_model::ports::{
 };
 
 use super::limits::{BATCH_BYTES, EPOCH_MAX_BYTES, LINK_VERSION, PARTITIONS_SERVED_MAX, TEXT_MAX_BYTES, TOGETHER_MAX};
-use whimbrel_cluster::wire::Malformed;
-use whimbrel_cluster::wire::protocol::{
+use whimbrel_cluster::protocol::{
     LinkAck, LinkAdmitted, LinkAnnounced, LinkArrival, LinkBatch, LinkBody, LinkClosed, LinkDelivery, LinkDown,
     LinkGone, LinkHello, LinkLost, LinkMessage, LinkNews, LinkResume, LinkServed, LinkServing, LinkStored, LinkTold,
     LinkTruncated, LinkUp, LinkWelcome, link_delivery, link_down, link_message, link_news, link_up,
 };
+use whimbrel_cluster::rpc::Malformed;
 
 /// Reasons of a failed resume, as carriers name them. Unknown ones, from a newer carrier, become [`WHY_OTHER`].
 const WHY_WORDS: [&str; 2] = ["other_epoch", "cursor_ahead"];
@@ -287,7 +287,7 @@ fn from_closed(closed: LinkClosed) -> Result<(CloseCode, Arc<str>), Malformed> {
     Ok((code.ok_or(Malformed("the close code is unknown"))?, from_short(closed.reason)?.into()))
 }
 
-pub(super) fn to_body(message: &OutMessage) -> LinkBody {
+fn to_body(message: &OutMessage) -> LinkBody {
     LinkBody {
         id: message.id.to_string(),
         payload: message.payload.clone(),
@@ -296,7 +296,7 @@ pub(super) fn to_body(message: &OutMessage) -> LinkBody {
     }
 }
 
-pub(super) fn from_body(body: LinkBody) -> Result<Arc<OutMessage>, Malformed> {
+fn from_body(body: LinkBody) -> Result<Arc<OutMessage>, Malformed> {
     Ok(Arc::new(OutMessage {
         id: from_short(body.id)?.into(),
         payload: body.payload,
@@ -307,20 +307,20 @@ pub(super) fn from_body(body: LinkBody) -> Result<Arc<OutMessage>, Malformed> {
     }))
 }
 
-pub(super) fn from_uid(text: &str) -> Result<Uid, Malformed> {
+fn from_uid(text: &str) -> Result<Uid, Malformed> {
     Uid::new(text).map_err(|_| Malformed("invalid user id"))
 }
 
-pub(super) fn from_platform(text: &str) -> Result<Platform, Malformed> {
+fn from_platform(text: &str) -> Result<Platform, Malformed> {
     Platform::new(text).map_err(|_| Malformed("invalid platform name"))
 }
 
-pub(super) fn from_device(text: &str) -> Result<Box<str>, Malformed> {
+fn from_device(text: &str) -> Result<Box<str>, Malformed> {
     check_device(text).map_err(|_| Malformed("invalid device name"))?;
     Ok(text.into())
 }
 
-pub(super) fn from_epoch(text: &str) -> Result<&str, Malformed> {
+fn from_epoch(text: &str) -> Result<&str, Malformed> {
     if text.len() > EPOCH_MAX_BYTES { Err(Malformed("the epoch is too long")) } else { Ok(text) }
 }
 

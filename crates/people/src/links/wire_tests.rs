@@ -7,19 +7,18 @@ use prost::Message;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{CloseCode, GatewayId, Platform, UID_MAX_BYTES, Uid};
 use whimbrel_model::ports::{
-    Admitted, AnnouncedSession, Arrival, CarrierMessages, Delivery, DeliveryPosition, InboxMessage, InboxView,
-    OutMessage, PeopleError, PeopleQuery, PeopleReply, Resume, SeatView, ToCarrier, ToGateway,
+    Admitted, AnnouncedSession, Arrival, CarrierMessages, Delivery, DeliveryPosition, OutMessage, Resume, ToCarrier,
+    ToGateway,
 };
 
 use super::limits::{BATCH_BYTES, LINK_VERSION, TOGETHER_MAX};
-use super::query_wire::{from_request, from_response, to_request, to_response};
 use super::wire::{
     GatewayBatch, from_batch, from_hello, from_serving, from_told, from_welcome, to_hello, to_serving, to_told,
     to_welcome,
 };
-use whimbrel_cluster::wire::protocol::{
-    LinkAck, LinkBatch, LinkDown, LinkHello, LinkMessage, LinkServing, LinkTold, LinkUp, PeopleRequest, PeopleResponse,
-    link_down, link_message, link_up,
+use whimbrel_cluster::protocol::{
+    LinkAck, LinkBatch, LinkDown, LinkHello, LinkMessage, LinkServing, LinkTold, LinkUp, link_down, link_message,
+    link_up,
 };
 
 fn uid() -> Uid {
@@ -176,36 +175,4 @@ fn malformed_messages_are_rejected() {
             .clone();
     batch.bodies.clear();
     assert!(from_batch(batch).is_err(), "a delivery without a payload");
-    assert!(from_request(PeopleRequest { partition: 0, ask: None }).is_err());
-    assert!(from_response(0, PeopleResponse { told: None }).is_err());
-}
-
-#[test]
-fn every_query_and_answer_decodes_to_what_was_encoded() {
-    let ask = PeopleQuery::Inbox { uid: uid(), platform: Some(Platform::new("web").unwrap()), after: 3, limit: 50 };
-    assert_eq!(from_request(to_request(5, &ask)), Ok((5, ask)));
-    let view = InboxView {
-        epoch: "e1".into(),
-        messages: vec![InboxMessage { seq: 4, expires_at: Timestamp::from_millis(9), message: body(b"hello") }],
-        seats: vec![SeatView {
-            platform: Platform::new("ios").unwrap(),
-            device: "".into(),
-            cursor: 3,
-            waiting: 1,
-            online: true,
-            seen_at: Timestamp::from_millis(2),
-        }],
-        stored: 1,
-        next_after: Some(4),
-    };
-    let answers = [
-        None,
-        Some(Ok(PeopleReply::Inbox(view))),
-        Some(Err(PeopleError::NoOwner(5))),
-        Some(Err(PeopleError::Unavailable("why".to_owned()))),
-        Some(Err(PeopleError::Overloaded(5))),
-    ];
-    for answer in answers {
-        assert_eq!(from_response(5, to_response(answer.clone())), Ok(answer));
-    }
 }

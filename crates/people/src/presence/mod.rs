@@ -25,7 +25,7 @@ pub mod reporter;
 pub mod service;
 pub mod settings;
 mod staleness;
-pub mod wire;
+mod wire;
 pub mod writer;
 
 pub use cluster_follower::PRESENCE_ROLE;
@@ -36,5 +36,5 @@ pub use packet::shard_of;
 pub use peers::PresencePeers;
 pub use remote::Remote;
 pub use reporter::GatewayReporter;
-pub use service::{PresenceService, presence_service};
+pub use service::presence_service;
 pub use settings::{PresenceSettings, PresenceSettingsError};

@@ -1,17 +1,31 @@
-//! The gRPC client for presence calls to other nodes.
+//! The presence calls between nodes, and their client.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use tonic::transport::Channel;
+use whimbrel_cluster::{PeerClients, internal_call};
 use whimbrel_model::people::Uid;
 use whimbrel_model::ports::{Confirmed, PortFuture, UserSessions};
 
 use super::limits::MESSAGE_BYTES_MAX;
 use super::packet::{GatewayQuery, GatewayReply};
 use super::remote::{PeerMessage, Remote};
-use super::wire;
-use whimbrel_cluster::PeerClients;
-use whimbrel_cluster::wire::protocol::presence_client::PresenceClient;
+
+internal_call!(
+    /// Complete packets to be spread, and parts of packets for shards that the node writes.
+    ReportPresence: Vec<PeerMessage>, at most MESSAGE_BYTES_MAX => ()
+);
+internal_call!(
+    /// A writer requests packets of a gateway, or a snapshot of all its sessions; and whether the node may forward the request.
+    AskGateway: (GatewayQuery, bool), at most MESSAGE_BYTES_MAX => Result<GatewayReply, String>
+);
+internal_call!(
+    /// Reads users of a shard, in a data centre, that the node writes.
+    ReadPresence: (u32, u32, Vec<Uid>), at most MESSAGE_BYTES_MAX => Result<Confirmed<Vec<UserSessions>>, String>
+);
+
+/// The users of [`Remote`] have shorter timeouts of their own.
+const WITHIN: Duration = Duration::MAX;
 
 pub struct PresencePeers {
     peers: Arc<PeerClients>,
@@ -21,18 +35,11 @@ impl PresencePeers {
     pub fn new(peers: Arc<PeerClients>) -> Self {
         Self { peers }
     }
-
-    fn client(&self, address: &str) -> Result<PresenceClient<Channel>, String> {
-        Ok(PresenceClient::new(self.peers.channel(address)?).max_decoding_message_size(MESSAGE_BYTES_MAX))
-    }
 }
 
 impl Remote for PresencePeers {
     fn send<'a>(&'a self, address: &'a str, posts: Vec<PeerMessage>) -> PortFuture<'a, Result<(), String>> {
-        Box::pin(async move {
-            let request = self.peers.request(wire::to_report(&posts));
-            self.client(address)?.report(request).await.map(drop).map_err(|status| status.to_string())
-        })
+        Box::pin(async move { self.peers.call::<ReportPresence>(address, posts, WITHIN).await.answered() })
     }
 
     fn ask<'a>(
@@ -42,9 +49,16 @@ impl Remote for PresencePeers {
         forward: bool,
     ) -> PortFuture<'a, Result<GatewayReply, String>> {
         Box::pin(async move {
-            let request = self.peers.request(wire::to_ask(&ask, forward));
-            let answer = self.client(address)?.ask(request).await.map_err(|status| status.to_string())?;
-            wire::from_answer(ask.gateway, answer.into_inner()).map_err(|malformed| malformed.to_string())
+            let gateway = ask.gateway;
+            let reply = self.peers.call::<AskGateway>(address, (ask, forward), WITHIN).await.answered()??;
+            match &reply {
+                GatewayReply::Snapshot { sessions, .. }
+                    if sessions.iter().any(|(_, session)| session.session.gateway != gateway) =>
+                {
+                    Err("the snapshot contains sessions of another gateway".to_owned())
+                }
+                _ => Ok(reply),
+            }
         })
     }
 
@@ -55,10 +69,8 @@ impl Remote for PresencePeers {
         shard: u32,
         uids: Vec<Uid>,
     ) -> PortFuture<'a, Result<Confirmed<Vec<UserSessions>>, String>> {
-        Box::pin(async move {
-            let request = self.peers.request(wire::to_read(centre, shard, &uids));
-            let answer = self.client(address)?.read(request).await.map_err(|status| status.to_string())?;
-            wire::from_heard(answer.into_inner()).map_err(|malformed| malformed.to_string())
-        })
+        Box::pin(
+            async move { self.peers.call::<ReadPresence>(address, (centre, shard, uids), WITHIN).await.answered()? },
+        )
     }
 }

@@ -1,61 +1,24 @@
-//! The gRPC service for presence messages and queries of other nodes.
+//! The service for presence messages and queries of other nodes.
 
 use std::sync::Arc;
 
-use tonic::{Request, Response, Status};
+use whimbrel_cluster::{Admission, InternalService};
 
-use super::limits::MESSAGE_BYTES_MAX;
+use super::limits::READ_USERS_MAX;
 use super::node::PresenceNode;
-use super::wire;
-use protocol::presence_server::{Presence, PresenceServer};
-use whimbrel_cluster::Admission;
-use whimbrel_cluster::wire::{Malformed, protocol};
+use super::peers::{AskGateway, ReadPresence, ReportPresence};
 
-/// The service `whimbrel.internal.v1.Presence`, to be mounted on the internal port.
-///
-/// If a key is configured, calls without it are rejected before anything else is read.
-pub fn presence_service(node: Arc<PresenceNode>, admission: impl Into<Admission>) -> PresenceServer<PresenceService> {
-    let service = PresenceService { node, admission: admission.into() };
-    PresenceServer::new(service).max_decoding_message_size(MESSAGE_BYTES_MAX)
-}
-
-pub struct PresenceService {
-    node: Arc<PresenceNode>,
-    admission: Admission,
-}
-
-fn refused(malformed: Malformed) -> Status {
-    Status::invalid_argument(malformed.to_string())
-}
-
-#[tonic::async_trait]
-impl Presence for PresenceService {
-    async fn report(
-        &self,
-        request: Request<protocol::ReportRequest>,
-    ) -> Result<Response<protocol::ReportResponse>, Status> {
-        self.admission.admit(&request)?;
-        self.node.take(wire::from_report(request.into_inner()).map_err(refused)?);
-        Ok(Response::new(protocol::ReportResponse {}))
-    }
-
-    async fn ask(
-        &self,
-        request: Request<protocol::PresenceAskRequest>,
-    ) -> Result<Response<protocol::PresenceAskResponse>, Status> {
-        self.admission.admit(&request)?;
-        let (ask, forward) = wire::from_ask(request.into_inner()).map_err(refused)?;
-        let answer = self.node.answer(ask, forward).await.map_err(Status::unavailable)?;
-        Ok(Response::new(wire::to_answer(answer)))
-    }
-
-    async fn read(
-        &self,
-        request: Request<protocol::PresenceReadRequest>,
-    ) -> Result<Response<protocol::PresenceReadResponse>, Status> {
-        self.admission.admit(&request)?;
-        let (centre, shard, uids) = wire::from_read(request.into_inner()).map_err(refused)?;
-        let heard = self.node.read(centre, shard, uids).await.map_err(Status::unavailable)?;
-        Ok(Response::new(wire::to_heard(heard)))
-    }
+/// The service for the calls of [`peers`](super::peers). If a key is set, calls without it are rejected before their request is read.
+pub fn presence_service(node: Arc<PresenceNode>, admission: impl Into<Admission>) -> InternalService {
+    InternalService::new(admission)
+        .answering::<ReportPresence, _, _>(node.clone(), |node, posts| async move { node.take(posts) })
+        .answering::<AskGateway, _, _>(node.clone(), |node, (query, forward)| async move {
+            node.answer(query, forward).await
+        })
+        .answering::<ReadPresence, _, _>(node, |node, (centre, shard, uids)| async move {
+            if uids.len() > READ_USERS_MAX {
+                return Err(format!("{} users in one query; the limit is {READ_USERS_MAX}", uids.len()));
+            }
+            node.read(centre, shard, uids).await
+        })
 }

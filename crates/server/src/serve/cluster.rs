@@ -11,9 +11,10 @@ use tonic::service::Routes;
 use whimbrel_catalogue::topic_stats::TopicStats;
 use whimbrel_catalogue::topics::Memberships;
 use whimbrel_cluster::{
-    Admission, CENTER_ROLE, ClusterKeeper, ClusterWatch, DispatchRouter, Family, HOLDS_FAMILY, HoldsRouter, JoinError,
-    KeeperParts, KeeperSettings, KeyCheck, LocalDispatch, LocalDispatchError, LocalHolds, LocalHoldsError,
-    OWNER_WAIT_DEFAULT, PeerClients, PeerSettings, Resignations, ShardOwner, dispatch_service, service,
+    Admission, CENTER_ROLE, ClusterKeeper, ClusterWatch, DispatchRouter, Family, HOLDS_FAMILY, HoldsRouter,
+    InternalService, JoinError, KeeperParts, KeeperSettings, KeyCheck, LocalDispatch, LocalDispatchError, LocalHolds,
+    LocalHoldsError, OWNER_WAIT_DEFAULT, PeerClients, PeerSettings, Resignations, ShardOwner, dispatch_service,
+    service,
 };
 use whimbrel_egress::worker::{LocalCallbacks, workers_service};
 use whimbrel_model::ports::{
@@ -44,12 +45,12 @@ pub struct ClusterParts {
     pub events: EventSink,
     pub descriptors: Arc<Descriptors>,
     pub shards: u32,
-    /// Adds further services to the internal port.
+    /// Adds the calls and streams of further roles to the internal port.
     pub add_services: AddServices,
 }
 
-/// Adds services to the internal port. They serve only admitted callers.
-pub type AddServices = Box<dyn FnOnce(Routes, &Admission) -> Routes + Send>;
+/// Adds calls and streams to those of the internal port. They serve only admitted callers.
+pub type AddServices = Box<dyn FnOnce(InternalService, &Admission) -> Routes + Send>;
 
 /// The identity of a node before it joins: its name, its address, and its connections to other nodes.
 pub struct NodeIdentity {
@@ -104,13 +105,12 @@ impl ClusterNode {
         let internal_ends = CancellationToken::new();
         let (add_services, call_desks) = (parts.add_services, parts.call_desks);
         let internal = internal.map(|listener| {
-            let owners = service(Arc::clone(&parts.desk), Arc::clone(&parts.clock), &admission);
-            let mut routes = Routes::new(owners);
-            routes = routes.add_service(dispatch_service(Arc::clone(&parts.dispatch_desk), &admission));
+            let mut calls = service(Arc::clone(&parts.desk), Arc::clone(&parts.clock), &admission)
+                .and(&dispatch_service(Arc::clone(&parts.dispatch_desk), &admission));
             if call_desks.worker.is_some() || call_desks.horn.is_some() {
-                routes = routes.add_service(workers_service(call_desks, &admission));
+                calls = calls.and(&workers_service(call_desks, &admission));
             }
-            let router = add_services(routes, &admission).into_axum_router();
+            let router = add_services(calls, &admission).into_axum_router();
             let settings = ListenSettings { workers: INTERNAL_WORKERS, ..super::listen_settings(config) };
             // Only nodes call this port, no browsers: the internal key guards it.
             let descriptors = Arc::new(parts.descriptors.of_nodes());

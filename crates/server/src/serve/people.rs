@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
 use whimbrel_catalogue::platforms::Platforms;
 use whimbrel_catalogue::topics::Registry;
 use whimbrel_cluster::reachability::{Reachability, ReachabilityParts};
@@ -22,7 +23,7 @@ use whimbrel_model::{Clock, EventSink, IdMint};
 use whimbrel_people::carrier::{Carrier, CarrierPorts};
 use whimbrel_people::gateway::Gateway;
 use whimbrel_people::gateway::tokens::TokenVerifier;
-use whimbrel_people::links::{CarrierLinkParts, CarrierLinks, GatewayLinks, carriers_service};
+use whimbrel_people::links::{CarrierLinkParts, CarrierLinks, GatewayLinks, carriers_service, people_queries_service};
 use whimbrel_people::presence::{
     NoEvents, PresenceEvent, PresenceEvents, PresenceNode, PresenceNodeParts, PresencePeers, PresenceTopic,
     presence_service,
@@ -152,11 +153,13 @@ impl People {
     pub fn services(&self) -> AddServices {
         let (carrier, gateways, presence_node) =
             (self.carrier.clone(), Arc::clone(&self.gateways), Arc::clone(&self.presence_node));
-        Box::new(move |mut routes, admission| {
-            if let Some(carrier) = carrier {
-                routes = routes.add_service(carriers_service(carrier, gateways, admission));
+        Box::new(move |calls, admission| {
+            let calls = calls.and(&presence_service(presence_node, admission));
+            match carrier {
+                Some(carrier) => Routes::new(calls.and(&people_queries_service(carrier.clone(), admission)))
+                    .add_service(carriers_service(carrier, gateways, admission)),
+                None => Routes::new(calls),
             }
-            routes.add_service(presence_service(presence_node, admission))
         })
     }
 
