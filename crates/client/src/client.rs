@@ -10,10 +10,13 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use serde::Deserialize;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
+use whimbrel_api::messages::{Accepted, BatchAnswer, BatchEntry, MessageState, ReadPage};
+use whimbrel_api::problem::Problem;
+use whimbrel_api::topics::{TopicInfo, TopicList, TopicSettings};
 
-use crate::{Accepted, ClientError, Message, NewMessage, Position, Problem, ReadPage, Tail, TopicInfo, TopicSettings};
+use crate::{ClientError, NewMessage, Position, Tail};
 
 /// The default timeout of a response, in addition to the wait that the request asks for.
 const ANSWER_WAIT_DEFAULT: Duration = Duration::from_secs(30);
@@ -138,7 +141,8 @@ impl Client {
     ) -> Result<Vec<Accepted>, ClientError> {
         let mut lines = Vec::new();
         for message in messages {
-            serde_json::to_writer(&mut lines, message).map_err(|error| ClientError::BadRequest(error.to_string()))?;
+            serde_json::to_writer(&mut lines, &BatchEntry::from(message))
+                .map_err(|error| ClientError::BadRequest(error.to_string()))?;
             lines.push(b'\n');
         }
         self.publish_ndjson(topic, lines.into()).await
@@ -146,10 +150,6 @@ impl Client {
 
     /// Like [`Self::publish_batch`], with entries that are lines of JSON.
     pub async fn publish_ndjson(&self, topic: &str, lines: Bytes) -> Result<Vec<Accepted>, ClientError> {
-        #[derive(Deserialize)]
-        struct BatchAnswer {
-            messages: Vec<Accepted>,
-        }
         let request = self
             .request(Method::POST, &format!("/v1/topics/{}/batch", escaped(topic)))
             .header(header::CONTENT_TYPE, "application/x-ndjson");
@@ -193,33 +193,21 @@ impl Client {
     }
 
     /// Finds a message by its id.
-    pub async fn message(&self, id: &str) -> Result<Message, ClientError> {
-        let request = self.request(Method::GET, &format!("/v1/messages/{}", escaped(id)));
-        self.answer(request, Bytes::new(), self.answer_wait).await
+    pub async fn message(&self, id: &str) -> Result<MessageState, ClientError> {
+        self.get(&format!("/v1/messages/{}", escaped(id))).await
     }
 
     pub async fn topics(&self) -> Result<Vec<TopicInfo>, ClientError> {
-        #[derive(Deserialize)]
-        struct TopicList {
-            topics: Vec<TopicInfo>,
-        }
-        let topics: TopicList =
-            self.answer(self.request(Method::GET, "/v1/topics"), Bytes::new(), self.answer_wait).await?;
-        Ok(topics.topics)
+        Ok(self.get::<TopicList>("/v1/topics").await?.topics)
     }
 
     pub async fn topic(&self, topic: &str) -> Result<TopicInfo, ClientError> {
-        let request = self.request(Method::GET, &format!("/v1/topics/{}", escaped(topic)));
-        self.answer(request, Bytes::new(), self.answer_wait).await
+        self.get(&format!("/v1/topics/{}", escaped(topic))).await
     }
 
     /// Creates the topic, or changes the given `settings`.
     pub async fn put_topic(&self, topic: &str, settings: &TopicSettings) -> Result<TopicInfo, ClientError> {
-        let body = serde_json::to_vec(settings).map_err(|error| ClientError::BadRequest(error.to_string()))?;
-        let request = self
-            .request(Method::PUT, &format!("/v1/topics/{}", escaped(topic)))
-            .header(header::CONTENT_TYPE, "application/json");
-        self.answer(request, body.into(), self.answer_wait).await
+        self.send_json(Method::PUT, &format!("/v1/topics/{}", escaped(topic)), settings).await
     }
 
     /// Deletes the topic and all its messages. Fails if the topic has pending holds.
@@ -239,6 +227,29 @@ impl Client {
         }
         let bytes = self.collect(body, self.answer_wait).await?;
         Err(self.refusal(status, &bytes))
+    }
+
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.answer(self.request(Method::GET, path), Bytes::new(), self.answer_wait).await
+    }
+
+    pub(crate) async fn send_json<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        self.answer_json(self.request(method, path), body, self.answer_wait).await
+    }
+
+    pub(crate) async fn answer_json<T: DeserializeOwned>(
+        &self,
+        request: http::request::Builder,
+        body: &impl Serialize,
+        wait: Duration,
+    ) -> Result<T, ClientError> {
+        let body = serde_json::to_vec(body).map_err(|error| ClientError::BadRequest(error.to_string()))?;
+        self.answer(request.header(header::CONTENT_TYPE, "application/json"), body.into(), wait).await
     }
 
     pub(crate) fn answer_wait(&self) -> Duration {

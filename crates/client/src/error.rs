@@ -1,24 +1,6 @@
 //! Errors of the client: a rejection by the server with its stable code, or a failure of the transfer.
 
-use serde::{Deserialize, Serialize};
-
-/// The response to a rejected request (RFC 9457).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Problem {
-    #[serde(default)]
-    pub title: String,
-    #[serde(default)]
-    pub status: u16,
-    /// A stable identifier for callers to branch on, such as `unknown_topic`.
-    #[serde(default)]
-    pub code: String,
-    /// A sentence for users.
-    #[serde(default)]
-    pub detail: String,
-    /// Other members of the problem: the index of an invalid entry, the first retained offset.
-    #[serde(flatten)]
-    pub members: serde_json::Map<String, serde_json::Value>,
-}
+use whimbrel_api::problem::Problem;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -60,19 +42,5 @@ impl ClientError {
             Self::Problem(problem) => matches!(problem.code.as_str(), "outcome_unknown" | "partly_appended"),
             Self::BadUrl { .. } | Self::BadRequest(_) | Self::Unreachable { .. } => false,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_problem_keeps_its_further_members() {
-        let text =
-            r#"{"type":"about:blank","title":"Bad entry","status":422,"code":"bad_entry","detail":"no","index":3}"#;
-        let problem: Problem = serde_json::from_str(text).unwrap();
-        assert_eq!((problem.status, problem.code.as_str()), (422, "bad_entry"));
-        assert_eq!(problem.members["index"], 3);
     }
 }

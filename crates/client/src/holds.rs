@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 
 use bytes::Bytes;
-use http::{Method, header};
+use http::Method;
+use whimbrel_api::holds::{HoldCounts, HoldInfo, HoldOutcome, HoldPage};
+use whimbrel_api::messages::{Accepted, Held};
 
 use crate::client::{escaped, header_value};
-use crate::{
-    Accepted, Client, ClientError, Extension, Held, HoldCounts, HoldFilter, HoldInfo, HoldOutcome, HoldPage, NewMessage,
-};
+use crate::{Client, ClientError, Extension, HoldFilter, NewMessage};
 
 impl Client {
     /// Holds a message until its `delay` or `deliver_at`. The hold is durable when this returns. The server publishes a message whose due
@@ -29,18 +29,16 @@ impl Client {
 
     /// Looks up a hold by its id, at the owner of its shard.
     pub async fn look(&self, id: &str) -> Result<HoldInfo, ClientError> {
-        self.answer(self.request(Method::GET, &hold_path(id, "")), Bytes::new(), self.answer_wait()).await
+        self.get(&hold_path(id, "")).await
     }
 
     /// Changes the due time of a hold, in either direction.
     pub async fn extend(&self, id: &str, extension: &Extension) -> Result<HoldOutcome, ClientError> {
-        let body = serde_json::to_vec(extension).map_err(|error| ClientError::BadRequest(error.to_string()))?;
-        let mut request =
-            self.request(Method::POST, &hold_path(id, "/extend")).header(header::CONTENT_TYPE, "application/json");
+        let mut request = self.request(Method::POST, &hold_path(id, "/extend"));
         if let Some(key) = &extension.idempotency_key {
             request = request.header("idempotency-key", header_value("idempotency-key", key)?);
         }
-        self.answer(request, body.into(), self.answer_wait()).await
+        self.answer_json(request, &extension.body(), self.answer_wait()).await
     }
 
     /// Withdraws a hold. If this succeeds, its message never reaches its topic.
@@ -55,15 +53,13 @@ impl Client {
 
     /// Lists a page of holds in due order.
     pub async fn holds(&self, filter: &HoldFilter) -> Result<HoldPage, ClientError> {
-        let path = format!("/v1/holds{}", query_of(filter));
-        self.answer(self.request(Method::GET, &path), Bytes::new(), self.answer_wait()).await
+        self.get(&format!("/v1/holds{}", query_of(filter))).await
     }
 
     /// Counts pending holds by due time. `limit`, `cursor` and `state` of the filter are ignored.
     pub async fn count_holds(&self, filter: &HoldFilter) -> Result<HoldCounts, ClientError> {
         let counted = HoldFilter { limit: None, cursor: None, state: None, ..filter.clone() };
-        let path = format!("/v1/holds/count{}", query_of(&counted));
-        self.answer(self.request(Method::GET, &path), Bytes::new(), self.answer_wait()).await
+        self.get(&format!("/v1/holds/count{}", query_of(&counted))).await
     }
 }
 

@@ -20,26 +20,30 @@ mod error;
 mod hold;
 mod holds;
 mod message;
+mod new_push;
 mod people;
-mod person;
 mod sse;
-mod subscription;
 mod subscriptions;
 mod tail;
-mod topic;
 
 pub use client::{Client, ReadFrom, TailFrom};
-pub use error::{ClientError, Problem};
-pub use hold::{Extension, HoldBucket, HoldCounts, HoldFilter, HoldInfo, HoldOutcome, HoldPage, NewDue};
-pub use message::{Accepted, Held, Message, NewMessage, Position, Published, ReadPage};
+pub use error::ClientError;
+pub use hold::{Extension, HoldFilter, NewDue};
+pub use message::{NewMessage, Position};
+pub use new_push::NewPush;
 pub use people::PeopleLetters;
-pub use person::{
-    DeviceInfo, InboxInfo, Kick, NewPush, Notify, Origin, PlatformInfo, PresenceInfo, PresencePage, Pushed, SeatInfo,
-    SessionInfo, StoredMessage,
-};
-pub use subscription::{
-    DeadLetterInfo, DeadLetterPage, EndpointSettings, PulledMessage, ReplayRange, RetrySettings, SeekTo, Settled,
-    SubscriptionInfo, SubscriptionSettings, TopicFigures,
-};
 pub use tail::Tail;
-pub use topic::{PartitionInfo, Rates, TopicInfo, TopicSettings};
+pub use whimbrel_api::dead_letters::{DeadLetterInfo, DeadLetterPage, Redriven};
+pub use whimbrel_api::holds::{HoldBucket, HoldCounts, HoldInfo, HoldOutcome, HoldPage};
+pub use whimbrel_api::messages::{Accepted, Held, Message, MessageState, Published, ReadPage};
+pub use whimbrel_api::people::{
+    DeviceInfo, InboxInfo, Kick, NewDevice, NewNotify, Origin, PlatformBody, PlatformInfo, PresenceInfo, PresencePage,
+    Pushed, SeatInfo, SessionInfo, StoredMessage, TaskAnswer,
+};
+pub use whimbrel_api::problem::{Problem, ProblemMembers};
+pub use whimbrel_api::pull::{PulledMessage, Settled};
+pub use whimbrel_api::stats::{DurationFigures, MinuteFigures, TopicFigures};
+pub use whimbrel_api::subscriptions::{
+    EndpointSettings, ReplayRange, RetrySettings, SeekInfo, SeekTo, SubscriptionInfo, SubscriptionSettings,
+};
+pub use whimbrel_api::topics::{DurationForm, GrowthInfo, PartitionInfo, Rates, TopicInfo, TopicSettings};

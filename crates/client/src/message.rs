@@ -1,12 +1,11 @@
-//! Messages to publish, and messages that were read.
+//! Messages to publish, and positions to read from.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use serde::ser::SerializeMap;
-use serde::{Deserialize, Serialize, Serializer};
+use whimbrel_api::messages::BatchEntry;
 
-/// A message to publish. Its JSON form is an entry of a batch.
+/// A message to publish.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NewMessage {
     pub payload: Bytes,
@@ -67,101 +66,23 @@ impl NewMessage {
     }
 }
 
-impl Serialize for NewMessage {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        struct Pairs<'a>(&'a [(String, String)]);
-        impl Serialize for Pairs<'_> {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
-            }
-        }
-        let mut map = serializer.serialize_map(None)?;
-        match std::str::from_utf8(&self.payload) {
-            Ok(text) => map.serialize_entry("payload", text)?,
-            Err(_) => map.serialize_entry("payload_base64", &BASE64.encode(&self.payload))?,
-        }
-        let attributes = [
-            ("content_type", &self.content_type),
-            ("key", &self.key),
-            ("id", &self.id),
-            ("delay", &self.delay),
-            ("deliver_at", &self.deliver_at),
-        ];
-        for (name, value) in attributes {
-            if let Some(value) = value {
-                map.serialize_entry(name, value)?;
-            }
-        }
-        if !self.headers.is_empty() {
-            map.serialize_entry("headers", &Pairs(&self.headers))?;
-        }
-        map.end()
-    }
-}
-
-/// The result of an accepted publish: the message is in its topic, or it is a hold.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Accepted {
-    Published(Published),
-    Held(Held),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Published {
-    pub id: String,
-    pub topic: String,
-    pub partition: u32,
-    pub offset: u64,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
-    pub id: String,
-    pub topic: String,
-    pub state: String,
-    pub due: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Message {
-    pub id: String,
-    pub topic: String,
-    pub partition: u32,
-    pub offset: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<String>,
-    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
-    pub headers: serde_json::Map<String, serde_json::Value>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub content_type: Option<String>,
-    #[serde(default)]
-    pub published_at: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub payload: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub payload_base64: Option<String>,
-    /// Other members of the response: `due` and `fired_at` of a fired hold; `state` and `subscriptions` if one message was requested.
-    #[serde(flatten)]
-    pub more: serde_json::Map<String, serde_json::Value>,
-}
-
-impl Message {
-    /// The published payload. `None`: the server sent invalid base64.
-    pub fn bytes(&self) -> Option<Vec<u8>> {
-        match (&self.payload, &self.payload_base64) {
-            (Some(text), _) => Some(text.clone().into_bytes()),
-            (None, Some(encoded)) => BASE64.decode(encoded).ok(),
-            (None, None) => Some(Vec::new()),
+/// Builds the entry of a batch. The idempotency key is a header of the request.
+impl From<&NewMessage> for BatchEntry {
+    fn from(message: &NewMessage) -> Self {
+        let text = std::str::from_utf8(&message.payload).ok().map(str::to_owned);
+        let payload_base64 = text.is_none().then(|| BASE64.encode(&message.payload));
+        Self {
+            payload: text,
+            payload_base64,
+            json: None,
+            content_type: message.content_type.clone(),
+            key: message.key.clone(),
+            id: message.id.clone(),
+            delay: message.delay.clone(),
+            deliver_at: message.deliver_at.clone(),
+            headers: message.headers.clone(),
         }
     }
-}
-
-/// Messages of one partition, and the offset of the next read.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ReadPage {
-    pub messages: Vec<Message>,
-    pub next_offset: u64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -178,30 +99,14 @@ pub enum Position {
 mod tests {
     use super::*;
 
+    fn entry(message: &NewMessage) -> String {
+        serde_json::to_string(&BatchEntry::from(message)).unwrap()
+    }
+
     #[test]
     fn an_entry_of_a_batch_contains_only_the_given_members() {
-        assert_eq!(serde_json::to_string(&NewMessage::new("a\"b")).unwrap(), r#"{"payload":"a\"b"}"#);
+        assert_eq!(entry(&NewMessage::new("a\"b")), r#"{"payload":"a\"b"}"#);
         let full = NewMessage::new(vec![0xff]).key("k").id("i").delay("1s").header("a", "b");
-        assert_eq!(
-            serde_json::to_string(&full).unwrap(),
-            r#"{"payload_base64":"/w==","key":"k","id":"i","delay":"1s","headers":{"a":"b"}}"#
-        );
-    }
-
-    #[test]
-    fn both_kinds_of_answer_are_distinguished() {
-        let now: Accepted = serde_json::from_str(r#"{"id":"a","topic":"t","partition":1,"offset":2}"#).unwrap();
-        assert!(matches!(now, Accepted::Published(Published { partition: 1, offset: 2, .. })));
-        let later: Accepted = serde_json::from_str(r#"{"id":"a","topic":"t","state":"held","due":"x"}"#).unwrap();
-        assert!(matches!(later, Accepted::Held(_)));
-    }
-
-    #[test]
-    fn a_payload_is_decoded_as_it_was_published() {
-        let message = |text: &str| -> Message { serde_json::from_str(text).unwrap() };
-        let place = r#""id":"a","topic":"t","partition":0,"offset":0"#;
-        assert_eq!(message(&format!(r#"{{{place},"payload":"hé"}}"#)).bytes(), Some("hé".into()));
-        assert_eq!(message(&format!(r#"{{{place},"payload_base64":"AP8="}}"#)).bytes(), Some(vec![0, 255]));
-        assert_eq!(message(&format!(r#"{{{place},"payload_base64":"*"}}"#)).bytes(), None);
+        assert_eq!(entry(&full), r#"{"payload_base64":"/w==","key":"k","id":"i","delay":"1s","headers":{"a":"b"}}"#);
     }
 }

@@ -1,17 +1,15 @@
 //! Requests about users: push, presence, kick, inboxes, platforms, devices.
 
-use bytes::Bytes;
-use http::{Method, header};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use http::Method;
+use whimbrel_api::dead_letters::{DeadLetterPage, Redrive, Redriven};
+use whimbrel_api::people::{
+    DeviceInfo, DeviceList, InboxInfo, Kick, NewDevice, PlatformBody, PlatformInfo, PlatformList, PresenceInfo,
+    PresencePage, PresenceQuery, Pushed, TaskAnswer,
+};
 
 use crate::client::escaped;
-use crate::person::PushBody;
-use crate::{
-    Client, ClientError, DeadLetterPage, DeviceInfo, InboxInfo, Kick, NewPush, PlatformInfo, PresenceInfo,
-    PresencePage, Pushed,
-};
+use crate::new_push::PushRequestBody;
+use crate::{Client, ClientError, NewPush};
 
 /// Selects dead letters: pushes that failed for good, or notifications that could not be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,12 +30,12 @@ impl PeopleLetters {
 impl Client {
     /// Pushes a message to a user. The push is durable when this returns.
     pub async fn push(&self, uid: &str, push: &NewPush) -> Result<Pushed, ClientError> {
-        self.send_json(Method::POST, &user_path(uid, "/messages"), &PushBody { push, uids: None }).await
+        self.send_json(Method::POST, &user_path(uid, "/messages"), &PushRequestBody { push, uids: None }).await
     }
 
     /// Pushes one message to many users; its body is stored once.
     pub async fn push_many(&self, uids: &[String], push: &NewPush) -> Result<Pushed, ClientError> {
-        self.send_json(Method::POST, "/v1/users/messages", &PushBody { push, uids: Some(uids) }).await
+        self.send_json(Method::POST, "/v1/users/messages", &PushRequestBody { push, uids: Some(uids) }).await
     }
 
     /// Whether a user is online, and where.
@@ -47,15 +45,11 @@ impl Client {
 
     /// The presence of many users at one time, in the order of `uids`.
     pub async fn presence_of(&self, uids: &[String]) -> Result<PresencePage, ClientError> {
-        #[derive(Serialize)]
-        struct PresenceQuery<'a> {
-            uids: &'a [String],
-        }
-        self.send_json(Method::POST, "/v1/presence/query", &PresenceQuery { uids }).await
+        self.send_json(Method::POST, "/v1/presence/query", &PresenceQuery { uids: uids.to_vec() }).await
     }
 
     /// Ends sessions of a user. Each client gets the reason.
-    pub async fn kick(&self, uid: &str, kick: &Kick) -> Result<Value, ClientError> {
+    pub async fn kick(&self, uid: &str, kick: &Kick) -> Result<TaskAnswer, ClientError> {
         self.send_json(Method::POST, &user_path(uid, "/kick"), kick).await
     }
 
@@ -76,10 +70,6 @@ impl Client {
 
     /// The platforms with settings, sorted by name.
     pub async fn platforms(&self) -> Result<Vec<PlatformInfo>, ClientError> {
-        #[derive(Deserialize)]
-        struct PlatformList {
-            platforms: Vec<PlatformInfo>,
-        }
         Ok(self.get::<PlatformList>("/v1/platforms").await?.platforms)
     }
 
@@ -88,21 +78,17 @@ impl Client {
         self.delete(&format!("/v1/platforms/{}", escaped(platform))).await
     }
 
-    pub async fn put_platform(&self, platform: &str, settings: &PlatformInfo) -> Result<PlatformInfo, ClientError> {
+    pub async fn put_platform(&self, platform: &str, settings: &PlatformBody) -> Result<PlatformInfo, ClientError> {
         self.send_json(Method::PUT, &format!("/v1/platforms/{}", escaped(platform)), settings).await
     }
 
     /// Registers a device for notifications.
-    pub async fn put_device(&self, uid: &str, device: &str, info: &DeviceInfo) -> Result<Value, ClientError> {
+    pub async fn put_device(&self, uid: &str, device: &str, info: &NewDevice) -> Result<DeviceInfo, ClientError> {
         self.send_json(Method::PUT, &device_path(uid, device), info).await
     }
 
     /// The registered devices of a user, sorted by name. Tokens are shortened.
     pub async fn devices(&self, uid: &str) -> Result<Vec<DeviceInfo>, ClientError> {
-        #[derive(Deserialize)]
-        struct DeviceList {
-            devices: Vec<DeviceInfo>,
-        }
         Ok(self.get::<DeviceList>(&user_path(uid, "/devices")).await?.devices)
     }
 
@@ -125,24 +111,9 @@ impl Client {
     }
 
     /// Redrives these dead letters; all if `ids` is empty.
-    pub async fn redrive_people(&self, of: PeopleLetters, ids: &[String]) -> Result<Value, ClientError> {
-        let body = if ids.is_empty() { serde_json::json!({ "all": true }) } else { serde_json::json!({ "ids": ids }) };
+    pub async fn redrive_people(&self, of: PeopleLetters, ids: &[String]) -> Result<Redriven, ClientError> {
+        let body = if ids.is_empty() { Redrive::all() } else { Redrive::ids(ids) };
         self.send_json(Method::POST, &format!("/v1/{}/redrive", of.word()), &body).await
-    }
-
-    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.answer(self.request(Method::GET, path), Bytes::new(), self.answer_wait()).await
-    }
-
-    async fn send_json<T: DeserializeOwned>(
-        &self,
-        method: Method,
-        path: &str,
-        body: &impl Serialize,
-    ) -> Result<T, ClientError> {
-        let body = serde_json::to_vec(body).map_err(|error| ClientError::BadRequest(error.to_string()))?;
-        let request = self.request(method, path).header(header::CONTENT_TYPE, "application/json");
-        self.answer(request, body.into(), self.answer_wait()).await
     }
 }
 

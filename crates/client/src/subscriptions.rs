@@ -3,17 +3,18 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Method, header};
+use http::Method;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use whimbrel_api::dead_letters::{DeadLetterPage, Redrive, Redriven};
+use whimbrel_api::pull::{AckBody, LeaseBody, NackBody, PullBody, PulledBatch, PulledMessage, Settled};
+use whimbrel_api::stats::TopicFigures;
+use whimbrel_api::subscriptions::{
+    ReplayRange, SeekInfo, SeekTo, SubscriptionInfo, SubscriptionList, SubscriptionSettings,
+};
 
 use crate::client::escaped;
-use crate::{
-    Client, ClientError, DeadLetterPage, PulledMessage, ReplayRange, SeekTo, Settled, SubscriptionInfo,
-    SubscriptionSettings, TopicFigures,
-};
+use crate::{Client, ClientError};
 
 impl Client {
     /// Creates the subscription, or changes it and keeps its progress.
@@ -22,22 +23,15 @@ impl Client {
         name: &str,
         settings: &SubscriptionSettings,
     ) -> Result<SubscriptionInfo, ClientError> {
-        self.ask_json(Method::PUT, &subscription_path(name, ""), settings, self.answer_wait()).await
+        self.send_json(Method::PUT, &subscription_path(name, ""), settings).await
     }
 
     pub async fn subscriptions(&self) -> Result<Vec<SubscriptionInfo>, ClientError> {
-        #[derive(Deserialize)]
-        struct SubscriptionList {
-            subscriptions: Vec<SubscriptionInfo>,
-        }
-        let request = self.request(Method::GET, "/v1/subscriptions");
-        let found: SubscriptionList = self.answer(request, Bytes::new(), self.answer_wait()).await?;
-        Ok(found.subscriptions)
+        Ok(self.get::<SubscriptionList>("/v1/subscriptions").await?.subscriptions)
     }
 
     pub async fn subscription(&self, name: &str) -> Result<SubscriptionInfo, ClientError> {
-        let request = self.request(Method::GET, &subscription_path(name, ""));
-        self.answer(request, Bytes::new(), self.answer_wait()).await
+        self.get(&subscription_path(name, "")).await
     }
 
     /// Deletes the subscription, with its retries, dead letters and progress.
@@ -45,21 +39,21 @@ impl Client {
         self.delete(&subscription_path(name, "")).await
     }
 
-    pub async fn pause(&self, name: &str) -> Result<Value, ClientError> {
-        self.command(name, "/pause", &json!({})).await
+    pub async fn pause(&self, name: &str) -> Result<SubscriptionInfo, ClientError> {
+        self.command(name, "/pause", &serde_json::json!({})).await
     }
 
-    pub async fn resume(&self, name: &str) -> Result<Value, ClientError> {
-        self.command(name, "/resume", &json!({})).await
+    pub async fn resume(&self, name: &str) -> Result<SubscriptionInfo, ClientError> {
+        self.command(name, "/resume", &serde_json::json!({})).await
     }
 
     /// Moves the subscription to another position. Results of deliveries in progress are ignored.
-    pub async fn seek(&self, name: &str, to: &SeekTo) -> Result<Value, ClientError> {
+    pub async fn seek(&self, name: &str, to: &SeekTo) -> Result<SeekInfo, ClientError> {
         self.command(name, "/seek", to).await
     }
 
     /// Delivers a range again, beside the normal delivery.
-    pub async fn replay(&self, name: &str, range: &ReplayRange) -> Result<Value, ClientError> {
+    pub async fn replay(&self, name: &str, range: &ReplayRange) -> Result<SeekInfo, ClientError> {
         self.command(name, "/replay", range).await
     }
 
@@ -76,44 +70,36 @@ impl Client {
         if let Some(cursor) = cursor {
             let _ = write!(path, "cursor={}", escaped(cursor));
         }
-        let request = self.request(Method::GET, path.trim_end_matches(['?', '&']));
-        self.answer(request, Bytes::new(), self.answer_wait()).await
+        self.get(path.trim_end_matches(['?', '&'])).await
     }
 
     /// Redrives the dead letters of these messages; `None`: all.
-    pub async fn redrive(&self, name: &str, ids: Option<&[String]>) -> Result<Value, ClientError> {
-        let body = ids.map_or_else(|| json!({ "all": true }), |ids| json!({ "ids": ids }));
-        self.command(name, "/redrive", &body).await
+    pub async fn redrive(&self, name: &str, ids: Option<&[String]>) -> Result<Redriven, ClientError> {
+        self.command(name, "/redrive", &ids.map_or_else(Redrive::all, Redrive::ids)).await
     }
 
     /// Pulls up to `max` messages, and waits up to `wait` for the first.
     pub async fn pull(&self, name: &str, max: usize, wait: Duration) -> Result<Vec<PulledMessage>, ClientError> {
-        #[derive(Deserialize)]
-        struct PulledBatch {
-            messages: Vec<PulledMessage>,
-        }
-        let body = json!({ "max": max, "wait": format!("{}ms", wait.as_millis()) });
-        let path = subscription_path(name, "/pull");
-        let pulled: PulledBatch = self.ask_json(Method::POST, &path, &body, self.answer_wait() + wait).await?;
+        let body = PullBody { max: Some(max as u64), wait: Some(format!("{}ms", wait.as_millis())) };
+        let request = self.request(Method::POST, &subscription_path(name, "/pull"));
+        let pulled: PulledBatch = self.answer_json(request, &body, self.answer_wait() + wait).await?;
         Ok(pulled.messages)
     }
 
     pub async fn ack(&self, name: &str, ack_ids: &[String]) -> Result<Settled, ClientError> {
-        self.command(name, "/ack", &json!({ "ack_ids": ack_ids })).await
+        self.command(name, "/ack", &AckBody { ack_ids: ack_ids.to_vec() }).await
     }
 
     /// Returns messages, to be handed out again after `delay`; `None`: by the retry schedule.
     pub async fn nack(&self, name: &str, ack_ids: &[String], delay: Option<&str>) -> Result<Settled, ClientError> {
-        let mut body = json!({ "ack_ids": ack_ids });
-        if let Some(delay) = delay {
-            body["delay"] = delay.into();
-        }
+        let body = NackBody { ack_ids: ack_ids.to_vec(), delay: delay.map(str::to_owned) };
         self.command(name, "/nack", &body).await
     }
 
     /// Sets the lease of messages to end `lease` from now.
     pub async fn extend_lease(&self, name: &str, ack_ids: &[String], lease: &str) -> Result<Settled, ClientError> {
-        self.command(name, "/extend", &json!({ "ack_ids": ack_ids, "lease": lease })).await
+        let body = LeaseBody { ack_ids: ack_ids.to_vec(), lease: Some(lease.to_owned()) };
+        self.command(name, "/extend", &body).await
     }
 
     /// The metrics of a topic, minute by minute, between two times in RFC 3339.
@@ -129,8 +115,7 @@ impl Client {
                 let _ = write!(path, "{name}={}&", escaped(value));
             }
         }
-        let request = self.request(Method::GET, path.trim_end_matches(['?', '&']));
-        self.answer(request, Bytes::new(), self.answer_wait()).await
+        self.get(path.trim_end_matches(['?', '&'])).await
     }
 
     async fn command<T: DeserializeOwned>(
@@ -139,19 +124,7 @@ impl Client {
         action: &str,
         body: &impl Serialize,
     ) -> Result<T, ClientError> {
-        self.ask_json(Method::POST, &subscription_path(name, action), body, self.answer_wait()).await
-    }
-
-    async fn ask_json<T: DeserializeOwned>(
-        &self,
-        method: Method,
-        path: &str,
-        body: &impl Serialize,
-        wait: Duration,
-    ) -> Result<T, ClientError> {
-        let body = serde_json::to_vec(body).map_err(|error| ClientError::BadRequest(error.to_string()))?;
-        let request = self.request(method, path).header(header::CONTENT_TYPE, "application/json");
-        self.answer(request, body.into(), wait).await
+        self.send_json(Method::POST, &subscription_path(name, action), body).await
     }
 }
 

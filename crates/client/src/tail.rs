@@ -8,7 +8,9 @@ use futures_util::Stream;
 use hyper::body::{Body as _, Incoming};
 
 use crate::sse::{EventReader, SseEvent};
-use crate::{ClientError, Message};
+use whimbrel_api::messages::Message;
+
+use crate::ClientError;
 
 /// The stream of [`crate::Client::tail`]. It ends when the server ends it, and after an error. [`Tail::last_event_id`] resumes it.
 #[derive(Debug)]

@@ -8,6 +8,7 @@ use axum::body::{Body, Bytes};
 use axum::response::Response;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, StatusCode};
+use serde::Serialize;
 
 use super::accept::{AcceptedMessage, AcceptedState};
 use super::load::LoadGuard;
@@ -15,6 +16,11 @@ use super::problem::ApiResult;
 
 /// The approximate bytes of an answer without the topic's name.
 pub(super) const ANSWER_BYTES_TYPICAL: usize = 112;
+
+/// The bytes of an answer that is plain data.
+pub(super) fn to_json(answer: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(answer).expect("an answer is plain data")
+}
 
 /// `{"id","topic","partition","offset"}`, or `{"id","topic","state":"held","due"}`
 pub(super) fn write_answer(out: &mut Vec<u8>, accepted: &AcceptedMessage, topic: &str) {

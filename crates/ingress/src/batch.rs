@@ -18,7 +18,6 @@ use super::api_state::ApiState;
 use super::attributes::{check_user_topic, topic_in_path};
 use super::batch_splitter::{BatchFormat, BatchFormatError, BatchSplitter};
 use super::body::{announced_length, next_chunk};
-use super::documents::{BatchAnswerDocument, NewMessageDocument};
 use super::draft::Draft;
 use super::entry::EntryReader;
 use super::keys::Scope;
@@ -26,6 +25,8 @@ use super::load::LoadGuard;
 use super::problem::{ApiProblem, ApiResult, Code};
 use super::query::Query;
 use super::settings::ReceiveSettings;
+use whimbrel_api::messages::{BatchAnswer, BatchEntry};
+use whimbrel_api::problem::Problem;
 
 /// The approximate bytes of one message in the body of a batch.
 const ENTRY_BYTES_TYPICAL: usize = 128;
@@ -41,13 +42,13 @@ const UNANNOUNCED_BYTES: usize = 64 << 10;
     post, path = "/v1/topics/{topic}/batch", tag = "messages", operation_id = "publish_batch",
     params(("topic" = String, Path, description = "1 to 200 of `A-Za-z0-9._-`, not starting with `_`")),
     request_body(content(
-        (Vec<NewMessageDocument> = "application/json"),
-        (NewMessageDocument = "application/x-ndjson"),
+        (Vec<BatchEntry> = "application/json"),
+        (BatchEntry = "application/x-ndjson"),
     )),
     responses(
-        (status = 200, description = "All messages are durable", body = BatchAnswerDocument, content_type = "application/json"),
-        (status = "4XX", description = "`bad_json`, `bad_entry` and the codes of a single publish, with the entry's `index`; `batch_too_large`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`partly_appended`, `no_owner`, `disk_full`, `log_closed`, `unavailable`, `topic_growing`, `no_session`, `outcome_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "All messages are durable", body = BatchAnswer, content_type = "application/json"),
+        (status = "4XX", description = "`bad_json`, `bad_entry` and the codes of a single publish, with the entry's `index`; `batch_too_large`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`partly_appended`, `no_owner`, `disk_full`, `log_closed`, `unavailable`, `topic_growing`, `no_session`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn publish_batch(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {

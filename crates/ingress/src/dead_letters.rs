@@ -6,77 +6,24 @@ use axum::extract::{Request, State};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::StatusCode;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use whimbrel_api::dead_letters::{DeadLetterInfo, DeadLetterPage, Redrive, Redriven};
+use whimbrel_api::problem::Problem;
 use whimbrel_model::Timestamp;
 use whimbrel_model::ports::{DeadLetter, DispatchReply, DispatchRequest};
 
-use super::answer::{bounded_json_response, json_response};
+use super::answer::{bounded_json_response, json_response, to_json};
 use super::api_state::ApiState;
-use super::documents::ProblemDocument;
 use super::keys::Scope;
 use super::problem::{ApiProblem, ApiResult, Code};
 use super::query::Query;
 use super::subscription_calls::{ask, find, find_with_fields, name_in_path, wrong_reply};
-use super::subscriptions::{require_view, to_json};
+use super::subscriptions::require_view;
 use whimbrel_catalogue::subscriptions::Subscription;
 
 const LIST_DEFAULT: usize = 100;
 const LIST_MAX: usize = 1_000;
 /// The maximum number of ids in one redrive.
 pub(super) const REDRIVE_IDS_MAX: usize = 10_000;
-
-/// A message that could not be delivered.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = DeadLetter)]
-pub struct DeadLetterDocument {
-    pub id: String,
-    /// The topic, partition and offset of the message.
-    pub topic: String,
-    pub partition: u32,
-    pub offset: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<String>,
-    /// The key in base64, if it is not UTF-8 text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key_base64: Option<String>,
-    pub reason: String,
-    pub attempts: u32,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_status: Option<u16>,
-    /// The start of the last answer's body.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_answer: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub died_at: Option<String>,
-    /// Its offset in the topic of dead letters, `_dead.<subscription>`.
-    pub dead_offset: u64,
-}
-
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct DeadLetterList {
-    /// The oldest first, without those that were redriven.
-    pub dead_letters: Vec<DeadLetterDocument>,
-    /// Present if there may be more: pass it to get the next page.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cursor: Option<String>,
-}
-
-/// The dead letters to redrive: exactly one of the two fields.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct RedriveBody {
-    /// The ids of the messages.
-    pub ids: Option<Vec<String>>,
-    pub all: Option<bool>,
-}
-
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct RedriveAnswer {
-    /// The number of messages that are delivered again.
-    pub redriven: u64,
-    /// Ids without a dead letter, or whose dead letters were all redriven already.
-    pub unknown: Vec<String>,
-}
 
 /// List dead letters
 #[utoipa::path(
@@ -87,9 +34,9 @@ pub struct RedriveAnswer {
         ("cursor" = Option<String>, Query, description = "The `cursor` of the previous page"),
     ),
     responses(
-        (status = 200, description = "The dead letters", body = DeadLetterList, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_subscription`, `bad_parameter`, `forbidden`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The dead letters", body = DeadLetterPage, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_subscription`, `bad_parameter`, `forbidden`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn list_dead_letters(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -116,7 +63,7 @@ pub(super) async fn list_of(api: &ApiState, subscription: &Subscription, from: u
     match ask(api, subscription.number(), DispatchRequest::DeadLetters { from, limit }).await? {
         DispatchReply::DeadLetters { letters, next } => {
             let dead_letters = letters.into_iter().map(document_of).collect();
-            let list = DeadLetterList { dead_letters, cursor: next.map(|next| next.to_string()) };
+            let list = DeadLetterPage { dead_letters, cursor: next.map(|next| next.to_string()) };
             bounded_json_response(api.answers.begin(), to_json(&list))
         }
         other => Err(wrong_reply(&other)),
@@ -129,11 +76,11 @@ pub(super) async fn list_of(api: &ApiState, subscription: &Subscription, from: u
 #[utoipa::path(
     post, path = "/v1/subscriptions/{name}/redrive", tag = "subscriptions", operation_id = "redrive",
     params(("name" = String, Path, description = "The subscription")),
-    request_body(content = RedriveBody, content_type = "application/json"),
+    request_body(content = Redrive, content_type = "application/json"),
     responses(
-        (status = 200, description = "The number of redriven messages", body = RedriveAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_subscription`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`: a repeat may deliver some messages twice", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The number of redriven messages", body = Redriven, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_subscription`, `bad_parameter`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`: a repeat may deliver some messages twice", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn redrive(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -156,20 +103,20 @@ pub(super) fn selected_ids(ids: Option<Vec<String>>, all: Option<bool>) -> Resul
 pub(super) async fn redrive_of(api: &ApiState, subscription: &Subscription, ids: Option<Vec<String>>) -> ApiResult {
     match ask(api, subscription.number(), DispatchRequest::Redrive { ids }).await? {
         DispatchReply::Redriven { count, unknown } => {
-            Ok(json_response(StatusCode::OK, to_json(&RedriveAnswer { redriven: count, unknown })))
+            Ok(json_response(StatusCode::OK, to_json(&Redriven { redriven: count, unknown })))
         }
         other => Err(wrong_reply(&other)),
     }
 }
 
-fn document_of(letter: DeadLetter) -> DeadLetterDocument {
+fn document_of(letter: DeadLetter) -> DeadLetterInfo {
     let (key, key_base64) = match letter.key.map(String::from_utf8) {
         None => (None, None),
         Some(Ok(text)) => (Some(text), None),
         Some(Err(error)) => (None, Some(STANDARD.encode(error.as_bytes()))),
     };
     let origin = letter.origin;
-    DeadLetterDocument {
+    DeadLetterInfo {
         id: letter.id,
         topic: origin.topic,
         partition: origin.partition,
@@ -182,5 +129,6 @@ fn document_of(letter: DeadLetter) -> DeadLetterDocument {
         last_answer: origin.last_answer,
         died_at: origin.died_at_ms.map(|ms| Timestamp::from_millis(ms).to_string()),
         dead_offset: letter.at,
+        more: serde_json::Map::new(),
     }
 }

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use whimbrel_api::messages::{AttemptInfo, DeliveryInfo};
 use whimbrel_model::PartitionId;
 use whimbrel_model::ports::{
     AfterFailure, AttemptOutcome, AttemptRecord, DeliveryState, DispatchReply, DispatchRequest,
@@ -22,44 +21,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// The maximum number of owners that are asked concurrently.
 const ASKED_AT_ONCE: usize = 64;
 
-/// The delivery of a message by one subscription.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = Delivery)]
-pub struct DeliveryDocument {
-    pub name: String,
-    /// `delivered`, `waiting`, `in_flight`, `retrying`, `dead`, `dropped`, `not_for_it` (before its start, or excluded by its filter), or
-    /// `unknown` if its owner does not answer
-    pub state: String,
-    /// Ordered by time. Old attempts may be missing.
-    pub attempts: Vec<AttemptDocument>,
-}
-
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = Attempt)]
-pub struct AttemptDocument {
-    /// Counts from 1.
-    pub attempt: u32,
-    pub at: String,
-    pub took_ms: u32,
-    /// The run of the subscription. A seek, a replay and a redrive begin a new one.
-    pub run: u32,
-    /// `delivered` or `failed`
-    pub outcome: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<u16>,
-    /// Why the attempt failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// The start of the answer's body, for a failed attempt.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub answer: Option<String>,
-    /// The step after a failure: `retry`, `dead_letter` or `drop`
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retry_at: Option<String>,
-}
-
 /// The deliveries of a message by each subscription of its topic that the caller may see.
 pub(super) async fn deliveries_of(
     api: &Arc<ApiState>,
@@ -67,7 +28,7 @@ pub(super) async fn deliveries_of(
     topic: &Topic,
     partition: PartitionId,
     offset: u64,
-) -> Vec<DeliveryDocument> {
+) -> Vec<DeliveryInfo> {
     let mut readers = api.subscriptions.reading(&topic.name);
     readers.retain(|reader| is_visible(caller, reader));
     let asked = readers.into_iter().map(|reader| {
@@ -77,14 +38,14 @@ pub(super) async fn deliveries_of(
     futures_util::stream::iter(asked).buffered(ASKED_AT_ONCE).collect().await
 }
 
-async fn delivery_of(api: &ApiState, reader: &Subscription, partition: PartitionId, offset: u64) -> DeliveryDocument {
+async fn delivery_of(api: &ApiState, reader: &Subscription, partition: PartitionId, offset: u64) -> DeliveryInfo {
     let asked = api.ports.dispatch.ask(reader.number(), DispatchRequest::Message { partition, offset });
     let (state, attempts) = match tokio::time::timeout(ANSWER_WITHIN, asked).await {
         Ok(Ok(DispatchReply::Message(standing))) => (word(standing.is), standing.attempts),
         _ => ("unknown", Vec::new()),
     };
     let attempts = attempts.into_iter().map(attempt_document).collect();
-    DeliveryDocument { name: reader.name.to_string(), state: state.to_owned(), attempts }
+    DeliveryInfo { name: reader.name.to_string(), state: state.to_owned(), attempts }
 }
 
 fn word(standing: DeliveryState) -> &'static str {
@@ -99,8 +60,8 @@ fn word(standing: DeliveryState) -> &'static str {
     }
 }
 
-fn attempt_document(note: AttemptRecord) -> AttemptDocument {
-    let mut document = AttemptDocument {
+fn attempt_document(note: AttemptRecord) -> AttemptInfo {
+    let mut document = AttemptInfo {
         attempt: note.attempt,
         at: note.at.to_string(),
         took_ms: note.took_ms,

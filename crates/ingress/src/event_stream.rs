@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
+use whimbrel_api::problem::Problem;
 use whimbrel_model::EVENTS_TOPIC;
 
 use super::api_state::ApiState;
 use super::attributes::text_header;
-use super::documents::ProblemDocument;
 use super::keys::Scope;
 use super::problem::ApiResult;
 use super::query::Query;
@@ -27,8 +27,8 @@ use super::tail::{TailFormat, TailRequest, follow, parse_cursor};
     ),
     responses(
         (status = 200, description = "The stream", body = String, content_type = "text/event-stream"),
-        (status = "4XX", description = "`bad_parameter`, `bad_time`, `forbidden`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`bad_parameter`, `bad_time`, `forbidden`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn events(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {

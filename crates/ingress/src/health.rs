@@ -8,9 +8,9 @@ use http::StatusCode;
 
 use super::answer::json_response;
 use super::api_state::ApiState;
-use super::documents::ReadyDocument;
 use super::problem::{ApiProblem, Code};
 use super::query::shown;
+use whimbrel_api::problem::{Problem, Readiness};
 
 /// Check that the process is alive
 #[utoipa::path(
@@ -25,8 +25,8 @@ pub(super) async fn healthz() -> &'static str {
 #[utoipa::path(
     get, path = "/readyz", tag = "operating", operation_id = "readyz",
     responses(
-        (status = 200, description = "The process is ready. `warnings` lists conditions that an operator should check", body = ReadyDocument, content_type = "application/json"),
-        (status = 503, description = "`not_ready`, with `reasons`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The process is ready. `warnings` lists conditions that an operator should check", body = Readiness, content_type = "application/json"),
+        (status = 503, description = "`not_ready`, with `reasons`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn readyz(State(api): State<Arc<ApiState>>) -> Response {
@@ -36,7 +36,7 @@ pub(super) async fn readyz(State(api): State<Arc<ApiState>>) -> Response {
 /// The answer of `/readyz`, also for a process without this API.
 pub fn readiness(reasons: Vec<String>, warnings: Vec<String>) -> Response {
     if reasons.is_empty() {
-        let ready = ReadyDocument { ready: true, warnings };
+        let ready = Readiness { ready: true, warnings };
         return json_response(StatusCode::OK, serde_json::to_vec(&ready).expect("strings always serialize"));
     }
     let problem = ApiProblem::new(Code::NotReady, reasons.join("; ")).with("reasons", reasons);

@@ -8,12 +8,13 @@ use std::time::Duration;
 use axum::extract::{Request, State};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use whimbrel_api::holds::{HoldBucket, HoldCounts, HoldInfo, HoldPage};
+use whimbrel_api::problem::Problem;
 use whimbrel_model::ports::{CountQuery, DueCursor, HoldQuery, HoldReply, HoldRequest, HoldView};
 use whimbrel_model::{HoldEnd, HoldId, Timestamp, TopicNumber, parse_duration};
 
 use super::answer::bounded_json_response;
 use super::api_state::ApiState;
-use super::documents::{HoldBucketDocument, HoldCountDocument, HoldDocument, HoldListDocument, ProblemDocument};
 use super::hold_calls::{ask_all, hold_id, wrong_reply};
 use super::holds::{ended_document, pending_document};
 use super::keys::Caller;
@@ -56,9 +57,9 @@ const BUCKETS_MAX: u128 = 10_000;
         ("cursor" = Option<String>, Query, description = "The `cursor` of the previous page with the same parameters"),
     ),
     responses(
-        (status = 200, description = "The holds", body = HoldListDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_topic`, `forbidden`, `bad_parameter`, `bad_time`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The holds", body = HoldPage, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_topic`, `forbidden`, `bad_parameter`, `bad_time`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn list_holds(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -86,20 +87,20 @@ pub(super) async fn list_holds(State(api): State<Arc<ApiState>>, request: Reques
     let page = if is_dead { dead_page(&api, wanted).await? } else { pending_page(&api, wanted).await? };
     let cursor = page.is_cut.then(|| page.holds.last().map(|(place, _)| write_cursor(place))).flatten();
     let holds = page.holds.into_iter().map(|(_, hold)| hold).collect();
-    let document = HoldListDocument { holds, cursor };
+    let document = HoldPage { holds, cursor };
     bounded_json_response(api.answers.begin(), serde_json::to_vec(&document).expect("a document is plain data"))
 }
 
 /// A page of holds of all shards, in due order.
 struct HoldListPage {
-    holds: Vec<(DueCursor, HoldDocument)>,
+    holds: Vec<(DueCursor, HoldInfo)>,
     /// Whether there may be more holds after the last one.
     is_cut: bool,
 }
 
 impl HoldListPage {
     /// Merges the shards' lists. A shard with a full list may have more.
-    fn of(shards: Vec<Vec<(DueCursor, HoldDocument)>>, limit: usize) -> Self {
+    fn of(shards: Vec<Vec<(DueCursor, HoldInfo)>>, limit: usize) -> Self {
         let is_shard_cut = shards.iter().any(|shard| shard.len() >= limit);
         let mut holds = shards.concat();
         holds.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
@@ -176,9 +177,9 @@ async fn take_topic(api: &ApiState, caller: &Caller, query: &mut Query<'_>) -> R
         ("bucket" = Option<String>, Query, description = "The length of the buckets: a multiple of 1m. Default: a length that results in at most about 100 buckets"),
     ),
     responses(
-        (status = 200, description = "The number of holds, in total and by due time", body = HoldCountDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_topic`, `forbidden`, `bad_parameter`, `bad_time`, `bad_duration`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The number of holds, in total and by due time", body = HoldCounts, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_topic`, `forbidden`, `bad_parameter`, `bad_time`, `bad_duration`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn count_holds(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -191,12 +192,12 @@ pub(super) async fn count_holds(State(api): State<Arc<ApiState>>, request: Reque
     query.end()?;
     let (bucket, counts) = histogram(&api, CountQuery { topic, from, to, bucket: DAY }, bucket).await?;
     let length_ms = i64::try_from(bucket.as_millis()).unwrap_or(i64::MAX);
-    let buckets = counts.iter().map(|(from, count)| HoldBucketDocument {
+    let buckets = counts.iter().map(|(from, count)| HoldBucket {
         from: from.to_string(),
         to: Timestamp::from_millis(from.as_millis().saturating_add(length_ms)).to_string(),
         count: *count,
     });
-    let document = HoldCountDocument { count: counts.values().sum(), buckets: buckets.collect() };
+    let document = HoldCounts { count: counts.values().sum(), buckets: buckets.collect() };
     bounded_json_response(api.answers.begin(), serde_json::to_vec(&document).expect("a document is plain data"))
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use http::StatusCode;
-use serde::Deserialize;
-use utoipa::ToSchema;
+use whimbrel_api::holds::{By, ExtendBody, HoldInfo, HoldOutcome};
+use whimbrel_api::problem::Problem;
 use whimbrel_model::ports::HoldView;
 use whimbrel_model::{HoldEnd, HoldEndKind, HoldId};
 
@@ -14,33 +14,12 @@ use super::answer::json_response;
 use super::api_state::ApiState;
 use super::attributes::{path_part, text_header};
 use super::body::collect;
-use super::documents::{HoldDocument, HoldOutcomeDocument, ProblemDocument};
 use super::hold_calls::{self, DueChange, HoldLookup, hold_id};
 use super::problem::{ApiProblem, ApiResult, Code};
 use super::query::Query;
 
 /// The maximum bytes of a body that extends a hold.
 const EXTEND_BODY_BYTES_MAX: usize = 16 << 10;
-
-/// The change of a hold's due time: exactly one of `by` and `until`.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ExtendBody {
-    /// A duration such as `10m` (later) or `-10m` (earlier), or a number of milliseconds.
-    #[schema(value_type = Option<String>)]
-    by: Option<By>,
-    /// A time in RFC 3339. A past time fires the hold now.
-    until: Option<String>,
-    /// Fails unless the hold has this version.
-    if_version: Option<u64>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum By {
-    Millis(i64),
-    Text(String),
-}
 
 /// Get a hold
 ///
@@ -49,9 +28,9 @@ enum By {
     get, path = "/v1/holds/{id}", tag = "holds", operation_id = "get_hold",
     params(("id" = String, Path, description = "The id of the hold, which is the id of its message")),
     responses(
-        (status = 200, description = "The hold", body = HoldDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_hold`, `bad_id`, `bad_parameter`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The hold", body = HoldInfo, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_hold`, `bad_id`, `bad_parameter`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn get_hold(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -77,9 +56,9 @@ pub(super) async fn get_hold(State(api): State<Arc<ApiState>>, request: Request)
     ),
     request_body(content = ExtendBody, content_type = "application/json"),
     responses(
-        (status = 200, description = "The hold has a new due time", body = HoldOutcomeDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_hold`, `forbidden`, `already_fired`, `already_withdrawn`, `already_dead`, `version_differs`, `bad_id`, `bad_json`, `bad_parameter`, `bad_duration`, `bad_time`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The hold has a new due time", body = HoldOutcome, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_hold`, `forbidden`, `already_fired`, `already_withdrawn`, `already_dead`, `version_differs`, `bad_id`, `bad_json`, `bad_parameter`, `bad_duration`, `bad_time`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn extend_hold(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -100,11 +79,7 @@ pub(super) async fn extend_hold(State(api): State<Arc<ApiState>>, request: Reque
     let now = api.ports.clock.now();
     let extension = DueChange::checked(by.as_deref(), body.until.as_deref(), body.if_version, key, now)?;
     let (due, version) = hold_calls::extend(&api, &caller, &id, extension).await?;
-    Ok(answer(&HoldOutcomeDocument {
-        due: Some(due.to_string()),
-        version: Some(version),
-        ..HoldOutcomeDocument::of("rescheduled")
-    }))
+    Ok(answer(&HoldOutcome { due: Some(due.to_string()), version: Some(version), ..outcome_of("rescheduled") }))
 }
 
 /// Withdraw a hold
@@ -114,9 +89,9 @@ pub(super) async fn extend_hold(State(api): State<Arc<ApiState>>, request: Reque
     delete, path = "/v1/holds/{id}", tag = "holds", operation_id = "withdraw_hold",
     params(("id" = String, Path, description = "The hold's id")),
     responses(
-        (status = 200, description = "The hold is withdrawn", body = HoldOutcomeDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_hold`, `forbidden`, `already_fired`, `already_withdrawn`, `already_dead`, `bad_id`, `bad_parameter`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The hold is withdrawn", body = HoldOutcome, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_hold`, `forbidden`, `already_fired`, `already_withdrawn`, `already_dead`, `bad_id`, `bad_parameter`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn withdraw_hold(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -124,7 +99,7 @@ pub(super) async fn withdraw_hold(State(api): State<Arc<ApiState>>, request: Req
     let caller = api.keys.caller(request.headers())?;
     Query::parse(request.uri().query())?.end()?;
     hold_calls::withdraw(&api, &caller, &id).await?;
-    Ok(answer(&HoldOutcomeDocument::of("withdrawn")))
+    Ok(answer(&outcome_of("withdrawn")))
 }
 
 /// Fire a hold now
@@ -132,9 +107,9 @@ pub(super) async fn withdraw_hold(State(api): State<Arc<ApiState>>, request: Req
     post, path = "/v1/holds/{id}/fire", tag = "holds", operation_id = "fire_hold",
     params(("id" = String, Path, description = "The hold's id")),
     responses(
-        (status = 200, description = "The message is in its topic", body = HoldOutcomeDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_hold`, `forbidden`, `already_fired`, `already_withdrawn`, `already_dead`, `bad_id`, `bad_parameter`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The message is in its topic", body = HoldOutcome, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_hold`, `forbidden`, `already_fired`, `already_withdrawn`, `already_dead`, `bad_id`, `bad_parameter`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn fire_hold(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -142,11 +117,11 @@ pub(super) async fn fire_hold(State(api): State<Arc<ApiState>>, request: Request
     let caller = api.keys.caller(request.headers())?;
     Query::parse(request.uri().query())?.end()?;
     let place = hold_calls::fire(&api, &caller, &id).await?;
-    Ok(answer(&HoldOutcomeDocument {
+    Ok(answer(&HoldOutcome {
         fired_at: Some(place.at.to_string()),
         partition: Some(place.partition),
         offset: place.offset,
-        ..HoldOutcomeDocument::of("fired")
+        ..outcome_of("fired")
     }))
 }
 
@@ -159,15 +134,19 @@ fn answer(document: &impl serde::Serialize) -> Response {
 }
 
 /// The document of a pending hold.
-pub(super) fn pending_document(view: &HoldView) -> HoldDocument {
-    let mut document = HoldDocument {
+fn outcome_of(outcome: &str) -> HoldOutcome {
+    HoldOutcome { outcome: outcome.to_owned(), ..HoldOutcome::default() }
+}
+
+pub(super) fn pending_document(view: &HoldView) -> HoldInfo {
+    let mut document = HoldInfo {
         id: view.id.to_string(),
         topic: view.topic_name.to_string(),
         state: "held".to_owned(),
         due: view.due.to_string(),
         published_at: view.published_at.to_string(),
         version: Some(view.version),
-        ..HoldDocument::default()
+        ..HoldInfo::default()
     };
     if let Some(key) = &view.key {
         match std::str::from_utf8(key) {
@@ -182,22 +161,22 @@ pub(super) fn pending_document(view: &HoldView) -> HoldDocument {
 }
 
 /// The document of an ended hold.
-pub(super) fn ended_document(api: &ApiState, id: &HoldId, end: &HoldEnd) -> HoldDocument {
+pub(super) fn ended_document(api: &ApiState, id: &HoldId, end: &HoldEnd) -> HoldInfo {
     let at = Some(end.at.to_string());
-    let document = HoldDocument {
+    let document = HoldInfo {
         id: id.to_string(),
         topic: hold_calls::topic_name(api, end.topic),
         due: end.due.to_string(),
         published_at: end.published_at.to_string(),
-        ..HoldDocument::default()
+        ..HoldInfo::default()
     };
     match &end.how {
         HoldEndKind::Fired { partition } => {
-            HoldDocument { state: "fired".to_owned(), fired_at: at, partition: Some(*partition), ..document }
+            HoldInfo { state: "fired".to_owned(), fired_at: at, partition: Some(*partition), ..document }
         }
-        HoldEndKind::Withdrawn => HoldDocument { state: "withdrawn".to_owned(), withdrawn_at: at, ..document },
+        HoldEndKind::Withdrawn => HoldInfo { state: "withdrawn".to_owned(), withdrawn_at: at, ..document },
         HoldEndKind::Dead { reason } => {
-            HoldDocument { state: "dead".to_owned(), died_at: at, reason: Some(reason.to_string()), ..document }
+            HoldInfo { state: "dead".to_owned(), died_at: at, reason: Some(reason.to_string()), ..document }
         }
     }
 }

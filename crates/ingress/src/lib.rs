@@ -18,7 +18,6 @@ mod contract;
 mod dead_letters;
 mod delay_queue;
 mod deliveries;
-pub mod documents;
 mod draft;
 mod entry;
 mod event_stream;

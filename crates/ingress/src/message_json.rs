@@ -164,13 +164,13 @@ pub(super) fn may_be_text(content_type: Option<&[u8]>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::documents::MessageDocument;
     use super::*;
     use bytes::Bytes;
     use proptest::prelude::*;
+    use whimbrel_api::messages::Message;
     use whimbrel_model::Headers;
 
-    fn written(key: Option<&[u8]>, value: &[u8], headers: Headers) -> MessageDocument {
+    fn written(key: Option<&[u8]>, value: &[u8], headers: Headers) -> Message {
         let record = Record {
             key: key.map(Bytes::copy_from_slice),
             value: Bytes::copy_from_slice(value),
@@ -179,7 +179,10 @@ mod tests {
         };
         let mut out = Vec::new();
         write_message(&mut out, &Topic::for_tests("orders", 4), 2, &StoredRecord { offset: 7, record });
-        serde_json::from_slice(&out).unwrap()
+        let message: Message = serde_json::from_slice(&out).unwrap();
+        let written: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(serde_json::to_value(&message).unwrap(), written);
+        message
     }
 
     #[test]

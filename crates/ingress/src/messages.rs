@@ -8,6 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
+use whimbrel_api::holds::HoldInfo;
+use whimbrel_api::messages::{DeliveryInfo, FoundMessage, HeldMessageState};
+use whimbrel_api::problem::Problem;
 use whimbrel_model::id::place_from_id;
 use whimbrel_model::record::HEADER_ID;
 use whimbrel_model::{HoldEndKind, MessageId, PartitionId, StoredRecord, Timestamp};
@@ -15,8 +18,7 @@ use whimbrel_model::{HoldEndKind, MessageId, PartitionId, StoredRecord, Timestam
 use super::answer::bounded_json_response;
 use super::api_state::ApiState;
 use super::attributes::path_part;
-use super::deliveries::{DeliveryDocument, deliveries_of};
-use super::documents::{FoundMessage, HeldMessageState, HoldDocument};
+use super::deliveries::deliveries_of;
 use super::hold_calls::{self, hold_id};
 use super::holds::{ended_document, pending_document};
 use super::keys::{Caller, Scope};
@@ -42,8 +44,8 @@ const SCAN_AHEAD: Duration = Duration::from_secs(10);
     ),
     responses(
         (status = 200, description = "The message with its state, in its topic or as a hold", body = FoundMessage, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_message`, `bad_parameter`, `overloaded`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`, `no_owner`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`unknown_message`, `bad_parameter`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`, `no_owner`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn get_message(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -72,7 +74,7 @@ pub(super) async fn get_message(State(api): State<Arc<ApiState>>, request: Reque
     bounded_json_response(api.answers.begin(), json)
 }
 
-fn published_json((topic, partition, stored): &InTopic, deliveries: &[DeliveryDocument]) -> Vec<u8> {
+fn published_json((topic, partition, stored): &InTopic, deliveries: &[DeliveryInfo]) -> Vec<u8> {
     let mut json = Vec::with_capacity(stored.record.size() * 2 + 256);
     let state: &[u8] = if HoldTimes::of(&stored.record).is_some() { b"fired" } else { b"published" };
     json.extend_from_slice(b"{\"state\":\"");
@@ -89,7 +91,7 @@ type InTopic = (Arc<Topic>, u32, StoredRecord);
 
 enum MessageMatch {
     InTopic(InTopic),
-    Hold(HoldDocument),
+    Hold(HoldInfo),
 }
 
 struct MessageLookup<'a> {

@@ -8,10 +8,11 @@ use bytes::Bytes;
 use http::StatusCode;
 use serde_json::Value;
 use utoipa::openapi::path::OperationBuilder;
-use utoipa::openapi::schema::Schema;
+use utoipa::openapi::schema::{AdditionalProperties, Object, Schema};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{HttpMethod, OpenApi as Document, RefOr, Response, SecurityRequirement};
 use utoipa::{Modify, OpenApi};
+use whimbrel_api::CLOSED_SCHEMAS;
 
 use super::answer::json_response;
 use super::problem::Code;
@@ -122,6 +123,15 @@ pub(super) fn generated() -> Document {
 )]
 struct WhimbrelApi;
 
+/// The property `code` of a part of the schema of problems.
+fn property_code(part: &mut RefOr<Schema>) -> Option<&mut Object> {
+    let RefOr::T(Schema::Object(part)) = part else { return None };
+    match part.properties.get_mut("code") {
+        Some(RefOr::T(Schema::Object(code))) => Some(code),
+        _ => None,
+    }
+}
+
 /// Adds the parts that do not belong to one handler: the list of codes, the API key, and `/metrics`, which the metrics recorder serves
 /// beside this router.
 struct CodesAndKeys;
@@ -134,8 +144,13 @@ impl Modify for CodesAndKeys {
             .description(Some("Required if the server has API keys. Scopes: publish, consume, push, admin."))
             .build();
         components.add_security_scheme("key", SecurityScheme::Http(bearer));
-        if let Some(RefOr::T(Schema::Object(problem))) = components.schemas.get_mut("Problem")
-            && let Some(RefOr::T(Schema::Object(code))) = problem.properties.get_mut("code")
+        for name in CLOSED_SCHEMAS {
+            if let Some(RefOr::T(Schema::Object(answer))) = components.schemas.get_mut(name) {
+                answer.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
+            }
+        }
+        if let Some(RefOr::T(Schema::AllOf(problem))) = components.schemas.get_mut("Problem")
+            && let Some(code) = problem.items.iter_mut().find_map(property_code)
         {
             code.enum_values = Some(Code::ALL.iter().map(|code| code.word().into()).collect());
             let lines =

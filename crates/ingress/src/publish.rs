@@ -14,10 +14,11 @@ use super::answer::{ANSWER_BYTES_TYPICAL, json_response, write_answer};
 use super::api_state::ApiState;
 use super::attributes::{Attributes, check_user_topic, topic_in_path};
 use super::body::collect;
-use super::documents::{HeldAnswer, PublishAnswer};
 use super::draft::{Draft, check_payload_size};
 use super::keys::Scope;
 use super::problem::ApiResult;
+use whimbrel_api::messages::{Held, Published};
+use whimbrel_api::problem::Problem;
 
 /// Publish one message
 ///
@@ -35,10 +36,10 @@ use super::problem::ApiResult;
     ),
     request_body(content = Vec<u8>, content_type = "*/*", description = "The payload"),
     responses(
-        (status = 201, description = "The message is durable, in its topic", body = PublishAnswer, content_type = "application/json"),
-        (status = 202, description = "The message is durable and is held until its due time", body = HeldAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_topic`, `body_too_slow`, `in_progress`, `id_taken`, `payload_too_large`, `bad_name`, `reserved_name`, `bad_id`, `bad_key`, `bad_parameter`, `bad_duration`, `bad_time`, `bad_header`, `reserved_header`, `too_many_headers`, `header_too_large`, `different_body`, `too_many_topics`, `overloaded`, `bad_body`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `no_owner`, `topic_growing`, `no_session`, `outcome_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = 201, description = "The message is durable, in its topic", body = Published, content_type = "application/json"),
+        (status = 202, description = "The message is durable and is held until its due time", body = Held, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_topic`, `body_too_slow`, `in_progress`, `id_taken`, `payload_too_large`, `bad_name`, `reserved_name`, `bad_id`, `bad_key`, `bad_parameter`, `bad_duration`, `bad_time`, `bad_header`, `reserved_header`, `too_many_headers`, `header_too_large`, `different_body`, `too_many_topics`, `overloaded`, `bad_body`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `no_owner`, `topic_growing`, `no_session`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn publish(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {

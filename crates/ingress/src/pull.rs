@@ -6,23 +6,21 @@ use std::time::Duration;
 
 use axum::extract::{Request, State};
 use http::StatusCode;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use whimbrel_api::problem::Problem;
+use whimbrel_api::pull::{AckBody, LeaseBody, NackBody, PullBody, PulledBatch, Settled};
 use whimbrel_model::StoredRecord;
 use whimbrel_model::limits::READ_WAIT_MAX_MS;
 use whimbrel_model::ports::{DispatchReply, DispatchRequest, LeasedMessage};
 use whimbrel_model::subscription::Mode;
 
-use super::answer::{bounded_json_response, json_response};
+use super::answer::{bounded_json_response, json_response, to_json};
 use super::api_state::ApiState;
-use super::documents::{MessageDocument, ProblemDocument};
 use super::json_fields::JsonFields;
 use super::keys::Scope;
 use super::message_json::{MESSAGE_BYTES_TYPICAL, write_members};
 use super::problem::{ApiProblem, ApiResult, Code};
 use super::subscription_body::LEASE;
 use super::subscription_calls::{ask, find_with_fields, wrong_reply};
-use super::subscriptions::to_json;
 use whimbrel_catalogue::subscriptions::Subscription;
 
 const PULL_DEFAULT: u64 = 10;
@@ -32,69 +30,15 @@ const ACK_IDS_MAX: usize = 10_000;
 /// The maximum delay of a message that a consumer gives back.
 const NACK_DELAY_MAX: Duration = Duration::from_secs(7 * 86_400);
 
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct PullBody {
-    /// The maximum number of messages: 1 to 1000, default 10.
-    pub max: Option<u64>,
-    /// How long to wait if there is no message yet, such as `5s`. At most `60s`.
-    pub wait: Option<String>,
-}
-
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct PullAnswer {
-    pub messages: Vec<PulledMessageDocument>,
-}
-
-/// A message under a lease.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = PulledMessage)]
-pub struct PulledMessageDocument {
-    /// The id with which to acknowledge the message.
-    pub ack_id: String,
-    /// Acknowledge, nack or extend the message before this time. Otherwise it is delivered again.
-    pub lease_until: String,
-    /// Counts from 1.
-    pub attempt: u32,
-    #[serde(flatten)]
-    pub message: MessageDocument,
-}
-
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct AckBody {
-    pub ack_ids: Vec<String>,
-}
-
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct NackBody {
-    pub ack_ids: Vec<String>,
-    /// The delay before the messages are delivered again. Default: the retry schedule.
-    pub delay: Option<String>,
-}
-
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct LeaseBody {
-    pub ack_ids: Vec<String>,
-    /// The new lease, from now on. Default: the `lease` of the subscription.
-    pub lease: Option<String>,
-}
-
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = Settled)]
-pub struct SettledDocument {
-    pub known: usize,
-    /// Ids that are unknown or whose lease has expired.
-    pub unknown: Vec<String>,
-}
-
 /// Pull messages under a lease
 #[utoipa::path(
     post, path = "/v1/subscriptions/{name}/pull", tag = "subscriptions", operation_id = "pull",
     params(("name" = String, Path, description = "A subscription with `\"mode\":\"pull\"`")),
     request_body(content = Option<PullBody>, content_type = "application/json"),
     responses(
-        (status = 200, description = "The messages; the list may be empty", body = PullAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_subscription`, `wrong_mode`, `bad_parameter`, `bad_duration`, `forbidden`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The messages; the list may be empty", body = PulledBatch, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_subscription`, `wrong_mode`, `bad_parameter`, `bad_duration`, `forbidden`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn pull(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -132,9 +76,9 @@ pub(super) async fn pull(State(api): State<Arc<ApiState>>, request: Request) -> 
     params(("name" = String, Path, description = "A subscription with `\"mode\":\"pull\"`")),
     request_body(content = AckBody, content_type = "application/json"),
     responses(
-        (status = 200, description = "The messages are acknowledged", body = SettledDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_subscription`, `wrong_mode`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The messages are acknowledged", body = Settled, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_subscription`, `wrong_mode`, `bad_parameter`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn ack(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -154,9 +98,9 @@ pub(super) async fn ack(State(api): State<Arc<ApiState>>, request: Request) -> A
     params(("name" = String, Path, description = "A subscription with `\"mode\":\"pull\"`")),
     request_body(content = NackBody, content_type = "application/json"),
     responses(
-        (status = 200, description = "The messages are delivered again later", body = SettledDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_subscription`, `wrong_mode`, `bad_parameter`, `bad_duration`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The messages are delivered again later", body = Settled, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_subscription`, `wrong_mode`, `bad_parameter`, `bad_duration`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn nack(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -176,9 +120,9 @@ pub(super) async fn nack(State(api): State<Arc<ApiState>>, request: Request) -> 
     params(("name" = String, Path, description = "A subscription with `\"mode\":\"pull\"`")),
     request_body(content = LeaseBody, content_type = "application/json"),
     responses(
-        (status = 200, description = "The leases have been extended", body = SettledDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_subscription`, `wrong_mode`, `bad_parameter`, `bad_duration`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The leases have been extended", body = Settled, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_subscription`, `wrong_mode`, `bad_parameter`, `bad_duration`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn extend(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -208,7 +152,7 @@ fn ack_ids_of(fields: &mut JsonFields) -> Result<Vec<String>, ApiProblem> {
 async fn settle(api: &ApiState, subscription: &Subscription, asked: DispatchRequest) -> ApiResult {
     match ask(api, subscription.number(), asked).await? {
         DispatchReply::Settled { known, unknown } => {
-            Ok(json_response(StatusCode::OK, to_json(&SettledDocument { known, unknown })))
+            Ok(json_response(StatusCode::OK, to_json(&Settled { known, unknown })))
         }
         other => Err(wrong_reply(&other)),
     }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
+use whimbrel_api::messages::ReadPage;
+use whimbrel_api::problem::Problem;
 use whimbrel_model::limits::{READ_MESSAGES_DEFAULT, READ_MESSAGES_MAX, READ_WAIT_MAX_MS};
 use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
 use whimbrel_model::{PartitionId, Timestamp, parse_duration};
@@ -11,7 +13,6 @@ use whimbrel_model::{PartitionId, Timestamp, parse_duration};
 use super::answer::bounded_json_response;
 use super::api_state::ApiState;
 use super::attributes::topic_in_path;
-use super::documents::ReadAnswer;
 use super::keys::Scope;
 use super::message_json::{MESSAGE_BYTES_TYPICAL, write_message};
 use super::problem::{ApiProblem, ApiResult, Code};
@@ -54,9 +55,9 @@ pub(crate) struct ReadQuery {
         ("wait" = Option<String>, Query, description = "How long to wait if there is no message yet, such as `5s`. At most `60s`"),
     ),
     responses(
-        (status = 200, description = "The messages, and the offset at which to continue", body = ReadAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_topic`, `unknown_partition`, `offset_out_of_range`, `damaged`, `bad_parameter`, `bad_duration`, `bad_time`, `overloaded`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The messages, and the offset at which to continue", body = ReadPage, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_topic`, `unknown_partition`, `offset_out_of_range`, `damaged`, `bad_parameter`, `bad_duration`, `bad_time`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn read(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
+use whimbrel_api::messages::SearchAnswer;
+use whimbrel_api::problem::Problem;
 use whimbrel_model::{PartitionId, Timestamp};
 
 use super::answer::bounded_json_response;
 use super::api_state::ApiState;
-use super::documents::SearchAnswer;
 use super::keys::Scope;
 use super::message_json::{HoldTimes, write_message};
 use super::problem::{ApiProblem, ApiResult, Code};
@@ -33,8 +34,8 @@ use whimbrel_catalogue::topics::Topic;
     ),
     responses(
         (status = 200, description = "The matching messages, and how far the search scanned", body = SearchAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_topic`, `bad_parameter`, `bad_time`, `overloaded`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`not_yet`, `unavailable`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`unknown_topic`, `bad_parameter`, `bad_time`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`not_yet`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn search(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {

@@ -4,66 +4,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use whimbrel_api::problem::Problem;
+use whimbrel_api::stats::{DurationFigures, MinuteFigures, TopicFigures};
 use whimbrel_model::Timestamp;
 use whimbrel_model::ports::{DurationHistogram, MinuteRow};
 
-use super::answer::bounded_json_response;
+use super::answer::{bounded_json_response, to_json};
 use super::api_state::ApiState;
 use super::attributes::path_part;
-use super::documents::ProblemDocument;
 use super::keys::Scope;
 use super::problem::{ApiProblem, ApiResult, Code};
 use super::query::{Query, take_time};
-use super::subscriptions::to_json;
 
 const MINUTE_MS: i64 = 60_000;
 /// The default length of the time range.
 const SHOWN_BY_DEFAULT: Duration = Duration::from_secs(3_600);
 /// The maximum length of the time range: one week.
 const SHOWN_MAX_MS: i64 = 7 * 86_400_000;
-
-/// Statistics of a topic by minute. Minutes without activity are left out.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct TopicStatsDocument {
-    pub topic: String,
-    pub from: String,
-    pub to: String,
-    pub minutes: Vec<MinuteDocument>,
-    /// The number of nodes that did not answer. Their statistics are missing.
-    pub silent_nodes: usize,
-}
-
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = Minute)]
-pub struct MinuteDocument {
-    /// The start of the minute.
-    pub minute: String,
-    /// Accepted messages, including held ones.
-    pub published: u64,
-    pub fired: u64,
-    /// Deliveries of all subscriptions.
-    pub delivered: u64,
-    /// Failed callbacks.
-    pub failed: u64,
-    /// The time from the publish, or from the due time of a held message, to the delivery.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub publish_to_delivery: Option<SpreadDocument>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub callback: Option<SpreadDocument>,
-    /// The lateness of holds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lateness: Option<SpreadDocument>,
-}
-
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = DurationHistogram)]
-pub struct SpreadDocument {
-    pub average_ms: f64,
-    /// Accurate to an eighth of the value.
-    pub p99_ms: f64,
-}
 
 /// Get the statistics of a topic by minute
 #[utoipa::path(
@@ -74,8 +31,8 @@ pub struct SpreadDocument {
         ("to" = Option<String>, Query, description = "A time in RFC 3339, exclusive. Default: now"),
     ),
     responses(
-        (status = 200, description = "The minutes", body = TopicStatsDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_topic`, `bad_parameter`, `bad_time`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The minutes", body = TopicFigures, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_topic`, `bad_parameter`, `bad_time`, `forbidden`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn topic_stats(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -98,7 +55,7 @@ pub(super) async fn topic_stats(State(api): State<Arc<ApiState>>, request: Reque
     let topic = api.registry.find(&name).await?;
     let (rows, silent_nodes) = api.ports.dispatch.minutes(topic.number(), from, to).await;
     let minutes = rows.iter().map(|(minute, row)| document_of(*minute, row)).collect();
-    let document = TopicStatsDocument {
+    let document = TopicFigures {
         topic: topic.name.to_string(),
         from: from.to_string(),
         to: to.to_string(),
@@ -116,8 +73,8 @@ fn minute_at_or_after(time: Timestamp) -> Timestamp {
     minute_at_or_before(Timestamp::from_millis(time.as_millis().saturating_add(MINUTE_MS - 1)))
 }
 
-fn document_of(minute: Timestamp, row: &MinuteRow) -> MinuteDocument {
-    MinuteDocument {
+fn document_of(minute: Timestamp, row: &MinuteRow) -> MinuteFigures {
+    MinuteFigures {
         minute: minute.to_string(),
         published: row.published,
         fired: row.fired,
@@ -129,9 +86,9 @@ fn document_of(minute: Timestamp, row: &MinuteRow) -> MinuteDocument {
     }
 }
 
-fn spread_of(spread: &DurationHistogram) -> Option<SpreadDocument> {
+fn spread_of(spread: &DurationHistogram) -> Option<DurationFigures> {
     let ms = |us: u64| us as f64 / 1000.0;
-    Some(SpreadDocument { average_ms: ms(spread.average()?), p99_ms: ms(spread.quantile(0.99)?) })
+    Some(DurationFigures { average_ms: ms(spread.average()?), p99_ms: ms(spread.quantile(0.99)?) })
 }
 
 #[cfg(test)]

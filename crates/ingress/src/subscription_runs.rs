@@ -6,59 +6,25 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use http::StatusCode;
-use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
-use utoipa::ToSchema;
 
-use super::answer::json_response;
+use super::answer::{json_response, to_json};
 use super::api_state::ApiState;
 use super::cancel_safe::CancelSafe;
-use super::documents::ProblemDocument;
 use super::json_fields::{JsonFields, time_of};
 use super::keys::Scope;
 use super::problem::{ApiProblem, ApiResult, Code};
 use super::query::shown;
 use super::subscription_calls::{STATUS_WITHIN, caught_up, find_with_fields, status};
-use super::subscription_json::{SubscriptionDocument, settings_document};
-use super::subscriptions::to_json;
+use super::subscription_json::settings_document;
+use whimbrel_api::problem::Problem;
+use whimbrel_api::subscriptions::{ReplayRange, SeekInfo, SeekTo, SubscriptionInfo};
 use whimbrel_catalogue::subscriptions::{
     ReplayRequest, RunOutcome, SeekRequest, StartPosition, Subscription, Truncation,
 };
 
 /// The maximum number of partitions in one seek.
 const SEEK_OFFSETS_MAX: usize = 20_000;
-
-/// The new position of the cursor: exactly one of `to` and `offsets`.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct SeekBody {
-    /// `earliest`, `latest` or a past time in RFC 3339.
-    pub to: Option<String>,
-    /// Offsets by `topic/partition`. Other partitions keep their position. An offset that is no longer retained becomes the oldest retained
-    /// one. An offset beyond the end is rejected.
-    pub offsets: Option<BTreeMap<String, u64>>,
-}
-
-/// A range of messages to deliver again.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct ReplayBody {
-    /// `earliest` or a time in RFC 3339
-    pub from: String,
-    /// `latest` (the default: up to now) or a time in RFC 3339
-    pub to: Option<String>,
-    /// Only messages with this key.
-    pub key: Option<String>,
-}
-
-/// The start position of a seek or a replay.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = Sought)]
-pub struct SeekDocument {
-    pub run: u32,
-    /// Offsets by `topic/partition`.
-    pub offsets: BTreeMap<String, u64>,
-    /// The `topic/partition` of those whose requested offset is no longer retained. They begin at the oldest retained one.
-    pub truncated: Vec<String>,
-}
 
 /// Pause a subscription
 ///
@@ -67,9 +33,9 @@ pub struct SeekDocument {
     post, path = "/v1/subscriptions/{name}/pause", tag = "subscriptions", operation_id = "pause_subscription",
     params(("name" = String, Path, description = "The subscription")),
     responses(
-        (status = 200, description = "The subscription is paused", body = SubscriptionDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_subscription`, `forbidden`, `conflict`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`, `disk_full`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The subscription is paused", body = SubscriptionInfo, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_subscription`, `forbidden`, `conflict`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`, `disk_full`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn pause(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -88,9 +54,9 @@ pub(super) async fn pause(State(api): State<Arc<ApiState>>, request: Request) ->
     post, path = "/v1/subscriptions/{name}/resume", tag = "subscriptions", operation_id = "resume_subscription",
     params(("name" = String, Path, description = "The subscription")),
     responses(
-        (status = 200, description = "The subscription is active", body = SubscriptionDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_subscription`, `forbidden`, `conflict`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`, `disk_full`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The subscription is active", body = SubscriptionInfo, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_subscription`, `forbidden`, `conflict`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`, `disk_full`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn resume(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -108,11 +74,11 @@ pub(super) async fn resume(State(api): State<Arc<ApiState>>, request: Request) -
 #[utoipa::path(
     post, path = "/v1/subscriptions/{name}/seek", tag = "subscriptions", operation_id = "seek_subscription",
     params(("name" = String, Path, description = "The subscription")),
-    request_body(content = SeekBody, content_type = "application/json"),
+    request_body(content = SeekTo, content_type = "application/json"),
     responses(
-        (status = 200, description = "The new position", body = SeekDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_subscription`, `offset_beyond_end`, `bad_parameter`, `bad_time`, `forbidden`, `conflict`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner` (offsets of some partitions only), `unavailable`, `disk_full`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The new position", body = SeekInfo, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_subscription`, `offset_beyond_end`, `bad_parameter`, `bad_time`, `forbidden`, `conflict`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner` (offsets of some partitions only), `unavailable`, `disk_full`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn seek(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -138,11 +104,11 @@ pub(super) async fn seek(State(api): State<Arc<ApiState>>, request: Request) -> 
 #[utoipa::path(
     post, path = "/v1/subscriptions/{name}/replay", tag = "subscriptions", operation_id = "replay_subscription",
     params(("name" = String, Path, description = "The subscription")),
-    request_body(content = ReplayBody, content_type = "application/json"),
+    request_body(content = ReplayRange, content_type = "application/json"),
     responses(
-        (status = 200, description = "The replay has begun. `replays` of the subscription shows its progress", body = SeekDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_subscription`, `too_many_replays`, `bad_parameter`, `bad_time`, `forbidden`, `conflict`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`, `disk_full`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The replay has begun. `replays` of the subscription shows its progress", body = SeekInfo, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_subscription`, `too_many_replays`, `bad_parameter`, `bad_time`, `forbidden`, `conflict`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`, `disk_full`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn replay(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -180,7 +146,7 @@ fn run_answer(
         each.map(|(partition, offset)| (format!("{}/{partition}", start.topic), *offset))
     });
     let truncated = truncated.iter().map(|each| format!("{}/{}", each.topic, each.partition)).collect();
-    let document = SeekDocument { run, offsets: offsets.collect(), truncated };
+    let document = SeekInfo { run, offsets: offsets.collect(), truncated };
     json_response(StatusCode::OK, to_json(&document))
 }
 

@@ -6,15 +6,15 @@ use axum::extract::{Request, State};
 use axum::response::IntoResponse;
 use futures_util::StreamExt;
 use http::StatusCode;
-use serde::Serialize;
 use tokio::time::Instant;
+use whimbrel_api::problem::Problem;
+use whimbrel_api::subscriptions::{SubscriptionInfo, SubscriptionList, SubscriptionSettingsInfo};
 use whimbrel_model::check_topic_name;
 use whimbrel_model::subscription::dead_topic;
 
-use super::answer::{bounded_json_response, json_response};
+use super::answer::{bounded_json_response, json_response, to_json};
 use super::api_state::ApiState;
 use super::cancel_safe::CancelSafe;
-use super::documents::ProblemDocument;
 use super::keys::Scope;
 use super::problem::{ApiProblem, ApiResult, Code};
 use super::query::{Query, shown};
@@ -22,9 +22,7 @@ use super::soraka;
 use super::subscription_body::{SubscriptionInput, parse_subscription};
 use super::subscription_calls::{STATUS_WITHIN, caught_up, find, is_visible, name_in_path, small_body, status};
 use super::subscription_delete::delete;
-use super::subscription_json::{
-    SubscriptionDocument, SubscriptionListDocument, SubscriptionSettingsDocument, full_document, settings_document,
-};
+use super::subscription_json::{full_document, settings_document};
 use super::topic_workers::check_pool;
 use whimbrel_catalogue::subscriptions::{SubscriptionPutOutcome, is_system_subscription};
 
@@ -38,12 +36,12 @@ const ASKED_AT_ONCE: usize = 64;
 #[utoipa::path(
     put, path = "/v1/subscriptions/{name}", tag = "subscriptions", operation_id = "put_subscription",
     params(("name" = String, Path, description = "1 to 200 of `A-Za-z0-9._-`, not starting with `_`")),
-    request_body(content = SubscriptionSettingsDocument, content_type = "application/json"),
+    request_body(content = SubscriptionSettingsInfo, content_type = "application/json"),
     responses(
-        (status = 201, description = "The subscription was created. A generated secret is shown only in this answer", body = SubscriptionDocument, content_type = "application/json"),
-        (status = 200, description = "The subscription existed, and has the requested settings now", body = SubscriptionDocument, content_type = "application/json"),
-        (status = "4XX", description = "`bad_name`, `reserved_name`, `bad_json`, `bad_parameter`, `bad_duration`, `bad_time`, `bad_url`, `forbidden_address`, `bad_secret`, `bad_header`, `reserved_header`, `unknown_topic`, `too_many_subscriptions`, `too_many_topics`, `subscription_deleting`, `conflict`; `field` names the invalid field", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`topic_growing`, `disk_full`, `log_closed`, `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 201, description = "The subscription was created. A generated secret is shown only in this answer", body = SubscriptionInfo, content_type = "application/json"),
+        (status = 200, description = "The subscription existed, and has the requested settings now", body = SubscriptionInfo, content_type = "application/json"),
+        (status = "4XX", description = "`bad_name`, `reserved_name`, `bad_json`, `bad_parameter`, `bad_duration`, `bad_time`, `bad_url`, `forbidden_address`, `bad_secret`, `bad_header`, `reserved_header`, `unknown_topic`, `too_many_subscriptions`, `too_many_topics`, `subscription_deleting`, `conflict`; `field` names the invalid field", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`topic_growing`, `disk_full`, `log_closed`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn put_subscription(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -93,8 +91,8 @@ pub(super) async fn put_subscription(State(api): State<Arc<ApiState>>, request: 
     get, path = "/v1/subscriptions", tag = "subscriptions", operation_id = "list_subscriptions",
     params(("topic" = Option<String>, Query, description = "Only subscriptions that read this topic")),
     responses(
-        (status = 200, description = "All subscriptions whose topics the key may see, ordered by name", body = SubscriptionListDocument, content_type = "application/json"),
-        (status = "4XX", description = "`bad_parameter`, `forbidden`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "All subscriptions whose topics the key may see, ordered by name", body = SubscriptionList, content_type = "application/json"),
+        (status = "4XX", description = "`bad_parameter`, `forbidden`, `overloaded`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn list_subscriptions(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -118,7 +116,7 @@ pub(super) async fn list_subscriptions(State(api): State<Arc<ApiState>>, request
         }
     });
     let subscriptions = futures_util::stream::iter(documents).buffered(ASKED_AT_ONCE).collect().await;
-    bounded_json_response(api.answers.begin(), to_json(&SubscriptionListDocument { subscriptions }))
+    bounded_json_response(api.answers.begin(), to_json(&SubscriptionList { subscriptions }))
 }
 
 /// Get a subscription
@@ -128,8 +126,8 @@ pub(super) async fn list_subscriptions(State(api): State<Arc<ApiState>>, request
     get, path = "/v1/subscriptions/{name}", tag = "subscriptions", operation_id = "get_subscription",
     params(("name" = String, Path, description = "The subscription")),
     responses(
-        (status = 200, description = "The subscription", body = SubscriptionDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_subscription`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The subscription", body = SubscriptionInfo, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_subscription`, `bad_parameter`, `forbidden`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn get_subscription(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -150,8 +148,8 @@ pub(super) async fn get_subscription(State(api): State<Arc<ApiState>>, request: 
     params(("name" = String, Path, description = "The subscription")),
     responses(
         (status = 204, description = "The subscription is deleted"),
-        (status = "4XX", description = "`unknown_subscription`, `topic_subscribed` (another one reads its dead letters), `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`, `no_owner`, `outcome_unknown`: repeat the request", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`unknown_subscription`, `topic_subscribed` (another one reads its dead letters), `bad_parameter`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`, `no_owner`, `outcome_unknown`: repeat the request", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn delete_subscription(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -199,8 +197,4 @@ fn check_name(name: &str) -> Result<(), ApiProblem> {
         let problem = ApiProblem::from(error);
         ApiProblem::new(problem.code(), format!("`{}`: {error}", shown(name)))
     })
-}
-
-pub(super) fn to_json(document: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(document).expect("a document is plain data")
 }

@@ -20,6 +20,7 @@ use http::HeaderValue;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Interval};
+use whimbrel_api::problem::Problem;
 use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
 
 use super::answer::held_until_taken;
@@ -57,8 +58,8 @@ const STEP_BYTES: usize = 256 << 10;
     ),
     responses(
         (status = 200, description = "The stream", body = String, content_type = "text/event-stream"),
-        (status = "4XX", description = "`unknown_topic`, `unknown_partition`, `bad_parameter`, `bad_time`, `overloaded`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`unknown_topic`, `unknown_partition`, `bad_parameter`, `bad_time`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn tail(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {

@@ -7,19 +7,19 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use http::StatusCode;
 use http::request::Parts;
+use whimbrel_api::problem::Problem;
+use whimbrel_api::subscriptions::WorkersInfo;
 use whimbrel_model::subscription::WorkerChoice;
 
-use super::answer::json_response;
+use super::answer::{json_response, to_json};
 use super::api_state::ApiState;
 use super::attributes::{check_user_topic, topic_in_path};
 use super::cancel_safe::CancelSafe;
-use super::documents::ProblemDocument;
 use super::keys::Scope;
 use super::problem::{ApiProblem, ApiResult, Code};
 use super::query::{Query, decode, shown};
 use super::subscription_body::is_worker_name;
-use super::subscription_json::{WorkersDocument, workers_document};
-use super::subscriptions::to_json;
+use super::subscription_json::workers_document;
 use whimbrel_catalogue::topics::{TopicChange, WorkersChange};
 
 /// The names of the live nodes with the role `worker`.
@@ -35,9 +35,9 @@ const NAMES_SHOWN_MAX: usize = 20;
     post, path = "/v1/topics/{topic}/workers/{id}", tag = "topics", operation_id = "add_topic_worker",
     params(("topic" = String, Path, description = "The topic"), ("id" = String, Path, description = "The worker's name")),
     responses(
-        (status = 200, description = "The pool", body = WorkersDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_topic`, `unknown_worker` (no live node with the role `worker` has that name), `bad_name`, `bad_parameter` (the pool is chosen by `count`), `conflict`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The pool", body = WorkersInfo, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_topic`, `unknown_worker` (no live node with the role `worker` has that name), `bad_name`, `bad_parameter` (the pool is chosen by `count`), `conflict`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn add_worker(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -49,9 +49,9 @@ pub(super) async fn add_worker(State(api): State<Arc<ApiState>>, request: Reques
     delete, path = "/v1/topics/{topic}/workers/{id}", tag = "topics", operation_id = "remove_topic_worker",
     params(("topic" = String, Path, description = "The topic"), ("id" = String, Path, description = "The worker's name")),
     responses(
-        (status = 200, description = "The pool", body = WorkersDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_topic`, `unknown_worker`, `bad_name`, `bad_parameter` (it is the last worker, or the pool is chosen by `count`), `conflict`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The pool", body = WorkersInfo, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_topic`, `unknown_worker`, `bad_name`, `bad_parameter` (it is the last worker, or the pool is chosen by `count`), `conflict`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn remove_worker(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {

@@ -7,13 +7,13 @@ use axum::extract::{Request, State};
 use axum::response::IntoResponse;
 use futures_util::StreamExt;
 use http::StatusCode;
-use serde::{Deserialize, Deserializer, Serialize};
 use tokio::time::Instant;
-use utoipa::ToSchema;
+use whimbrel_api::problem::Problem;
+use whimbrel_api::topics::{DurationForm, GrowthInfo, PartitionInfo, Rates, TopicInfo, TopicList, TopicSettings};
 use whimbrel_model::ports::{Bounds, LogError, PartitionStatus};
 use whimbrel_model::{PartitionId, Timestamp, TopicNumber, format_duration, parse_duration};
 
-use super::answer::{bounded_json_response, json_response};
+use super::answer::{bounded_json_response, json_response, to_json};
 use super::api_state::ApiState;
 use super::attributes::{check_user_topic, topic_in_path};
 use super::body::collect;
@@ -23,7 +23,7 @@ use super::keys::Scope;
 use super::problem::{ApiProblem, ApiResult, Code};
 use super::query::{Query, shown};
 use super::subscription_body::workers_of;
-use super::subscription_json::{WorkersDocument, workers_document};
+use super::subscription_json::workers_document;
 use super::subscriptions::subscribed;
 use super::topic_workers::check_pool;
 use whimbrel_catalogue::topics::{Growth, PutOutcome, Topic, TopicChange, WorkersChange};
@@ -36,122 +36,6 @@ const PARTITIONS_AT_ONCE: usize = 16;
 /// The time that a list of topics waits for message counts. Topics whose log has not answered by then are listed without one.
 const COUNTS_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// The settings of a topic. Absent fields keep their value, or get the server's default for a new topic.
-#[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = TopicSettings)]
-pub struct TopicSettingsDocument {
-    /// The number of partitions. It can only grow.
-    partitions: Option<u32>,
-    /// Copies of each partition, set on creation. The embedded log has one.
-    replicas: Option<u32>,
-    /// The number of copies that must have a message before it is acknowledged, set on creation.
-    min_insync: Option<u32>,
-    /// How long messages are retained, such as `7d`. `null` removes this limit.
-    #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<String>)]
-    retention: Option<Option<DurationForm>>,
-    /// The number of bytes that each partition retains. `null` removes this limit.
-    #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<u64>)]
-    retention_bytes: Option<Option<u64>>,
-    /// The workers that make the callbacks of its subscriptions, unless a subscription has its own choice. `null` means all workers.
-    #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Option<WorkersDocument>)]
-    workers: Option<Option<serde_json::Map<String, serde_json::Value>>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum DurationForm {
-    Millis(u64),
-    Text(String),
-}
-
-/// Distinguishes `null` from an absent field.
-fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<T>>, D::Error> {
-    Option::deserialize(deserializer).map(Some)
-}
-
-/// A topic.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = Topic)]
-pub struct TopicDocument {
-    pub topic: String,
-    /// Unique: a topic created again under an old name has another number.
-    pub number: u32,
-    pub partitions: u32,
-    /// Absent if there is no time limit.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub retention: Option<String>,
-    /// The limit of each partition. Absent if there is no size limit.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub retention_bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub replicas: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub min_insync: Option<u32>,
-    pub created_at: String,
-    /// The topic was created by another system in the engine, and adopted.
-    pub adopted: bool,
-    /// The maximum number of retained messages: offsets are counted, and on Kafka transaction markers have offsets too.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub messages: Option<u64>,
-    pub rates: RatesDocument,
-    /// The workers that make the callbacks of its subscriptions. Absent means all workers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub workers: Option<WorkersDocument>,
-    pub growths: Vec<GrowthDocument>,
-    /// Present in the answer for a single topic.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub partition_list: Option<Vec<PartitionDocument>>,
-    /// A note about the effect of the change, for readers.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub note: Option<String>,
-}
-
-/// Messages published per second through this process.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = Rates)]
-pub struct RatesDocument {
-    pub published_per_s_10s: f64,
-    pub published_per_s_60s: f64,
-}
-
-/// A growth of the topic. Messages of a moved key lie below `barriers` in its old partition, then in its new one.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = Growth)]
-pub struct GrowthDocument {
-    pub at: String,
-    pub from: u32,
-    pub to: u32,
-    /// The next offset of each old partition at that time.
-    pub barriers: Vec<u64>,
-}
-
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = Partition)]
-pub struct PartitionDocument {
-    pub partition: u32,
-    pub first_offset: u64,
-    pub next_offset: u64,
-    /// The maximum number, as for the topic.
-    pub messages: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub leader: Option<i32>,
-    pub replicas: Vec<i32>,
-    pub in_sync: Vec<i32>,
-    /// Bytes on disk, if the engine reports them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub bytes: Option<u64>,
-}
-
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = TopicList)]
-pub struct TopicListDocument {
-    pub topics: Vec<TopicDocument>,
-}
-
 /// Create or change a topic
 ///
 /// Partitions can grow, not shrink. A growth moves keys to other partitions, as on Kafka. The answer notes it, an event reports it, and the
@@ -159,12 +43,12 @@ pub struct TopicListDocument {
 #[utoipa::path(
     put, path = "/v1/topics/{topic}", tag = "topics", operation_id = "put_topic",
     params(("topic" = String, Path, description = "1 to 200 of `A-Za-z0-9._-`, not starting with `_`")),
-    request_body(content = Option<TopicSettingsDocument>, content_type = "application/json"),
+    request_body(content = Option<TopicSettings>, content_type = "application/json"),
     responses(
-        (status = 201, description = "The topic was created", body = TopicDocument, content_type = "application/json"),
-        (status = 200, description = "The topic existed, and has the requested settings now", body = TopicDocument, content_type = "application/json"),
-        (status = "4XX", description = "`bad_name`, `reserved_name`, `bad_json`, `bad_parameter`, `bad_duration`, `cannot_shrink`, `unsupported`, `too_many_topics`, `conflict`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`topic_growing`, `disk_full`, `log_closed`, `unavailable`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = 201, description = "The topic was created", body = TopicInfo, content_type = "application/json"),
+        (status = 200, description = "The topic existed, and has the requested settings now", body = TopicInfo, content_type = "application/json"),
+        (status = "4XX", description = "`bad_name`, `reserved_name`, `bad_json`, `bad_parameter`, `bad_duration`, `cannot_shrink`, `unsupported`, `too_many_topics`, `conflict`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`topic_growing`, `disk_full`, `log_closed`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn put_topic(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -197,8 +81,8 @@ pub(super) async fn put_topic(State(api): State<Arc<ApiState>>, request: Request
 #[utoipa::path(
     get, path = "/v1/topics", tag = "topics", operation_id = "list_topics",
     responses(
-        (status = 200, description = "All topics that the key may see, ordered by name", body = TopicListDocument, content_type = "application/json"),
-        (status = "4XX", description = "`bad_parameter`, `key_missing`, `key_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "All topics that the key may see, ordered by name", body = TopicList, content_type = "application/json"),
+        (status = "4XX", description = "`bad_parameter`, `key_missing`, `key_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn list_topics(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -216,7 +100,7 @@ pub(super) async fn list_topics(State(api): State<Arc<ApiState>>, request: Reque
         }
     });
     let topics = futures_util::stream::iter(documents).buffered(TOPICS_AT_ONCE).collect().await;
-    bounded_json_response(api.answers.begin(), to_json(&TopicListDocument { topics }))
+    bounded_json_response(api.answers.begin(), to_json(&TopicList { topics }))
 }
 
 /// Get a topic
@@ -226,9 +110,9 @@ pub(super) async fn list_topics(State(api): State<Arc<ApiState>>, request: Reque
     get, path = "/v1/topics/{topic}", tag = "topics", operation_id = "get_topic",
     params(("topic" = String, Path, description = "The topic. System topics are allowed")),
     responses(
-        (status = 200, description = "The topic", body = TopicDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_topic`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The topic", body = TopicInfo, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_topic`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn get_topic(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -253,8 +137,8 @@ pub(super) async fn get_topic(State(api): State<Arc<ApiState>>, request: Request
     ),
     responses(
         (status = 204, description = "The topic is deleted"),
-        (status = "4XX", description = "`unknown_topic`, `bad_name`, `reserved_name`, `bad_parameter`, `conflict`, `holds_pending`, `topic_subscribed`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`, `no_owner`, `outcome_unknown`", body = super::documents::ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`unknown_topic`, `bad_name`, `reserved_name`, `bad_parameter`, `conflict`, `holds_pending`, `topic_subscribed`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`, `no_owner`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn delete_topic(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -332,7 +216,7 @@ fn change_of(body: &[u8]) -> Result<TopicChange, ApiProblem> {
     if body.trim_ascii().is_empty() {
         return Ok(TopicChange::default());
     }
-    let settings: TopicSettingsDocument =
+    let settings: TopicSettings =
         serde_json::from_slice(body).map_err(|error| ApiProblem::new(Code::BadJson, error.to_string()))?;
     for (name, value) in [("replicas", settings.replicas), ("min_insync", settings.min_insync)] {
         if value == Some(0) {
@@ -368,10 +252,10 @@ fn retention_of(form: DurationForm) -> Result<Duration, ApiProblem> {
     if in_range { Ok(retention) } else { Err(ApiProblem::new(Code::BadDuration, "`retention` must be at least 1 ms")) }
 }
 
-fn document_of(topic: &Topic, now: Timestamp) -> TopicDocument {
+fn document_of(topic: &Topic, now: Timestamp) -> TopicInfo {
     let stored = &topic.stored;
     let published = &topic.counters.published;
-    TopicDocument {
+    TopicInfo {
         topic: topic.name.to_string(),
         number: stored.number.0,
         partitions: stored.partitions,
@@ -382,7 +266,7 @@ fn document_of(topic: &Topic, now: Timestamp) -> TopicDocument {
         created_at: stored.created_at().to_string(),
         adopted: stored.adopted,
         messages: None,
-        rates: RatesDocument {
+        rates: Rates {
             published_per_s_10s: published.per_second(now, 10),
             published_per_s_60s: published.per_second(now, 60),
         },
@@ -393,8 +277,8 @@ fn document_of(topic: &Topic, now: Timestamp) -> TopicDocument {
     }
 }
 
-fn growth_document(growth: &Growth) -> GrowthDocument {
-    GrowthDocument {
+fn growth_document(growth: &Growth) -> GrowthInfo {
+    GrowthInfo {
         at: Timestamp::from_millis(growth.at_ms).to_string(),
         from: growth.from,
         to: growth.to,
@@ -403,7 +287,7 @@ fn growth_document(growth: &Growth) -> GrowthDocument {
 }
 
 /// The document of a topic with its partitions.
-async fn describe(api: &ApiState, topic: &Topic) -> Result<TopicDocument, ApiProblem> {
+async fn describe(api: &ApiState, topic: &Topic) -> Result<TopicInfo, ApiProblem> {
     let mut document = document_of(topic, api.ports.clock.now());
     let gone = |error: LogError| match error {
         LogError::UnknownPartition(_) => {
@@ -423,7 +307,7 @@ async fn describe(api: &ApiState, topic: &Topic) -> Result<TopicDocument, ApiPro
             in_sync: Vec::new(),
             bytes: None,
         });
-        partitions.push(PartitionDocument {
+        partitions.push(PartitionInfo {
             partition: partition.index,
             first_offset: bounds.first,
             next_offset: bounds.next,
@@ -463,8 +347,4 @@ async fn bounds_of(api: &ApiState, topic: &Topic) -> Vec<(PartitionId, Result<Bo
     let asked =
         topic.all_partitions().map(|partition| async move { (partition, api.ports.log.bounds(partition).await) });
     futures_util::stream::iter(asked).buffered(PARTITIONS_AT_ONCE).collect().await
-}
-
-fn to_json(document: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(document).expect("a document is plain data")
 }

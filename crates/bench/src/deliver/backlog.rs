@@ -106,7 +106,7 @@ impl DeliverBench {
             }
             let resident = self.stage.server.as_ref().and_then(|server| server.resident_bytes()).unwrap_or(0);
             let shown = self.stage.runtime.block_on(client.subscription(subscription))?;
-            let prefetched = shown.more.get("prefetched_bytes").and_then(serde_json::Value::as_u64).unwrap_or(0);
+            let prefetched = shown.status.prefetched_bytes.unwrap_or(0);
             most = BacklogMaxima { resident: most.resident.max(resident), prefetched: most.prefetched.max(prefetched) };
             std::thread::sleep(if self.stage.is_quick { LOOK_INTERVAL / 20 } else { LOOK_INTERVAL });
         }

@@ -75,7 +75,7 @@ impl HoldBench {
     fn wait_for_messages(&self, topic: &str, messages: u64, began: Instant) -> Result<Duration, BenchError> {
         let client = self.stage.client()?;
         loop {
-            let found = self.stage.runtime.block_on(client.topic(topic))?.messages;
+            let found = self.stage.runtime.block_on(client.topic(topic))?.messages.unwrap_or_default();
             if found >= messages {
                 return Ok(began.elapsed());
             }

@@ -56,7 +56,7 @@ async fn read(client: &Client, topic: &str, from: Timestamp, ends: &AtomicBool) 
         let page = client.read(topic, &place).await?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         for message in &page.messages {
-            let due = message.more.get("due").and_then(|due| due.as_str()).and_then(|due| Timestamp::parse(due).ok());
+            let due = message.due.as_deref().and_then(|due| Timestamp::parse(due).ok());
             let Some(due) = due.filter(|due| *due >= from) else { continue };
             let due = Duration::from_millis(due.as_millis().max(0).unsigned_abs());
             found.early += u64::from(now < due);

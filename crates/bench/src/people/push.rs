@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use whimbrel_client::PlatformInfo;
+use whimbrel_client::PlatformBody;
 
 use super::crowd::{CrowdReply, uid};
 use super::crowd_process::CrowdProcess;
@@ -61,7 +61,7 @@ struct PushBench {
 impl PushBench {
     fn run_rounds(&mut self) -> Result<(), BenchError> {
         self.stage.probe()?;
-        let platform = PlatformInfo { max_stored: Some(100_000), ..PlatformInfo::default() };
+        let platform = PlatformBody { max_stored: Some(100_000), ..PlatformBody::default() };
         let client = self.stage.client()?;
         self.stage.runtime.block_on(client.put_platform("bench", &platform))?;
         // First, while the folder has no other data that could shrink.

@@ -8,6 +8,9 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use http::StatusCode;
+use whimbrel_api::dead_letters::{Redrive, Redriven};
+use whimbrel_api::people::{DeadPushInfo, DeadPushList};
+use whimbrel_api::problem::Problem;
 use whimbrel_model::people::Uid;
 use whimbrel_model::ports::{Entry, LogError};
 use whimbrel_model::push::{
@@ -17,16 +20,13 @@ use whimbrel_model::record::HEADER_ID;
 use whimbrel_model::{PartitionId, Record, Timestamp};
 
 use super::super::accept::append_problem;
-use super::super::answer::{bounded_json_response, json_response};
+use super::super::answer::{bounded_json_response, json_response, to_json};
 use super::super::api_state::ApiState;
 use super::super::cancel_safe::CancelSafe;
-use super::super::dead_letters::{REDRIVE_IDS_MAX, RedriveAnswer, RedriveBody, list_page, selected_ids};
-use super::super::documents::ProblemDocument;
+use super::super::dead_letters::{REDRIVE_IDS_MAX, list_page, selected_ids};
 use super::super::keys::Scope;
 use super::super::problem::{ApiProblem, ApiResult, Code};
 use super::super::query::Query;
-use super::super::subscriptions::to_json;
-use super::documents::{DeadPushDocument, DeadPushList};
 use super::{fields_of, push_topic};
 use whimbrel_catalogue::topics::Placement;
 use whimbrel_model::log_walk::LogWalk;
@@ -47,8 +47,8 @@ const UIDS_SHOWN: usize = 100;
     ),
     responses(
         (status = 200, description = "The dead pushes", body = DeadPushList, content_type = "application/json"),
-        (status = "4XX", description = "`bad_parameter`, `forbidden`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`bad_parameter`, `forbidden`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn list_dead_pushes(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -78,11 +78,11 @@ pub(in super::super) async fn list_dead_pushes(State(api): State<Arc<ApiState>>,
 /// Appends each to `_push` again, with the current time. A device that has seen it drops it as a repeat.
 #[utoipa::path(
     post, path = "/v1/push/redrive", tag = "people", operation_id = "redrive_pushes",
-    request_body(content = RedriveBody, content_type = "application/json"),
+    request_body(content = Redrive, content_type = "application/json"),
     responses(
-        (status = 200, description = "The number of redriven pushes", body = RedriveAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`bad_parameter`, `bad_json`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`, `disk_full`, `log_closed`, `outcome_unknown`: repeat the request. Pushes that were already redriven are left out", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The number of redriven pushes", body = Redriven, content_type = "application/json"),
+        (status = "4XX", description = "`bad_parameter`, `bad_json`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`, `disk_full`, `log_closed`, `outcome_unknown`: repeat the request. Pushes that were already redriven are left out", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn redrive_pushes(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -105,7 +105,7 @@ struct DeadPush {
     push: Record,
 }
 
-async fn redrive(api: &ApiState, ids: Option<Vec<String>>) -> Result<RedriveAnswer, ApiProblem> {
+async fn redrive(api: &ApiState, ids: Option<Vec<String>>) -> Result<Redriven, ApiProblem> {
     let partition = dead_partition(api)?;
     let redriven = redriven_from(api, partition, 0).await?;
     let mut wanted: Option<HashMap<String, bool>> =
@@ -141,7 +141,7 @@ async fn redrive(api: &ApiState, ids: Option<Vec<String>>) -> Result<RedriveAnsw
     }
     let found = wanted.unwrap_or_default();
     let unknown = ids.unwrap_or_default().into_iter().filter(|id| !found.get(id).copied().unwrap_or(false)).collect();
-    Ok(RedriveAnswer { redriven: count, unknown })
+    Ok(Redriven { redriven: count, unknown })
 }
 
 /// Appends pushes to `_push` again, and then records that. A crash between the two appends causes a repeat, never a loss. The users' owners
@@ -229,7 +229,7 @@ async fn each_record(
     Ok(())
 }
 
-fn document_of(letter: DeadPush) -> DeadPushDocument {
+fn document_of(letter: DeadPush) -> DeadPushInfo {
     let uids = match PushTask::of(&letter.push.headers) {
         Ok(PushTask::Message(message)) => message.uids,
         Ok(PushTask::NoticeDue(due)) => due.uids,
@@ -246,7 +246,7 @@ fn document_of(letter: DeadPush) -> DeadPushDocument {
             .into_iter()
             .collect(),
     };
-    DeadPushDocument {
+    DeadPushInfo {
         id: letter.id,
         users: uids.len() as u64,
         uids: uids.into_iter().filter(|uid| Uid::new(uid).is_ok()).take(UIDS_SHOWN).collect(),

@@ -7,19 +7,18 @@ use axum::response::IntoResponse;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::StatusCode;
+use whimbrel_api::people::{DeviceInfo, DeviceList, NewDevice};
+use whimbrel_api::problem::Problem;
 use whimbrel_model::people::{Platform, Uid, check_device};
 use whimbrel_model::ports::{Device, Provider};
 
-use super::super::answer::json_response;
+use super::super::answer::{json_response, to_json};
 use super::super::api_state::ApiState;
-use super::super::documents::ProblemDocument;
 use super::super::json_fields::JsonFields;
 use super::super::keys::Scope;
 use super::super::problem::{ApiProblem, ApiResult, Code};
 use super::super::query::{Query, shown};
 use super::super::settings::ReceiveSettings;
-use super::super::subscriptions::to_json;
-use super::documents::{DeviceBody, DeviceDocument, DeviceListDocument};
 use super::{fields_of, last_in_path, uid_in_path};
 use whimbrel_api::endpoint::{Forbidden, host_of};
 
@@ -44,11 +43,11 @@ const PROVIDERS: [(&str, Provider); 4] =
 #[utoipa::path(
     put, path = "/v1/users/{uid}/devices/{device}", tag = "people", operation_id = "put_device",
     params(("uid" = String, Path, description = "The user"), ("device" = String, Path, description = "The name with which the device connects: 1 to 128 bytes")),
-    request_body(content = DeviceBody, content_type = "application/json"),
+    request_body(content = NewDevice, content_type = "application/json"),
     responses(
-        (status = 200, description = "The device is registered", body = DeviceDocument, content_type = "application/json"),
-        (status = "4XX", description = "`bad_uid`, `bad_device`, `bad_platform`, `bad_parameter`, `bad_url`, `forbidden_address`, `too_many_devices`, `bad_json`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`: repeat the request", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The device is registered", body = DeviceInfo, content_type = "application/json"),
+        (status = "4XX", description = "`bad_uid`, `bad_device`, `bad_platform`, `bad_parameter`, `bad_url`, `forbidden_address`, `too_many_devices`, `bad_json`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`: repeat the request", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn put_device(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -66,9 +65,9 @@ pub(in super::super) async fn put_device(State(api): State<Arc<ApiState>>, reque
     get, path = "/v1/users/{uid}/devices/{device}", tag = "people", operation_id = "get_device",
     params(("uid" = String, Path, description = "The user"), ("device" = String, Path, description = "The device")),
     responses(
-        (status = 200, description = "The device", body = DeviceDocument, content_type = "application/json"),
-        (status = "4XX", description = "`unknown_device`, `bad_uid`, `bad_device`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The device", body = DeviceInfo, content_type = "application/json"),
+        (status = "4XX", description = "`unknown_device`, `bad_uid`, `bad_device`, `bad_parameter`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn get_device(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -86,8 +85,8 @@ pub(in super::super) async fn get_device(State(api): State<Arc<ApiState>>, reque
     params(("uid" = String, Path, description = "The user"), ("device" = String, Path, description = "The device")),
     responses(
         (status = 204, description = "The device is removed"),
-        (status = "4XX", description = "`unknown_device`, `bad_uid`, `bad_device`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`: repeat the request", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`unknown_device`, `bad_uid`, `bad_device`, `bad_parameter`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`: repeat the request", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn delete_device(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -105,9 +104,9 @@ pub(in super::super) async fn delete_device(State(api): State<Arc<ApiState>>, re
     get, path = "/v1/users/{uid}/devices", tag = "people", operation_id = "list_devices",
     params(("uid" = String, Path, description = "The user")),
     responses(
-        (status = 200, description = "The devices, ordered by name", body = DeviceListDocument, content_type = "application/json"),
-        (status = "4XX", description = "`bad_uid`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The devices, ordered by name", body = DeviceList, content_type = "application/json"),
+        (status = "4XX", description = "`bad_uid`, `bad_parameter`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn list_devices(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -116,7 +115,7 @@ pub(in super::super) async fn list_devices(State(api): State<Arc<ApiState>>, req
     Query::parse(request.uri().query())?.end()?;
     let devices = api.ports.devices.of(&uid).await?;
     let devices = devices.iter().map(|device| document_of(device, &api.settings)).collect();
-    Ok(json_response(StatusCode::OK, to_json(&DeviceListDocument { devices })))
+    Ok(json_response(StatusCode::OK, to_json(&DeviceList { devices })))
 }
 
 fn uid_and_device(path: &str) -> Result<(Uid, String), ApiProblem> {
@@ -196,11 +195,11 @@ fn key(fields: &mut JsonFields, name: &'static str, bytes: usize) -> Result<Stri
     }
 }
 
-fn document_of(device: &Device, settings: &ReceiveSettings) -> DeviceDocument {
+fn document_of(device: &Device, settings: &ReceiveSettings) -> DeviceInfo {
     let provider = PROVIDERS.iter().find(|(_, provider)| *provider == device.provider).map_or("", |(word, _)| word);
     let shown_chars = TOKEN_SHOWN_CHARS.min(device.token.chars().count() / 2);
     let token = device.token.chars().take(shown_chars).chain(['…']).collect();
-    DeviceDocument {
+    DeviceInfo {
         device: device.device.clone(),
         platform: device.platform.to_string(),
         provider: provider.to_owned(),

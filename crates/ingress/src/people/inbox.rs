@@ -5,19 +5,18 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use whimbrel_api::people::{InboxInfo, SeatInfo, StoredMessage, TaskAnswer};
+use whimbrel_api::problem::Problem;
 use whimbrel_model::people::{Platform, Uid};
 use whimbrel_model::ports::{InboxMessage, InboxView, PeopleQuery, PeopleReply, SeatView};
 use whimbrel_model::push::PushTask;
 
-use super::super::answer::bounded_json_response;
+use super::super::answer::{bounded_json_response, to_json};
 use super::super::api_state::ApiState;
-use super::super::documents::ProblemDocument;
 use super::super::keys::Scope;
 use super::super::message_json::may_be_text;
 use super::super::problem::{ApiProblem, ApiResult, Code};
 use super::super::query::Query;
-use super::super::subscriptions::to_json;
-use super::documents::{InboxDocument, SeatDocument, StoredMessageDocument, TaskAnswer};
 use super::tasks::{accepted, append_task};
 use super::uid_in_path;
 
@@ -37,9 +36,9 @@ pub(super) const LIMIT_MAX: usize = 1_000;
         ("limit" = Option<usize>, Query, description = "The maximum number of messages: 1 to 1000, default 100"),
     ),
     responses(
-        (status = 200, description = "The inbox", body = InboxDocument, content_type = "application/json"),
-        (status = "4XX", description = "`bad_uid`, `bad_platform`, `bad_parameter`, `forbidden`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The inbox", body = InboxInfo, content_type = "application/json"),
+        (status = "4XX", description = "`bad_uid`, `bad_platform`, `bad_parameter`, `forbidden`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn get_inbox(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -63,8 +62,8 @@ pub(in super::super) async fn get_inbox(State(api): State<Arc<ApiState>>, reques
     params(("uid" = String, Path, description = "The user")),
     responses(
         (status = 202, description = "The inbox will be emptied", body = TaskAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`bad_uid`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`bad_uid`, `bad_parameter`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn delete_inbox(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -97,8 +96,8 @@ pub(super) async fn read_inbox(
     Ok(view)
 }
 
-fn document_of(uid: &Uid, view: InboxView) -> InboxDocument {
-    InboxDocument {
+fn document_of(uid: &Uid, view: InboxView) -> InboxInfo {
+    InboxInfo {
         uid: uid.to_string(),
         epoch: view.epoch.to_string(),
         stored: view.stored,
@@ -108,11 +107,11 @@ fn document_of(uid: &Uid, view: InboxView) -> InboxDocument {
     }
 }
 
-fn message_document(stored: &InboxMessage) -> StoredMessageDocument {
+fn message_document(stored: &InboxMessage) -> StoredMessage {
     let message = &stored.message;
     let content_type = message.content_type.as_deref();
     let text = std::str::from_utf8(&message.payload).ok().filter(|_| may_be_text(content_type.map(str::as_bytes)));
-    StoredMessageDocument {
+    StoredMessage {
         seq: stored.seq,
         id: message.id.to_string(),
         sent_at: message.sent_at.to_string(),
@@ -123,8 +122,8 @@ fn message_document(stored: &InboxMessage) -> StoredMessageDocument {
     }
 }
 
-fn seat_document(seat: SeatView) -> SeatDocument {
-    SeatDocument {
+fn seat_document(seat: SeatView) -> SeatInfo {
+    SeatInfo {
         platform: seat.platform.to_string(),
         device: seat.device.into(),
         cursor: seat.cursor,

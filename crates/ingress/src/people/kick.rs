@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
+use whimbrel_api::people::{Kick, TaskAnswer};
+use whimbrel_api::problem::Problem;
 use whimbrel_model::people::{Platform, SessionId, Uid};
 use whimbrel_model::push::{PushKick, PushTask};
 
 use super::super::api_state::ApiState;
-use super::super::documents::ProblemDocument;
 use super::super::keys::Scope;
 use super::super::problem::{ApiProblem, ApiResult, Code};
 use super::super::query::shown;
-use super::documents::{KickBody, TaskAnswer};
 use super::tasks::{accepted, append_task};
 use super::{fields_of, uid_in_path};
 
@@ -25,11 +25,11 @@ const REASON_MAX_BYTES: usize = 120;
 #[utoipa::path(
     post, path = "/v1/users/{uid}/kick", tag = "people", operation_id = "kick",
     params(("uid" = String, Path, description = "The user")),
-    request_body(content = KickBody, content_type = "application/json"),
+    request_body(content = Kick, content_type = "application/json"),
     responses(
         (status = 202, description = "The sessions will be ended", body = TaskAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`bad_uid`, `bad_platform`, `bad_parameter`, `bad_json`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`bad_uid`, `bad_platform`, `bad_parameter`, `bad_json`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn kick(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {

@@ -6,7 +6,6 @@
 pub(super) mod carrier_backlog;
 pub(super) mod dead_pushes;
 pub(super) mod devices;
-pub mod documents;
 pub(super) mod grpc;
 pub(super) mod inbox;
 pub(super) mod kick;

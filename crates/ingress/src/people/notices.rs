@@ -4,13 +4,12 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
+use whimbrel_api::dead_letters::{DeadLetterPage, Redrive, Redriven};
+use whimbrel_api::problem::Problem;
 use whimbrel_model::push::NOTICES_TOPIC;
 
 use super::super::api_state::ApiState;
-use super::super::dead_letters::{
-    DeadLetterList, REDRIVE_IDS_MAX, RedriveAnswer, RedriveBody, list_of, list_page, redrive_of, selected_ids,
-};
-use super::super::documents::ProblemDocument;
+use super::super::dead_letters::{REDRIVE_IDS_MAX, list_of, list_page, redrive_of, selected_ids};
 use super::super::keys::Scope;
 use super::super::problem::{ApiProblem, ApiResult, Code};
 use super::super::query::Query;
@@ -25,9 +24,9 @@ use whimbrel_catalogue::subscriptions::Subscription;
         ("cursor" = Option<String>, Query, description = "The `cursor` of the previous page"),
     ),
     responses(
-        (status = 200, description = "The dead notifications", body = DeadLetterList, content_type = "application/json"),
-        (status = "4XX", description = "`bad_parameter`, `forbidden`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The dead notifications", body = DeadLetterPage, content_type = "application/json"),
+        (status = "4XX", description = "`bad_parameter`, `forbidden`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn list_dead_notices(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -39,11 +38,11 @@ pub(in super::super) async fn list_dead_notices(State(api): State<Arc<ApiState>>
 /// Redrive dead notifications
 #[utoipa::path(
     post, path = "/v1/notices/redrive", tag = "people", operation_id = "redrive_notices",
-    request_body(content = RedriveBody, content_type = "application/json"),
+    request_body(content = Redrive, content_type = "application/json"),
     responses(
-        (status = 200, description = "The number of redriven notifications", body = RedriveAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`bad_parameter`, `bad_json`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`: a repeat may send some notifications twice", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The number of redriven notifications", body = Redriven, content_type = "application/json"),
+        (status = "4XX", description = "`bad_parameter`, `bad_json`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`: a repeat may send some notifications twice", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn redrive_notices(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {

@@ -8,19 +8,18 @@ use axum::extract::{Request, State};
 use axum::response::IntoResponse;
 use http::StatusCode;
 use serde_json::{Value, json};
+use whimbrel_api::people::{PlatformInfo, PlatformList};
+use whimbrel_api::problem::Problem;
 use whimbrel_model::format_duration;
 use whimbrel_model::people::{Platform, PlatformSettings, SessionsRule};
 
-use super::super::answer::json_response;
+use super::super::answer::{json_response, to_json};
 use super::super::api_state::ApiState;
 use super::super::cancel_safe::CancelSafe;
-use super::super::documents::ProblemDocument;
 use super::super::json_fields::JsonFields;
 use super::super::keys::Scope;
 use super::super::problem::{ApiProblem, ApiResult};
 use super::super::query::Query;
-use super::super::subscriptions::to_json;
-use super::documents::{PlatformBody, PlatformDocument, PlatformListDocument};
 use super::{fields_of, last_in_path};
 
 /// The limit of stored messages for one seat.
@@ -37,11 +36,11 @@ const TTL_MIN: Duration = Duration::from_secs(1);
 #[utoipa::path(
     put, path = "/v1/platforms/{platform}", tag = "people", operation_id = "put_platform",
     params(("platform" = String, Path, description = "1 to 32 of `a-z0-9_-`, beginning with a letter or digit")),
-    request_body(content = PlatformBody, content_type = "application/json"),
+    request_body(content = whimbrel_api::people::PlatformBody, content_type = "application/json"),
     responses(
-        (status = 200, description = "The platform has these settings from now on", body = PlatformDocument, content_type = "application/json"),
-        (status = "4XX", description = "`bad_platform`, `bad_parameter`, `bad_duration`, `too_many_platforms`, `bad_json`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`disk_full`, `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The platform has these settings from now on", body = PlatformInfo, content_type = "application/json"),
+        (status = "4XX", description = "`bad_platform`, `bad_parameter`, `bad_duration`, `too_many_platforms`, `bad_json`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`disk_full`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn put_platform(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -62,8 +61,8 @@ pub(in super::super) async fn put_platform(State(api): State<Arc<ApiState>>, req
     get, path = "/v1/platforms/{platform}", tag = "people", operation_id = "get_platform",
     params(("platform" = String, Path, description = "The platform")),
     responses(
-        (status = 200, description = "Its settings", body = PlatformDocument, content_type = "application/json"),
-        (status = "4XX", description = "`bad_platform`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "Its settings", body = PlatformInfo, content_type = "application/json"),
+        (status = "4XX", description = "`bad_platform`, `bad_parameter`, `forbidden`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn get_platform(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -79,8 +78,8 @@ pub(in super::super) async fn get_platform(State(api): State<Arc<ApiState>>, req
 #[utoipa::path(
     get, path = "/v1/platforms", tag = "people", operation_id = "list_platforms",
     responses(
-        (status = 200, description = "The configured platforms, ordered by name", body = PlatformListDocument, content_type = "application/json"),
-        (status = "4XX", description = "`bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The configured platforms, ordered by name", body = PlatformList, content_type = "application/json"),
+        (status = "4XX", description = "`bad_parameter`, `forbidden`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn list_platforms(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -88,7 +87,7 @@ pub(in super::super) async fn list_platforms(State(api): State<Arc<ApiState>>, r
     Query::parse(request.uri().query())?.end()?;
     let all = api.ports.platforms.configured();
     let platforms = all.iter().map(|(platform, settings)| document_of(platform, settings, true)).collect();
-    Ok(json_response(StatusCode::OK, to_json(&PlatformListDocument { platforms })))
+    Ok(json_response(StatusCode::OK, to_json(&PlatformList { platforms })))
 }
 
 /// Reset a platform to the defaults
@@ -97,8 +96,8 @@ pub(in super::super) async fn list_platforms(State(api): State<Arc<ApiState>>, r
     params(("platform" = String, Path, description = "The platform")),
     responses(
         (status = 204, description = "The platform has the defaults"),
-        (status = "4XX", description = "`bad_platform`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`bad_platform`, `bad_parameter`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn delete_platform(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -144,8 +143,8 @@ fn sessions_of(fields: &mut JsonFields) -> Result<SessionsRule, ApiProblem> {
     rule.ok_or_else(|| fields.wrong("sessions", what))
 }
 
-fn document_of(platform: &Platform, settings: &PlatformSettings, configured: bool) -> PlatformDocument {
-    PlatformDocument {
+fn document_of(platform: &Platform, settings: &PlatformSettings, configured: bool) -> PlatformInfo {
+    PlatformInfo {
         platform: platform.to_string(),
         configured,
         store: settings.store,

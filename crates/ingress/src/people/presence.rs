@@ -4,22 +4,21 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use http::StatusCode;
+use whimbrel_api::people::{PresenceInfo, PresencePage, PresenceQuery, SessionInfo};
+use whimbrel_api::problem::Problem;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{OnlineSession, Uid};
 use whimbrel_model::ports::{PresenceAnswer, UserSessions};
 use whimbrel_model::push::PRESENCE_TOPIC;
 
-use super::super::answer::json_response;
+use super::super::answer::{json_response, to_json};
 use super::super::api_state::ApiState;
 use super::super::attributes::text_header;
-use super::super::documents::ProblemDocument;
 use super::super::keys::Scope;
 use super::super::problem::{ApiProblem, ApiResult, Code};
 use super::super::query::{Query, shown};
 use super::super::read::{ReadStart, take_start};
-use super::super::subscriptions::to_json;
 use super::super::tail::{TailFormat, TailRequest, follow, parse_cursor};
-use super::documents::{PresenceDocument, PresenceList, PresenceQueryDocument, SessionDocument};
 use super::{fields_of, uid_in_path};
 
 /// The maximum number of users in one request.
@@ -30,9 +29,9 @@ const QUERY_UIDS_MAX: usize = 1_000;
     get, path = "/v1/users/{uid}/presence", tag = "people", operation_id = "get_presence",
     params(("uid" = String, Path, description = "The user")),
     responses(
-        (status = 200, description = "The presence of the user. An unknown user is offline", body = PresenceDocument, content_type = "application/json"),
-        (status = "4XX", description = "`bad_uid`, `bad_parameter`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`not_fresh`: the presence store has not answered for too long; `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "The presence of the user. An unknown user is offline", body = PresenceInfo, content_type = "application/json"),
+        (status = "4XX", description = "`bad_uid`, `bad_parameter`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`not_fresh`: the presence store has not answered for too long; `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn get_presence(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -47,11 +46,11 @@ pub(in super::super) async fn get_presence(State(api): State<Arc<ApiState>>, req
 /// Get the presence of several users
 #[utoipa::path(
     post, path = "/v1/presence/query", tag = "people", operation_id = "query_presence",
-    request_body(content = PresenceQueryDocument, content_type = "application/json"),
+    request_body(content = PresenceQuery, content_type = "application/json"),
     responses(
-        (status = 200, description = "One entry for each user, in the order of the request", body = PresenceList, content_type = "application/json"),
-        (status = "4XX", description = "`bad_uid`, `bad_parameter`, `bad_json`, `forbidden`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`not_fresh`, `unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 200, description = "One entry for each user, in the order of the request", body = PresencePage, content_type = "application/json"),
+        (status = "4XX", description = "`bad_uid`, `bad_parameter`, `bad_json`, `forbidden`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`not_fresh`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn query_presence(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -64,7 +63,7 @@ pub(in super::super) async fn query_presence(State(api): State<Arc<ApiState>>, r
     let answer = ask_presence(&api, uids.clone()).await?;
     let fresh_as_of = answer.fresh_as_of;
     let users = uids.iter().zip(answer.users).map(|(uid, found)| document_of(uid, found, fresh_as_of)).collect();
-    Ok(json_response(StatusCode::OK, to_json(&PresenceList { users, fresh_as_of: fresh_as_of.to_string() })))
+    Ok(json_response(StatusCode::OK, to_json(&PresencePage { users, fresh_as_of: fresh_as_of.to_string() })))
 }
 
 /// Follow presence changes
@@ -80,8 +79,8 @@ pub(in super::super) async fn query_presence(State(api): State<Arc<ApiState>>, r
     ),
     responses(
         (status = 200, description = "The stream", body = String, content_type = "text/event-stream"),
-        (status = "4XX", description = "`bad_parameter`, `bad_time`, `forbidden`, `overloaded`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`unavailable`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`bad_parameter`, `bad_time`, `forbidden`, `overloaded`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn presence_events(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -115,8 +114,8 @@ pub(super) async fn ask_presence(api: &ApiState, uids: Vec<Uid>) -> Result<Prese
     Ok(api.ports.presence.of(uids).await?)
 }
 
-fn document_of(uid: &Uid, found: UserSessions, fresh_as_of: Timestamp) -> PresenceDocument {
-    PresenceDocument {
+fn document_of(uid: &Uid, found: UserSessions, fresh_as_of: Timestamp) -> PresenceInfo {
+    PresenceInfo {
         uid: uid.to_string(),
         online: !found.sessions.is_empty(),
         sessions: found.sessions.into_iter().map(session_document).collect(),
@@ -125,8 +124,8 @@ fn document_of(uid: &Uid, found: UserSessions, fresh_as_of: Timestamp) -> Presen
     }
 }
 
-fn session_document(online: OnlineSession) -> SessionDocument {
-    SessionDocument {
+fn session_document(online: OnlineSession) -> SessionInfo {
+    SessionInfo {
         session: online.session.to_string(),
         gateway: online.session.gateway.to_string(),
         platform: online.platform.to_string(),

@@ -13,14 +13,14 @@ use super::super::answer::{held_until_taken, json_response};
 use super::super::api_state::ApiState;
 use super::super::batch::{bytes_expected, entries_expected, load_of_answer, read_entries, too_large_bytes};
 use super::super::body::collect;
-use super::super::documents::ProblemDocument;
 use super::super::keys::{Caller, Scope};
 use super::super::problem::{ApiProblem, ApiResult, Code};
 use super::super::query::Query;
-use super::documents::{BatchPush, ManyPush, NewPushDocument, PushAnswer, PushBatchAnswer};
 use super::push_accept::{StoredPush, accept_pushes, partly};
 use super::push_entry::{PushReader, Pushes, UidSource};
 use super::{push_topic, uid_in_path};
+use whimbrel_api::people::{BatchPush, ManyPush, PushBatchAnswer, PushBody, Pushed};
+use whimbrel_api::problem::Problem;
 
 /// The approximate bytes of the answer to one push.
 const ANSWER_BYTES_TYPICAL: usize = 48;
@@ -32,11 +32,11 @@ const ANSWER_BYTES_TYPICAL: usize = 48;
 #[utoipa::path(
     post, path = "/v1/users/{uid}/messages", tag = "people", operation_id = "push",
     params(("uid" = String, Path, description = "The user: 1 to 128 bytes without control characters")),
-    request_body(content = NewPushDocument, content_type = "application/json"),
+    request_body(content = PushBody, content_type = "application/json"),
     responses(
-        (status = 202, description = "The push is durable. A held push has `state` and `due`", body = PushAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`bad_json`, `bad_parameter`, `bad_uid`, `bad_platform`, `bad_duration`, `bad_id`, `different_body`, `in_progress`, `id_taken`, `payload_too_large`, `overloaded`, `forbidden`, `body_too_slow`, `bad_body`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `no_owner`, `outcome_unknown`", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 202, description = "The push is durable. A held push has `state` and `due`", body = Pushed, content_type = "application/json"),
+        (status = "4XX", description = "`bad_json`, `bad_parameter`, `bad_uid`, `bad_platform`, `bad_duration`, `bad_id`, `different_body`, `in_progress`, `id_taken`, `payload_too_large`, `overloaded`, `forbidden`, `body_too_slow`, `bad_body`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `no_owner`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn push(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -53,9 +53,9 @@ pub(in super::super) async fn push(State(api): State<Arc<ApiState>>, request: Re
     post, path = "/v1/users/messages", tag = "people", operation_id = "push_many",
     request_body(content = ManyPush, content_type = "application/json"),
     responses(
-        (status = 202, description = "The push is durable for all users. A held push has `state`, `due` and `holds`", body = PushAnswer, content_type = "application/json"),
-        (status = "4XX", description = "As for one user", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "As for one user, and `partly_appended`: only some partitions have stored the push. A repeat with the same `id` reaches the others", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = 202, description = "The push is durable for all users. A held push has `state`, `due` and `holds`", body = Pushed, content_type = "application/json"),
+        (status = "4XX", description = "As for one user", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "As for one user, and `partly_appended`: only some partitions have stored the push. A repeat with the same `id` reaches the others", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn push_many(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -74,8 +74,8 @@ pub(in super::super) async fn push_many(State(api): State<Arc<ApiState>>, reques
     request_body(content((Vec<BatchPush> = "application/json"), (BatchPush = "application/x-ndjson"))),
     responses(
         (status = 202, description = "All pushes are durable", body = PushBatchAnswer, content_type = "application/json"),
-        (status = "4XX", description = "`bad_json`, `bad_entry` and the codes of a single push, with the entry's `index`; `batch_too_large`", body = ProblemDocument, content_type = "application/problem+json"),
-        (status = "5XX", description = "`partly_appended`, and as for one user", body = ProblemDocument, content_type = "application/problem+json"),
+        (status = "4XX", description = "`bad_json`, `bad_entry` and the codes of a single push, with the entry's `index`; `batch_too_large`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`partly_appended`, and as for one user", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(in super::super) async fn push_batch(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::response::Response;
 use bytes::Bytes;
 use http::StatusCode;
+use whimbrel_api::people::TaskAnswer;
 use whimbrel_model::Record;
 use whimbrel_model::people::Uid;
 use whimbrel_model::ports::{Entry, LogError};
@@ -12,12 +13,10 @@ use whimbrel_model::push::{PUSH_TOPIC, PushTask};
 use whimbrel_model::record::HEADER_ID;
 
 use super::super::accept::append_problem;
-use super::super::answer::json_response;
+use super::super::answer::{json_response, to_json};
 use super::super::api_state::ApiState;
 use super::super::cancel_safe::CancelSafe;
 use super::super::problem::ApiProblem;
-use super::super::subscriptions::to_json;
-use super::documents::TaskAnswer;
 use super::push_topic;
 use whimbrel_catalogue::topics::Placement;
 

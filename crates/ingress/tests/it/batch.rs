@@ -4,12 +4,13 @@ use axum::body::Body;
 use http::Method;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use whimbrel_api::messages::{Accepted, BatchAnswer};
+use whimbrel_api::problem::Problem;
 use whimbrel_catalogue::topics::TopicDefaults;
 use whimbrel_ingress::ReceiveSettings;
-use whimbrel_ingress::documents::{BatchAnswerDocument, EntryAnswer, ProblemDocument};
 use whimbrel_model::ports::LogError;
 
-use crate::support::{Answer, TestApi};
+use crate::support::{Answer, TestApi, typed};
 
 const NDJSON: (&str, &str) = ("content-type", "application/x-ndjson");
 
@@ -30,10 +31,10 @@ async fn an_array_and_ndjson_publish_the_same_batch() {
         let api = TestApi::new().await;
         let answer =
             api.call(Method::POST, "/v1/topics/orders/batch", &[("content-type", content_type)], body).await.ok(200);
-        let answer: BatchAnswerDocument = serde_json::from_value(answer).unwrap();
+        let answer: BatchAnswer = typed(answer);
         let placed = answer.messages.into_iter().map(|answer| match answer {
-            EntryAnswer::Published(place) => place,
-            EntryAnswer::Held(held) => panic!("{held:?} must not be held"),
+            Accepted::Published(place) => place,
+            Accepted::Held(held) => panic!("{held:?} must not be held"),
         });
         let placed: Vec<_> = placed.collect();
         let offsets: Vec<u64> = placed.iter().map(|place| place.offset).collect();
@@ -123,7 +124,7 @@ async fn a_partly_appended_batch_lists_the_result_of_each_message() {
     let problem = lines(&api, body).await.problem(503, "partly_appended");
     assert_eq!(problem["messages"][0]["offset"], 0);
     assert_eq!(problem["messages"][1]["error"]["code"], "disk_full");
-    serde_json::from_value::<ProblemDocument>(problem).unwrap();
+    typed::<Problem>(problem);
 }
 
 #[tokio::test]

@@ -2,11 +2,11 @@
 
 use http::Method;
 use serde_json::{Value, json};
-use whimbrel_ingress::documents::{BatchAnswerDocument, HeldAnswer};
+use whimbrel_api::messages::{BatchAnswer, Held};
 use whimbrel_model::ports::{HoldsError, LogError};
 use whimbrel_model::{Hold, HoldRecord, PartitionId};
 
-use crate::support::{SHARDS, TestApi};
+use crate::support::{SHARDS, TestApi, typed};
 
 const URI: &str = "/v1/topics/orders/messages";
 
@@ -34,7 +34,7 @@ async fn a_held_message_has_the_form_of_its_topic_record() {
     let api = TestApi::new().await;
     let headers = [("content-type", "text/plain"), ("Whimbrel-Header-X-Env", "prod"), ("Whimbrel-Delay", "90s")];
     let answer = api.call(Method::POST, &format!("{URI}?key=k1"), &headers, "hello").await.ok(202);
-    let answer: HeldAnswer = serde_json::from_value(answer).unwrap();
+    let answer: Held = typed(answer);
     assert_eq!((&*answer.topic, &*answer.state, &*answer.due), ("orders", "held", "2026-11-15T10:40:12.000Z"));
     let holds = held(&api);
     let [hold] = &holds[..] else { panic!("{holds:?}") };
@@ -77,7 +77,7 @@ async fn a_batch_may_contain_delayed_and_immediate_messages() {
         api.call(Method::POST, "/v1/topics/orders/batch", &ndjson, lines).await,
     ] {
         let answer = answer.ok(200);
-        serde_json::from_value::<BatchAnswerDocument>(answer.clone()).unwrap();
+        typed::<BatchAnswer>(answer.clone());
         assert_eq!(answer["messages"][0]["offset"], answer["messages"][0]["offset"].as_u64().unwrap());
         assert_eq!(answer["messages"][1]["due"], "2026-11-15T10:38:47.000Z");
         assert_eq!(answer["messages"][2]["due"], "2026-11-16T00:00:00.000Z");

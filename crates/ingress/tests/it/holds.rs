@@ -2,11 +2,11 @@
 
 use http::Method;
 use serde_json::{Value, json};
-use whimbrel_ingress::documents::{HoldCountDocument, HoldDocument, HoldListDocument, HoldOutcomeDocument};
+use whimbrel_api::holds::{HoldCounts, HoldInfo, HoldOutcome, HoldPage};
 use whimbrel_ingress::{ApiKey, KeySecret, ReceiveSettings, Scope};
 use whimbrel_model::ports::{HoldRequest, HoldsError};
 
-use crate::support::{Answer, TestApi};
+use crate::support::{Answer, TestApi, typed};
 
 async fn hold(api: &TestApi, topic: &str, query: &str) -> String {
     let held = api.post(&format!("/v1/topics/{topic}/messages?{query}"), "body").await.ok(202);
@@ -21,8 +21,8 @@ async fn fire(api: &TestApi, id: &str) -> Answer {
     api.post(&format!("/v1/holds/{id}/fire"), "").await
 }
 
-async fn look(api: &TestApi, id: &str) -> HoldDocument {
-    serde_json::from_value(api.get(&format!("/v1/holds/{id}")).await.ok(200)).unwrap()
+async fn look(api: &TestApi, id: &str) -> HoldInfo {
+    typed(api.get(&format!("/v1/holds/{id}")).await.ok(200))
 }
 
 #[tokio::test]
@@ -48,7 +48,7 @@ async fn a_due_time_can_change_in_both_directions_and_to_a_time() {
         (json!({ "until": "2026-11-16T00:00:00Z" }), "2026-11-16T00:00:00.000Z"),
         (json!({ "until": "2020-01-01T00:00:00Z" }), "2020-01-01T00:00:00.000Z"),
     ] {
-        let moved: HoldOutcomeDocument = serde_json::from_value(extend(&api, &id, body).await.ok(200)).unwrap();
+        let moved: HoldOutcome = typed(extend(&api, &id, body).await.ok(200));
         assert_eq!((&*moved.outcome, moved.due.as_deref()), ("rescheduled", Some(due)));
         let shown = look(&api, &id).await;
         assert_eq!((&*shown.due, shown.version), (due, moved.version));
@@ -124,7 +124,7 @@ async fn a_withdrawn_hold_stays_withdrawn() {
 async fn a_fired_hold_is_in_its_topic_and_cannot_be_withdrawn() {
     let api = TestApi::new().await;
     let id = hold(&api, "orders", "delay=1h&key=k1").await;
-    let fired: HoldOutcomeDocument = serde_json::from_value(fire(&api, &id).await.ok(200)).unwrap();
+    let fired: HoldOutcome = typed(fire(&api, &id).await.ok(200));
     assert_eq!((&*fired.outcome, fired.offset), ("fired", Some(0)));
     assert_eq!(api.payloads("orders").await[fired.partition.unwrap() as usize], ["body"]);
     for answer in [api.delete(&format!("/v1/holds/{id}")).await, fire(&api, &id).await] {
@@ -146,7 +146,7 @@ async fn a_dead_hold_has_its_reason_and_is_listed_as_dead() {
     api.world.holds.kill(&id, "too large");
     let over = fire(&api, &id).await.problem(409, "already_dead");
     assert_eq!(over["reason"], "too large");
-    let dead: HoldListDocument = serde_json::from_value(api.get("/v1/holds?state=dead").await.ok(200)).unwrap();
+    let dead: HoldPage = typed(api.get("/v1/holds?state=dead").await.ok(200));
     let [hold] = &dead.holds[..] else { panic!("{dead:?}") };
     assert_eq!((&*hold.id, &*hold.state, hold.reason.as_deref()), (&*id, "dead", Some("too large")));
     assert_eq!(api.get("/v1/holds").await.ok(200)["holds"].as_array().unwrap().len(), 1);
@@ -193,11 +193,11 @@ async fn errors_of_the_owner_have_their_codes() {
 }
 
 /// All pages of a list, and their number.
-async fn pages(api: &TestApi, query: &str) -> (Vec<HoldDocument>, usize) {
+async fn pages(api: &TestApi, query: &str) -> (Vec<HoldInfo>, usize) {
     let (mut holds, mut cursor, mut pages) = (Vec::new(), String::new(), 0);
     loop {
         let page = api.get(&format!("/v1/holds?{query}&cursor={cursor}")).await.ok(200);
-        let page: HoldListDocument = serde_json::from_value(page).unwrap();
+        let page: HoldPage = typed(page);
         holds.extend(page.holds);
         pages += 1;
         match page.cursor {
@@ -224,7 +224,7 @@ async fn a_list_of_all_shards_is_in_due_order_for_any_page_size() {
     let mut sorted: Vec<(String, String)> = all.iter().map(|hold| (hold.due.clone(), hold.id.clone())).collect();
     sorted.sort();
     assert_eq!(all.len(), 40);
-    let ids = |holds: &[HoldDocument]| holds.iter().map(|hold| hold.id.clone()).collect::<Vec<_>>();
+    let ids = |holds: &[HoldInfo]| holds.iter().map(|hold| hold.id.clone()).collect::<Vec<_>>();
     assert_eq!(ids(&all), sorted.into_iter().map(|(_, id)| id).collect::<Vec<_>>());
     let (in_pages, count) = pages(&api, "limit=7").await;
     assert_eq!(ids(&in_pages), ids(&all));
@@ -261,8 +261,8 @@ async fn invalid_lists_and_counts_are_rejected() {
     }
 }
 
-async fn count(api: &TestApi, query: &str) -> HoldCountDocument {
-    serde_json::from_value(api.get(&format!("/v1/holds/count?{query}")).await.ok(200)).unwrap()
+async fn count(api: &TestApi, query: &str) -> HoldCounts {
+    typed(api.get(&format!("/v1/holds/count?{query}")).await.ok(200))
 }
 
 #[tokio::test]

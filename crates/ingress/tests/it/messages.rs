@@ -1,11 +1,11 @@
 //! Finding messages by their id, and by search.
 
 use serde_json::{Value, json};
+use whimbrel_api::messages::{HeldMessageState, MessageState, SearchAnswer};
 use whimbrel_ingress::ReceiveSettings;
-use whimbrel_ingress::documents::{HeldMessageState, MessageState, SearchAnswer};
 use whimbrel_model::PartitionId;
 
-use crate::support::{TestApi, World};
+use crate::support::{TestApi, World, typed};
 
 #[tokio::test]
 async fn a_minted_id_finds_its_message() {
@@ -20,7 +20,7 @@ async fn a_minted_id_finds_its_message() {
         assert_eq!(found["payload"], format!("m{number}"));
         assert_eq!((&found["partition"], &found["offset"]), (&answer["partition"], &answer["offset"]));
         assert_eq!((&found["state"], &found["subscriptions"]), (&json!("published"), &json!([])));
-        serde_json::from_value::<MessageState>(found).unwrap();
+        typed::<MessageState>(found);
     }
 }
 
@@ -73,7 +73,7 @@ async fn an_id_finds_its_hold_and_after_the_fire_its_message() {
         let uri = format!("/v1/messages/{}", held["id"].as_str().unwrap());
         let found = api.get(&uri).await.ok(200);
         assert_eq!((&found["state"], &found["due"], &found["key"]), (&json!("held"), &held["due"], &json!("k1")));
-        serde_json::from_value::<HeldMessageState>(found).unwrap();
+        typed::<HeldMessageState>(found);
         api.get(&format!("{uri}?topic=other")).await.problem(404, "unknown_message");
         api.world.clock.forward(61_000);
         api.world.holds.fire_due();
@@ -84,7 +84,7 @@ async fn an_id_finds_its_hold_and_after_the_fire_its_message() {
             (&json!("fired"), &json!("body"), &held["due"])
         );
         assert_eq!(fired["headers"], json!({}), "Whimbrel metadata is not an own header");
-        serde_json::from_value::<MessageState>(fired).unwrap();
+        typed::<MessageState>(fired);
     }
 }
 
@@ -136,7 +136,7 @@ async fn api_to_search() -> TestApi {
 }
 
 async fn search(api: &TestApi, query: &str) -> SearchAnswer {
-    serde_json::from_value(api.get(&format!("/v1/messages?topic=orders&{query}")).await.ok(200)).unwrap()
+    typed(api.get(&format!("/v1/messages?topic=orders&{query}")).await.ok(200))
 }
 
 #[tokio::test]

@@ -1,14 +1,14 @@
 //! Publishing one message.
 
 use http::Method;
+use whimbrel_api::messages::Published;
 use whimbrel_catalogue::topics::TopicDefaults;
 use whimbrel_ingress::ReceiveSettings;
-use whimbrel_ingress::documents::PublishAnswer;
 use whimbrel_model::PartitionId;
 use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::ports::LogError;
 
-use crate::support::{TestApi, World};
+use crate::support::{TestApi, World, typed};
 
 #[tokio::test]
 async fn a_published_message_is_read_back_unchanged() {
@@ -16,7 +16,7 @@ async fn a_published_message_is_read_back_unchanged() {
     let headers = [("content-type", "text/plain"), ("Whimbrel-Header-X-Env", "prod"), ("ce-type", "order.paid")];
     let answer = api.call(Method::POST, "/v1/topics/orders/messages?key=k1", &headers, "hello").await;
     assert_eq!(answer.headers["content-type"], "application/json");
-    let placed: PublishAnswer = serde_json::from_value(answer.ok(201)).unwrap();
+    let placed: Published = typed(answer.ok(201));
     assert_eq!(placed.partition, partition_of(b"k1", 4));
     let uri = format!("/v1/topics/orders/messages?partition={}", placed.partition);
     let read = api.get(&uri).await.ok(200);

@@ -2,10 +2,11 @@
 
 use http::Method;
 use serde_json::json;
-use whimbrel_ingress::documents::{ProblemDocument, ReadAnswer};
+use whimbrel_api::messages::ReadPage;
+use whimbrel_api::problem::Problem;
 use whimbrel_model::{Headers, PartitionId, Record, Timestamp};
 
-use crate::support::TestApi;
+use crate::support::{TestApi, typed};
 
 async fn api_with(messages: usize) -> TestApi {
     let api = TestApi::new().await;
@@ -25,7 +26,7 @@ fn partition(api: &TestApi) -> PartitionId {
 
 async fn read(api: &TestApi, query: &str) -> (Vec<String>, u64) {
     let uri = format!("/v1/topics/orders/messages?partition={}&{query}", partition(api).index);
-    let answer: ReadAnswer = serde_json::from_value(api.get(&uri).await.ok(200)).unwrap();
+    let answer: ReadPage = typed(api.get(&uri).await.ok(200));
     (answer.messages.into_iter().map(|message| message.payload.unwrap()).collect(), answer.next_offset)
 }
 
@@ -96,7 +97,7 @@ async fn damage_is_reported_with_the_offset_to_continue_at() {
     let uri = format!("/v1/topics/orders/messages?partition={}&offset=1", partition(&api).index);
     let problem = api.get(&uri).await.problem(410, "damaged");
     assert_eq!(problem["resume_at"], 3);
-    serde_json::from_value::<ProblemDocument>(problem).unwrap();
+    typed::<Problem>(problem);
     assert_eq!(read(&api, "offset=3").await.0, ["m3", "m4"]);
 }
 

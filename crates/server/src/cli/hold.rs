@@ -2,12 +2,17 @@
 
 use std::process::ExitCode;
 
+use serde::Serialize;
+use serde_json::Value;
 use whimbrel_client::{Extension, HoldCounts, HoldFilter, HoldInfo, HoldOutcome, HoldPage, NewDue};
 
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
-use super::output::{print_json, print_line, table};
+use super::output::{members, print_json, print_line, table};
 use super::publish::{MessageArgs, send};
+
+/// The members of a hold that have columns of their own.
+const HOLD_COLUMNS: [&str; 7] = ["id", "topic", "key", "state", "due", "published_at", "version"];
 
 #[derive(Debug, clap::Args)]
 pub struct HoldArgs {
@@ -179,7 +184,11 @@ fn show_outcome(id: &str, outcome: &HoldOutcome, json: bool) -> Result<ExitCode,
     }
     let due = outcome.due.as_ref().map_or(String::new(), |due| format!(", due {due}"));
     let version = outcome.version.map_or(String::new(), |version| format!(", version {version}"));
-    print_line(&format!("{}: {id}{due}{version}{}", outcome.outcome, further_members(&outcome.more)))?;
+    print_line(&format!(
+        "{}: {id}{due}{version}{}",
+        outcome.outcome,
+        further_members(outcome, &["outcome", "due", "version"])
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -215,7 +224,7 @@ fn hold_table(holds: &[HoldInfo]) -> String {
             &hold.due,
             &hold.topic,
             hold.key.as_deref().unwrap_or_default(),
-            &format!("{}{}", hold.state, further_members(&hold.more)),
+            &format!("{}{}", hold.state, further_members(hold, &HOLD_COLUMNS)),
             &hold.version.map_or(String::new(), |version| version.to_string()),
             &hold.published_at,
             &hold.id,
@@ -241,10 +250,13 @@ fn show_counts(counts: &HoldCounts, json: bool) -> Result<ExitCode, CliError> {
 }
 
 /// The further members of an answer, in words: when the hold fired, why it is dead, where its message is.
-fn further_members(more: &serde_json::Map<String, serde_json::Value>) -> String {
-    let shown = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let facts = more.iter().filter(|(_, value)| !value.is_null() && !value.is_object() && !value.is_array());
-    facts.map(|(name, value)| format!(", {} {}", name.replace('_', " "), shown(value))).collect()
+fn further_members(answer: &impl Serialize, apart: &[&str]) -> String {
+    let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let is_shown = |name: &str, value: &Value| {
+        !apart.contains(&name) && !value.is_null() && !value.is_object() && !value.is_array()
+    };
+    let facts = members(answer).into_iter().filter(|(name, value)| is_shown(name, value));
+    facts.map(|(name, value)| format!(", {} {}", name.replace('_', " "), shown(&value))).collect()
 }
 
 #[cfg(test)]
@@ -255,6 +267,6 @@ mod tests {
     fn further_members_of_a_hold_are_shown_in_words() {
         let outcome: HoldOutcome =
             serde_json::from_str(r#"{"outcome":"fired","fired_at":"x","partition":3,"headers":{}}"#).unwrap();
-        assert_eq!(further_members(&outcome.more), ", fired at x, partition 3");
+        assert_eq!(further_members(&outcome, &["outcome", "due", "version"]), ", fired at x, partition 3");
     }
 }

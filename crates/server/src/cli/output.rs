@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Write as _};
 
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
+use serde_json::{Map, Value};
 use whimbrel_client::Message;
 
 use super::CliError;
@@ -14,6 +15,14 @@ pub fn table<const COLUMNS: usize>(headings: [&str; COLUMNS]) -> Table {
     table.load_preset(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
     table.set_header(headings);
     table
+}
+
+/// The members of an answer, for tables that show all of them.
+pub fn members(answer: &impl Serialize) -> Map<String, Value> {
+    match serde_json::to_value(answer) {
+        Ok(Value::Object(members)) => members,
+        _ => Map::new(),
+    }
 }
 
 /// Prints one line of JSON.

@@ -125,16 +125,15 @@ fn show_inbox(inbox: &InboxInfo, json: bool) -> Result<ExitCode, CliError> {
             let text = message.payload.as_deref().or(message.payload_base64.as_deref()).unwrap_or_default();
             let plain: String =
                 text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(PAYLOAD_SHOWN_CHARS).collect();
-            let expires = message.more.get("expires_at").and_then(|at| at.as_str()).unwrap_or_default();
-            shown.add_row([&message.seq.to_string(), &message.id, expires, &plain]);
+            shown.add_row([&message.seq.to_string(), &message.id, &message.expires_at, &plain]);
         }
         print_line(&shown.to_string())?;
     }
     if !inbox.seats.is_empty() {
         let mut shown = table(["platform", "device", "acknowledged up to", "online", "waiting"]);
         for seat in &inbox.seats {
-            let of = |name: &str| seat.more.get(name).map_or(String::new(), ToString::to_string);
-            let cells = [&seat.platform, &seat.device, &seat.cursor.to_string(), &of("online"), &of("waiting")];
+            let numbers = [seat.cursor.to_string(), seat.online.to_string(), seat.waiting.to_string()];
+            let cells = [&seat.platform, &seat.device, &numbers[0], &numbers[1], &numbers[2]];
             shown.add_row(cells.map(String::as_str));
         }
         print_line(&shown.to_string())?;

@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use serde_json::{Map, Value};
-use whimbrel_client::{DeviceInfo, PlatformInfo};
+use serde_json::Value;
+use whimbrel_client::{DeviceInfo, NewDevice, PlatformBody, PlatformInfo};
 
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
-use super::output::{print_json, print_line, table};
+use super::output::{members, print_json, print_line, table};
 
 #[derive(Debug, clap::Args)]
 pub struct PlatformArgs {
@@ -151,14 +151,13 @@ pub fn platform(args: PlatformArgs) -> Result<ExitCode, CliError> {
         }
         PlatformAction::Set { platform, settings, connect } => {
             let client = connect.client()?;
-            let wanted = PlatformInfo {
+            let wanted = PlatformBody {
                 store: settings.store,
                 max_stored: settings.max_stored,
                 ttl: settings.ttl,
                 notify: settings.notify,
                 sessions: settings.sessions,
                 ack_timeout: settings.ack_timeout,
-                more: Map::new(),
             };
             converse(async { show_platform(&client.put_platform(&platform, &wanted).await?, connect.json) })
         }
@@ -170,14 +169,14 @@ pub fn device(args: DeviceArgs) -> Result<ExitCode, CliError> {
         DeviceAction::Put { uid, device, platform, provider, token, with, connect } => {
             let client = connect.client()?;
             let more = with.into_iter().map(|(name, value)| (name, Value::from(value))).collect();
-            let info = DeviceInfo { platform, provider, token, more };
+            let info = NewDevice { platform, provider, token, more, ..NewDevice::default() };
             converse(async {
                 let answer = client.put_device(&uid, &device, &info).await?;
                 if connect.json {
                     print_json(&answer)?;
                 } else {
                     print_line(&format!("notifications for {uid} go to {device} through {}", info.provider))?;
-                    if let Some(warning) = answer.get("warning").and_then(Value::as_str) {
+                    if let Some(warning) = &answer.warning {
                         print_line(&format!("warning: {warning}"))?;
                     }
                 }
@@ -214,15 +213,14 @@ fn show_devices(devices: &[DeviceInfo], json: bool) -> Result<ExitCode, CliError
     } else {
         let mut shown = table(["device", "platform", "provider", "token"]);
         for device in devices {
-            let name = device.more.get("device").and_then(Value::as_str).unwrap_or_default();
-            shown.add_row([name, &device.platform, &device.provider, &device.token]);
+            shown.add_row([&device.device, &device.platform, &device.provider, &device.token]);
         }
         print_line(&shown.to_string())?;
         devices.iter().try_for_each(|device| {
-            let of = |name: &str| device.more.get(name).and_then(Value::as_str);
-            of("warning").map_or(Ok(()), |warning| {
-                print_line(&format!("warning: {}: {warning}", of("device").unwrap_or_default()))
-            })
+            device
+                .warning
+                .as_ref()
+                .map_or(Ok(()), |warning| print_line(&format!("warning: {}: {warning}", device.device)))
         })?;
     }
     Ok(ExitCode::SUCCESS)
@@ -238,7 +236,7 @@ fn show_platforms(platforms: &[PlatformInfo], json: bool) -> Result<ExitCode, Cl
         const SETTINGS: [&str; 7] = ["platform", "store", "max_stored", "ttl", "notify", "sessions", "ack_timeout"];
         let mut shown = table(SETTINGS);
         for platform in platforms {
-            let members = serde_json::to_value(platform).unwrap_or_default();
+            let members = members(platform);
             shown.add_row(SETTINGS.map(|name| text_of(&members[name])));
         }
         print_line(&shown.to_string())?;
@@ -255,12 +253,9 @@ fn show_platform(platform: &PlatformInfo, json: bool) -> Result<ExitCode, CliErr
         print_json(platform)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let Ok(Value::Object(members)) = serde_json::to_value(platform) else {
-        return Err(CliError::new("cannot show the server's answer"));
-    };
     let mut shown = table(["setting", "value"]);
-    for (name, value) in &members {
-        shown.add_row([name, &text_of(value)]);
+    for (name, value) in members(platform) {
+        shown.add_row([name, text_of(&value)]);
     }
     print_line(&shown.to_string())?;
     Ok(ExitCode::SUCCESS)

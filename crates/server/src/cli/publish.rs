@@ -179,7 +179,7 @@ fn publish_file(args: &PublishArgs, client: &Client, path: &Path) -> Result<Exit
 
 fn at_line(error: ClientError, path: &Path, first_line: u64, published: u64) -> CliError {
     let index = match &error {
-        ClientError::Problem(problem) => problem.members.get("index").and_then(serde_json::Value::as_u64),
+        ClientError::Problem(problem) => problem.members.index,
         _ => None,
     };
     let place = match index {

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use whimbrel_client::{Client, NewPush, Notify, Origin, Pushed};
+use whimbrel_client::{Client, NewNotify, NewPush, Origin, Pushed};
 
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
@@ -151,7 +151,7 @@ impl PushArgs {
             store: if self.ephemeral { Some(false) } else { self.store.then_some(true) },
             ttl: self.ttl.clone(),
             collapse_key: self.collapse_key.clone(),
-            notify: is_woken.then(|| Notify {
+            notify: is_woken.then(|| NewNotify {
                 title: notify.notify_title.clone(),
                 body: notify.notify_body.clone(),
                 data: notify.notify_data.clone(),

@@ -72,7 +72,7 @@ impl ReadArgs {
 /// Reads every partition from the same position. If there are no messages, it tails the topic until one arrives.
 async fn read_all(client: &Client, args: &ReadArgs) -> Result<MergedPages, ClientError> {
     let topic = client.topic(&args.topic).await?;
-    let starts = topic.partition_list.iter().map(|known| {
+    let starts = topic.partition_list.iter().flatten().map(|known| {
         // An offset applies to each partition; outside of a partition's range it becomes the oldest offset or the end.
         let position = match &args.from {
             Position::Offset(offset) => Position::Offset((*offset).clamp(known.first_offset, known.next_offset)),

@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-use serde_json::Value;
-use whimbrel_client::TopicFigures;
+use whimbrel_client::{DurationFigures, TopicFigures};
 
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
@@ -51,30 +50,20 @@ fn shown(figures: &TopicFigures) -> String {
         "hold lateness: average, p99",
     ]);
     for minute in &figures.minutes {
-        let of = |name: &str| minute.get(name).map_or(String::new(), plain);
         rows.add_row([
-            of("minute"),
-            of("published"),
-            of("fired"),
-            of("delivered"),
-            of("failed"),
-            spread(minute, "publish_to_delivery"),
-            spread(minute, "callback"),
-            spread(minute, "lateness"),
+            minute.minute.clone(),
+            minute.published.to_string(),
+            minute.fired.to_string(),
+            minute.delivered.to_string(),
+            minute.failed.to_string(),
+            spread(minute.publish_to_delivery.as_ref()),
+            spread(minute.callback.as_ref()),
+            spread(minute.lateness.as_ref()),
         ]);
     }
     rows.to_string()
 }
 
-/// The average and the p99 of a minute; empty without measurements.
-fn spread(minute: &Value, name: &str) -> String {
-    let of = |quantity: &str| minute.get(name)?.get(quantity)?.as_f64();
-    match (of("average_ms"), of("p99_ms")) {
-        (Some(average), Some(p99)) => format!("{average:.1} ms, {p99:.1} ms"),
-        _ => String::new(),
-    }
-}
-
-fn plain(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+fn spread(figures: Option<&DurationFigures>) -> String {
+    figures.map_or(String::new(), |of| format!("{:.1} ms, {:.1} ms", of.average_ms, of.p99_ms))
 }

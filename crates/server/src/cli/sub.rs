@@ -8,8 +8,9 @@ use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use serde_json::{Value, json};
-use whimbrel_client::{Client, ClientError, ReplayRange, SeekTo};
+use serde::Serialize;
+use serde_json::json;
+use whimbrel_client::{Client, ClientError, Redriven, ReplayRange, SeekTo, SubscriptionInfo};
 use whimbrel_model::parse_duration;
 
 use self::settings::SubscriptionSettingsArgs;
@@ -150,11 +151,11 @@ pub fn run(args: SubArgs) -> Result<ExitCode, CliError> {
         }
         SubAction::Pause { name, connect } => {
             let client = connect.client()?;
-            converse(async { print_outcome(&client.pause(&name).await?, &format!("{name}: paused"), connect.json) })
+            converse(async { changed(&client.pause(&name).await?, &format!("{name}: paused"), connect.json) })
         }
         SubAction::Resume { name, connect } => {
             let client = connect.client()?;
-            converse(async { print_outcome(&client.resume(&name).await?, &format!("{name}: resumed"), connect.json) })
+            converse(async { changed(&client.resume(&name).await?, &format!("{name}: resumed"), connect.json) })
         }
         SubAction::Seek { name, to, connect } => {
             let client = connect.client()?;
@@ -163,7 +164,7 @@ pub fn run(args: SubArgs) -> Result<ExitCode, CliError> {
         }
         SubAction::Replay { name, from, to, partition_key, connect } => {
             let client = connect.client()?;
-            let range = ReplayRange { from, to, key: partition_key };
+            let range = ReplayRange { from, to: Some(to), key: partition_key };
             converse(async {
                 tables::sought(&client.replay(&name, &range).await?, &format!("{name}: replaying"), connect.json)
             })
@@ -177,7 +178,7 @@ pub fn run(args: SubArgs) -> Result<ExitCode, CliError> {
         SubAction::Redrive { name, ids, all, connect } => {
             let client = connect.client()?;
             let ids = (!all).then_some(&ids[..]);
-            converse(async { redriven(&client.redrive(&name, ids).await?, &name, connect.json) })
+            converse(async { redriven(client.redrive(&name, ids).await?, &name, connect.json) })
         }
         SubAction::Delete { name, yes, connect } => delete(&name, yes, &connect),
         SubAction::Pull { name, max, wait, ack, connect } => {
@@ -261,7 +262,7 @@ fn seek_to(places: &[String]) -> Result<SeekTo, CliError> {
     if let [place] = places
         && !place.contains('=')
     {
-        return Ok(SeekTo::To(place.clone()));
+        return Ok(SeekTo::place(place));
     }
     let mut offsets = BTreeMap::new();
     for place in places {
@@ -273,28 +274,29 @@ fn seek_to(places: &[String]) -> Result<SeekTo, CliError> {
         };
         offsets.insert(partition.to_owned(), offset);
     }
-    Ok(SeekTo::Offsets(offsets))
+    Ok(SeekTo::offsets(offsets))
 }
 
-/// Prints the server's answer as JSON, or a sentence with the answer's note.
-fn print_outcome(answer: &Value, sentence: &str, json: bool) -> Result<ExitCode, CliError> {
+/// Prints the server's answer as JSON, or a sentence.
+fn print_outcome(answer: &impl Serialize, sentence: &str, json: bool) -> Result<ExitCode, CliError> {
     if json {
         print_json(answer)?;
     } else {
-        let note = answer.get("note").and_then(Value::as_str).map_or(String::new(), |note| format!(" ({note})"));
-        print_line(&format!("{sentence}{note}"))?;
+        print_line(sentence)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
+/// Prints a changed subscription as JSON, or a sentence with the note of the change.
+fn changed(subscription: &SubscriptionInfo, sentence: &str, json: bool) -> Result<ExitCode, CliError> {
+    let note = subscription.note.as_ref().map_or(String::new(), |note| format!(" ({note})"));
+    print_outcome(subscription, &format!("{sentence}{note}"), json)
+}
+
 /// Prints the number of redriven dead letters. An id without a dead letter makes the command fail; the others are redriven.
-fn redriven(answer: &Value, name: &str, json: bool) -> Result<ExitCode, CliError> {
-    let count = answer.get("redriven").and_then(Value::as_u64).unwrap_or_default();
-    let unknown: Vec<String> = match answer.get("unknown") {
-        Some(Value::Array(ids)) => ids.iter().filter_map(|id| id.as_str().map(str::to_owned)).collect(),
-        _ => Vec::new(),
-    };
-    print_outcome(answer, &format!("{name}: redriven {count}"), json)?;
+fn redriven(answer: Redriven, name: &str, json: bool) -> Result<ExitCode, CliError> {
+    print_outcome(&answer, &format!("{name}: redriven {}", answer.redriven), json)?;
+    let unknown = answer.unknown;
     if unknown.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
@@ -309,8 +311,8 @@ mod tests {
     #[test]
     fn a_seek_takes_a_position_or_offsets() {
         let places = |places: &[&str]| seek_to(&places.iter().map(|place| (*place).to_owned()).collect::<Vec<_>>());
-        assert_eq!(places(&["earliest"]).unwrap(), SeekTo::To("earliest".into()));
-        let offsets = SeekTo::Offsets([("a/0".to_owned(), 1), ("a/1".to_owned(), 2)].into());
+        assert_eq!(places(&["earliest"]).unwrap(), SeekTo::place("earliest"));
+        let offsets = SeekTo::offsets([("a/0".to_owned(), 1), ("a/1".to_owned(), 2)].into());
         assert_eq!(places(&["a/0=1", "a/1=2"]).unwrap(), offsets);
         assert!(places(&["a=1"]).is_err() && places(&["earliest", "latest"]).is_err() && places(&["a/0=x"]).is_err());
     }

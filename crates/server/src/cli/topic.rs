@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
-use whimbrel_client::{Client, ClientError, TopicInfo, TopicSettings};
+use whimbrel_client::{Client, ClientError, DurationForm, TopicInfo, TopicSettings};
 
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
@@ -85,8 +85,9 @@ impl TopicSettingsArgs {
             partitions: self.partitions,
             replicas: self.replicas,
             min_insync: self.min_insync,
-            retention: self.retention.clone(),
-            retention_bytes: self.retention_bytes,
+            retention: self.retention.clone().map(|text| Some(DurationForm::Text(text))),
+            retention_bytes: self.retention_bytes.map(Some),
+            workers: None,
         }
     }
 }
@@ -171,7 +172,7 @@ fn list(topics: &[TopicInfo], json: bool) -> Result<ExitCode, CliError> {
             topic.topic.clone(),
             topic.partitions.to_string(),
             retention(topic),
-            topic.messages.to_string(),
+            topic.messages.unwrap_or_default().to_string(),
             format!("{:.1}", topic.rates.published_per_s_10s),
         ]);
     }
@@ -196,19 +197,19 @@ fn show(topic: &TopicInfo, json: bool) -> Result<ExitCode, CliError> {
         topic.topic,
         topic.partitions,
         retention(topic),
-        topic.messages,
+        topic.messages.unwrap_or_default(),
         topic.rates.published_per_s_10s
     ))?;
-    // Further members of the answer, above all the effect of a change.
-    for (name, value) in topic.more.iter().filter(|(_, value)| value.is_string()) {
-        print_line(&format!("{name}: {}", value.as_str().unwrap_or_default()))?;
+    print_line(&format!("created_at: {}", topic.created_at))?;
+    if let Some(note) = &topic.note {
+        print_line(&format!("note: {note}"))?;
     }
-    if topic.partition_list.is_empty() {
+    let Some(partitions) = topic.partition_list.as_ref().filter(|partitions| !partitions.is_empty()) else {
         return Ok(ExitCode::SUCCESS);
-    }
+    };
     let mut shown =
         table(["partition", "first", "next", "messages (at most)", "leader", "replicas", "in sync", "bytes"]);
-    for partition in &topic.partition_list {
+    for partition in partitions {
         shown.add_row([
             partition.partition.to_string(),
             partition.first_offset.to_string(),
@@ -244,9 +245,7 @@ mod tests {
 
     #[test]
     fn system_topics_come_last() {
-        let topic = |name: &str| -> TopicInfo {
-            serde_json::from_value(serde_json::json!({ "topic": name, "partitions": 1 })).unwrap()
-        };
+        let topic = |name: &str| TopicInfo { topic: name.to_owned(), partitions: 1, ..TopicInfo::default() };
         let topics = ["_dead.a", "_events", "invoices", "orders"].map(topic);
         let names: Vec<&str> = own_first(&topics).iter().map(|topic| topic.topic.as_str()).collect();
         assert_eq!(names, ["invoices", "orders", "_dead.a", "_events"]);

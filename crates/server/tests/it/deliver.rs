@@ -68,7 +68,7 @@ impl Site {
     pub fn caught_up(&self, name: &str) {
         eventually(&format!("{name} caught up"), || {
             let shown = self.show(name);
-            shown.lag == Some(0) && shown.in_flight == Some(0)
+            shown.status.lag == Some(0) && shown.status.in_flight == Some(0)
         });
     }
 }

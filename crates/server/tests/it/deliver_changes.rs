@@ -44,7 +44,7 @@ pub fn a_topic_that_is_removed_and_added_again_keeps_its_progress(site: &Site) {
     };
     with(&["given-back"]);
     site.publish_numbers("given-back", 9, &["good", "bad", "well"]);
-    eventually("all but the bad ones", || site.show("given-back").lag == Some(3));
+    eventually("all but the bad ones", || site.show("given-back").status.lag == Some(3));
     with(&["instead"]);
     site.publish("given-back", &NewMessage::text("meanwhile").key("good"));
     receiver.forget();

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::json;
 use whimbrel_client::{NewMessage, SubscriptionSettings, TopicSettings};
 
 use super::deliver::retrying;
@@ -66,7 +66,7 @@ fn a_normal_shutdown_causes_no_duplicates() {
     receiver.wait_for(2 * published);
     for name in ["by-key", "unordered"] {
         eventually(&format!("{name} to deliver everything"), || {
-            converse(server.client().subscription(name)).unwrap().lag == Some(0)
+            converse(server.client().subscription(name)).unwrap().status.lag == Some(0)
         });
     }
     assert_eq!(receiver.count(), 2 * published);
@@ -84,11 +84,11 @@ fn an_answered_redrive_is_not_repeated_after_a_kill() {
     let letters = |server: &Server| converse(server.client().dead_letters("dying", None, None)).unwrap().dead_letters;
     eventually("all to be dead letters", || letters(&server).len() == messages.len());
     receiver.answer_with(|_| reply(200));
-    assert_eq!(converse(server.client().redrive("dying", None)).unwrap()["redriven"], 20);
+    assert_eq!(converse(server.client().redrive("dying", None)).unwrap().redriven, 20);
     server.kill();
     let server = Server::start(folder.path(), &[]);
     assert!(letters(&server).is_empty(), "the dead letters are gone");
-    assert_eq!(converse(server.client().redrive("dying", None)).unwrap()["redriven"], 0);
+    assert_eq!(converse(server.client().redrive("dying", None)).unwrap().redriven, 0);
 }
 
 #[test]
@@ -118,10 +118,10 @@ fn next_try(server: &Server, subscription: &str) -> String {
     let client = server.client();
     let mut shown = None;
     eventually("a retry is planned", || {
-        shown = converse(client.subscription(subscription)).unwrap().more.remove("next_try");
-        shown.as_ref().is_some_and(Value::is_string)
+        shown = converse(client.subscription(subscription)).unwrap().status.next_try;
+        shown.is_some()
     });
-    shown.unwrap().to_string()
+    shown.unwrap()
 }
 
 fn kill_at_random(engines: &str, settings: &[String]) {
@@ -158,7 +158,7 @@ fn kill_at_random(engines: &str, settings: &[String]) {
     for name in ["by-key", "unordered"] {
         eventually(&format!("{name} to deliver everything"), || {
             let shown = converse(server.client().subscription(name)).unwrap();
-            shown.lag == Some(0) && shown.in_flight == Some(0)
+            shown.status.lag == Some(0) && shown.status.in_flight == Some(0)
         });
         let got: Vec<Got> = receiver.all().into_iter().filter(|one| one.path == format!("/{name}")).collect();
         judge(name, &got, published, &killed);

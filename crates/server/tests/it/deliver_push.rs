@@ -182,10 +182,10 @@ pub fn a_signed_payload_that_common_libraries_cannot_verify_is_reported(site: &S
     site.subscribe("raw", &settings);
     site.publish("raw", &NewMessage::new("text"));
     receiver.wait_for(1);
-    assert_eq!(site.show("raw").more.get("unverifiable"), None);
+    assert_eq!(site.show("raw").status.unverifiable, None);
     site.publish("raw", &NewMessage::new(vec![0xff, 0]));
     receiver.wait_for(2);
-    assert_eq!(site.show("raw").more["unverifiable"], 1);
+    assert_eq!(site.show("raw").status.unverifiable, Some(1));
     let shown = run(site.folder.path(), &["sub", "show", "raw", "--server", &site.server.url]);
     assert!(stdout_of(&shown).contains("not UTF-8"), "{}", stdout_of(&shown));
 }
@@ -308,7 +308,7 @@ pub fn repeated_failures_open_the_circuit_breaker(site: &Site) {
     };
     site.subscribe("broken", &retrying(settings, 1000, "10ms"));
     site.publish_numbers("broken", 100, &["k"]);
-    let breaker = |site: &Site| site.show("broken").more.get("breaker").cloned().unwrap_or_default();
+    let breaker = |site: &Site| site.show("broken").status.breaker.unwrap_or_default();
     eventually("the breaker to open", || breaker(site) != "closed");
     receiver.answer_with(|_| reply(200));
     site.caught_up("broken");

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use whimbrel_client::{Client, ClientError, DeviceInfo, Extension, Message, NewMessage, NewPush, SubscriptionSettings};
+use whimbrel_client::{Client, ClientError, Extension, Message, NewDevice, NewMessage, NewPush, SubscriptionSettings};
 use whimbrel_model::Timestamp;
 
 use super::faulty_disk::FaultyDisk;
@@ -159,11 +159,11 @@ impl Scene {
         self.until_over(|_| {
             let number = self.number();
             let (user, device) = (number % USERS, number);
-            let info = DeviceInfo {
+            let info = NewDevice {
                 platform: "ios".to_owned(),
                 provider: "fcm".to_owned(),
                 token: format!("token-{number}"),
-                more: Default::default(),
+                ..NewDevice::default()
             };
             let (uid, name) = (format!("owner-{user}"), format!("device-{device}"));
             if self.insist(|client| converse(client.put_device(&uid, &name, &info))).is_some() {
@@ -266,7 +266,7 @@ fn check_topics(client: &Client, answers: &Answers) {
         assert_eq!(messages.len(), 1, "the hold {id} fired more than once");
         assert!(!answers.withdrawn.contains(*id), "the hold {id} was withdrawn and fired");
         if let Some(due) = answers.held.get(*id) {
-            let at = messages[0].more.get("fired_at").and_then(|at| at.as_str()).expect("a fired message has a time");
+            let at = messages[0].fired_at.as_deref().expect("a fired message has a time");
             assert!(Timestamp::parse(at).unwrap() >= *due, "the hold {id} fired early");
         }
     }
@@ -349,7 +349,7 @@ fn acknowledged_work_survives_disk_faults_and_kills_once_and_on_time() {
     }
     for (user, devices) in &answers.registered {
         let found = converse(client.devices(&format!("owner-{user}"))).unwrap();
-        let names: HashSet<&str> = found.iter().filter_map(|one| one.more.get("device")?.as_str()).collect();
+        let names: HashSet<&str> = found.iter().map(|one| one.device.as_str()).collect();
         let lost: Vec<&u64> = devices.iter().filter(|device| !names.contains(&*format!("device-{device}"))).collect();
         assert!(
             lost.is_empty(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use whimbrel_client::{Accepted, Client, NewMessage, SubscriptionSettings, TopicInfo, TopicSettings};
+use whimbrel_client::{Accepted, Client, GrowthInfo, NewMessage, SubscriptionSettings, TopicInfo, TopicSettings};
 use whimbrel_model::partitioner::partition_of;
 
 use super::deliver::retrying;
@@ -55,14 +55,13 @@ async fn publish_in_order(clients: Vec<Client>, key: usize, ends: Arc<AtomicBool
 
 /// Compares the acknowledged messages of a key with the barriers.
 fn check_order(key: usize, places: &[Place], topic: &TopicInfo, first: u32) {
-    let growths = topic.more["growths"].as_array().unwrap();
-    let end_of = |growth: &serde_json::Value, partition: u32| growth["barriers"][partition as usize].as_u64();
+    let growths = &topic.growths;
+    let end_of = |growth: &GrowthInfo, partition: u32| growth.barriers.get(partition as usize).copied();
     let mut last = (0, 0);
     for place in places {
-        let is_behind =
-            |growth: &&serde_json::Value| end_of(growth, place.partition).is_none_or(|end| place.offset >= end);
+        let is_behind = |growth: &&GrowthInfo| end_of(growth, place.partition).is_none_or(|end| place.offset >= end);
         let passed = growths.iter().filter(is_behind).count();
-        let count = passed.checked_sub(1).map_or(first, |at| growths[at]["to"].as_u64().unwrap() as u32);
+        let count = passed.checked_sub(1).map_or(first, |at| growths[at].to);
         let wanted = partition_of(key_of(key).as_bytes(), count);
         assert_eq!(place.partition, wanted, "{place:?} of key {key} follows {passed} growths: {growths:?}");
         let now = (passed, place.offset + 1);
@@ -119,7 +118,7 @@ fn keys_keep_their_order_while_a_topic_grows_and_a_node_stands_still() {
         publishers.into_iter().map(|publisher| runtime.block_on(publisher).unwrap()).collect();
 
     let topic = converse(nodes[0].client().topic(TOPIC)).unwrap();
-    assert_eq!(topic.more["growths"].as_array().unwrap().len(), 2 * STANDSTILLS.len());
+    assert_eq!(topic.growths.len(), 2 * STANDSTILLS.len());
     for (key, places) in acknowledged.iter().enumerate() {
         check_order(key, places, &topic, 1);
         println!("key {key}: {} acknowledged", places.len());

@@ -1,7 +1,6 @@
 //! The answers that a client received, by their possible effect: an answer that must be true, a rejection without an effect, or an
 //! unknown outcome.
 
-use serde_json::{Map, Value};
 use whimbrel_client::{Accepted, Client, ClientError, Extension, HoldInfo, HoldOutcome, Problem};
 use whimbrel_model::Timestamp;
 
@@ -87,7 +86,7 @@ fn seen(hold: &HoldInfo) -> Answer {
     let due = millis_of(&hold.due);
     match hold.state.as_str() {
         "held" => Answer::Pending { due, version: hold.version.unwrap() },
-        "fired" => Answer::AlreadyFired { at: time_in(&hold.more, "fired_at").unwrap(), due: Some(due) },
+        "fired" => Answer::AlreadyFired { at: time_of(&hold.fired_at).unwrap(), due: Some(due) },
         "withdrawn" => Answer::AlreadyWithdrawn,
         _ => panic!("{hold:?}"),
     }
@@ -104,12 +103,10 @@ fn heard_outcome(outcome: Result<HoldOutcome, ClientError>) -> CommandReply {
             Answer::Rescheduled { due, version: outcome.version.unwrap() }
         }
         "withdrawn" => Answer::Withdrawn,
-        "fired" => Answer::Fired { at: time_in(&outcome.more, "fired_at") },
+        "fired" => Answer::Fired { at: time_of(&outcome.fired_at) },
         _ => panic!("{outcome:?}"),
     };
-    let number = |name: &str| outcome.more.get(name).and_then(Value::as_u64);
-    let place = number("partition").and_then(|partition| u32::try_from(partition).ok()).zip(number("offset"));
-    HoldReply::Answer((answer, place))
+    HoldReply::Answer((answer, outcome.partition.zip(outcome.offset)))
 }
 
 fn heard_error(error: ClientError) -> CommandReply {
@@ -126,7 +123,7 @@ fn definite(problem: &Problem) -> Option<Answer> {
     match (problem.status, problem.code.as_str()) {
         (404, "unknown_hold") => Some(Answer::Unknown),
         (409, "already_fired") => {
-            let at = time_in(&problem.members, "fired_at").expect("it has the time of firing");
+            let at = time_of(&problem.members.fired_at).expect("it has the time of firing");
             Some(Answer::AlreadyFired { at, due: None })
         }
         (409, "already_withdrawn") => Some(Answer::AlreadyWithdrawn),
@@ -135,8 +132,8 @@ fn definite(problem: &Problem) -> Option<Answer> {
     }
 }
 
-fn time_in(members: &Map<String, Value>, name: &str) -> Option<i64> {
-    members.get(name).and_then(Value::as_str).map(millis_of)
+fn time_of(time: &Option<String>) -> Option<i64> {
+    time.as_deref().map(millis_of)
 }
 
 pub fn millis_of(time: &str) -> i64 {

@@ -84,7 +84,7 @@ fn kill_at_random(engines: &str, engine_settings: &[String]) {
     let operations = crew.operations.load(Ordering::Relaxed);
     let workers = crew.end(&runtime);
     let summary = runtime.block_on(settling.settle(&server.client(), workers));
-    let shards = runtime.block_on(server.client().topic(HOLDS_TOPIC)).unwrap().partition_list;
+    let shards = runtime.block_on(server.client().topic(HOLDS_TOPIC)).unwrap().partition_list.unwrap();
     let trimmed: u64 = shards.iter().map(|shard| shard.first_offset).sum();
     println!("{engines}: seed {seed}, {operations} operations, {kills} kills, {trimmed} records trimmed\n{summary}");
     server.kill_and_wait();

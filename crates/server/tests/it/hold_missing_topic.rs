@@ -56,12 +56,12 @@ fn a_topic_that_another_application_deletes_delays_no_other_hold_and_its_holds_b
 
     wait_until_all(&client, "kept", "fired");
     for hold in look(&client, "kept") {
-        let late_ms = millis_of(hold.more["fired_at"].as_str().unwrap()) - millis_of(&hold.due);
+        let late_ms = millis_of(hold.fired_at.as_deref().unwrap()) - millis_of(&hold.due);
         assert!((0..LATE_MS_MAX).contains(&late_ms), "{} fired {late_ms} ms after its due time", hold.id);
     }
     wait_until_all(&client, "deleted", "dead");
     for hold in look(&client, "deleted") {
-        let reason = hold.more["reason"].as_str().unwrap();
+        let reason = hold.reason.as_deref().unwrap();
         assert_eq!(reason, "the log has no topic `deleted`: it was deleted outside Whimbrel", "{}", hold.id);
     }
     eventually("the event topic_missing", || {

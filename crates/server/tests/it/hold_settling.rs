@@ -194,7 +194,7 @@ fn name_of(message: &Message) -> Name {
 }
 
 fn found_of(message: &Message) -> Found {
-    let time = |name: &str| message.more.get(name).and_then(|time| time.as_str()).map(millis_of);
-    let (due, fired_at) = (time("due"), time("fired_at"));
+    let time = |time: &Option<String>| time.as_deref().map(millis_of);
+    let (due, fired_at) = (time(&message.due), time(&message.fired_at));
     Found { due: due.expect("it has its due time"), fired_at: fired_at.expect("it says when it fired") }
 }

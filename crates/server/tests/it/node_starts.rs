@@ -43,7 +43,7 @@ fn nodes_that_start_together_on_an_empty_catalogue_create_one_topic() {
     for publisher in publishers {
         publisher.join().unwrap();
     }
-    let numbers = nodes.each_ref().map(|node| converse(node.client().topic("orders")).unwrap().more["number"].clone());
+    let numbers = nodes.each_ref().map(|node| converse(node.client().topic("orders")).unwrap().number);
     assert!(numbers.iter().all(|number| *number == numbers[0]), "{numbers:?}");
 }
 

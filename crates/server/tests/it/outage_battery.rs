@@ -315,8 +315,8 @@ impl Round {
     /// Every hold that came due and fired, with its due time. The history of a hold has shown whether a command may have fired it.
     fn dues(&self, settling: &Settling, probe: &Probe, burst: &[CommittedRecord]) -> Vec<(String, i64)> {
         let time = |message: &Message, name: &str| {
-            let time = message.more.get(name).and_then(|time| time.as_str());
-            millis_of(time.unwrap_or_else(|| panic!("no {name} in {message:?}")))
+            let time = if name == "due" { &message.due } else { &message.fired_at };
+            millis_of(time.as_deref().unwrap_or_else(|| panic!("no {name} in {message:?}")))
         };
         let came_due = settling.messages().filter(|message| time(message, "fired_at") >= time(message, "due"));
         let stored: HashSet<&str> = burst.iter().map(|record| record.id.as_str()).collect();

@@ -63,8 +63,10 @@ impl OutageSubscription {
     /// A description of the deliveries that remain; `None` if everything is delivered.
     pub async fn remaining(&self, client: &Client) -> Option<String> {
         match client.subscription(NAME).await {
-            Ok(shown) if shown.lag == Some(0) && shown.in_flight == Some(0) => None,
-            Ok(shown) => Some(format!("subscription: lag {:?}, in flight {:?}", shown.lag, shown.in_flight)),
+            Ok(shown) if shown.status.lag == Some(0) && shown.status.in_flight == Some(0) => None,
+            Ok(shown) => {
+                Some(format!("subscription: lag {:?}, in flight {:?}", shown.status.lag, shown.status.in_flight))
+            }
             Err(error) => Some(format!("subscription: {error}")),
         }
     }

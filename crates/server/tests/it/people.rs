@@ -1,7 +1,7 @@
 //! Pushes to users with the real binary. Every property is a function of a site. It is tested with the embedded engines, each property on
 //! its own server, and with Kafka and Redis, all properties on one server.
 
-use whimbrel_client::{Kick, NewPush, PlatformInfo};
+use whimbrel_client::{Kick, NewPush, PlatformBody};
 
 use super::deliver::Site;
 use super::kafka_cluster::KafkaCluster;
@@ -23,7 +23,7 @@ impl Site {
         }
     }
 
-    pub fn platform(&self, platform: &str, settings: &PlatformInfo) {
+    pub fn platform(&self, platform: &str, settings: &PlatformBody) {
         converse(self.client().put_platform(platform, settings)).unwrap();
     }
 

@@ -1,7 +1,7 @@
 //! Delivery of pushes to devices: order, and the messages stored for offline devices. Each property is a function of a site.
 
 use serde_json::json;
-use whimbrel_client::{NewPush, Origin, PlatformInfo};
+use whimbrel_client::{NewPush, Origin, PlatformBody};
 
 use super::deliver::Site;
 use super::device::{ConnectFrame, Device};
@@ -126,7 +126,7 @@ pub fn expired_messages_are_reported_as_truncated(site: &Site) {
 }
 
 pub fn overflowing_messages_are_reported_as_truncated(site: &Site) {
-    site.platform("small", &PlatformInfo { max_stored: Some(3), ..PlatformInfo::default() });
+    site.platform("small", &PlatformBody { max_stored: Some(3), ..PlatformBody::default() });
     Device::connect(&site.server, &ConnectFrame::of("much", "small")).leave();
     site.push_texts("much", texts(0..10));
     eventually("the oldest are removed", || {

@@ -1,7 +1,7 @@
 //! Notifications to offline devices, and notices that no provider accepts. Each property is a function of a site, with a test provider.
 
 use serde_json::{Value, json};
-use whimbrel_client::{DeadLetterInfo, DeviceInfo, NewPush, Notify, PeopleLetters, PlatformInfo};
+use whimbrel_client::{DeadLetterInfo, DeviceInfo, NewDevice, NewNotify, NewPush, PeopleLetters, PlatformBody};
 
 use super::deliver::Site;
 use super::device::{ConnectFrame, Device};
@@ -14,15 +14,14 @@ pub const PROVIDERS_ARE_HERE: &str = "horn.allow=127.0.0.1";
 
 impl Site {
     /// Registers a device with a notification URL, and returns the answer.
-    pub fn wakes(&self, uid: &str, device: &str, platform: &str, url: String) -> Value {
-        let info =
-            DeviceInfo { platform: platform.into(), provider: "http".into(), token: url, ..DeviceInfo::default() };
+    pub fn wakes(&self, uid: &str, device: &str, platform: &str, url: String) -> DeviceInfo {
+        let info = NewDevice { platform: platform.into(), provider: "http".into(), token: url, ..NewDevice::default() };
         converse(self.client().put_device(uid, device, &info)).unwrap()
     }
 
     /// Pushes a message with a notification to devices that have not acknowledged it after that time.
     pub fn push_waking(&self, uid: &str, text: &str, after: &str) -> String {
-        let notify = Some(Notify { title: Some(format!("about {text}")), ..Notify::default() });
+        let notify = Some(NewNotify { title: Some(format!("about {text}")), ..NewNotify::default() });
         self.push(uid, &NewPush { notify, notify_after: Some(after.into()), ..NewPush::text(text) })
     }
 
@@ -44,16 +43,16 @@ impl Site {
 
     pub fn redrives(&self, of: PeopleLetters, id: &str) {
         let told = converse(self.client().redrive_people(of, &[id.to_owned()])).unwrap();
-        assert_eq!(told, json!({ "redriven": 1, "unknown": [] }));
+        assert_eq!((told.redriven, told.unknown), (1, Vec::new()));
     }
 }
 
 pub fn a_permanently_rejected_notice_is_dead_and_can_be_redriven(site: &Site) {
     let provider = Receiver::answering(|_| Reply { body: "no such field", ..reply(400) });
-    assert_eq!(site.wakes("refused", "phone", "ios", provider.url("/notice"))["warning"], Value::Null);
+    assert_eq!(site.wakes("refused", "phone", "ios", provider.url("/notice")).warning, None);
     let id = site.push_waking("refused", "a", "50ms");
     let letter = site.dies(PeopleLetters::Notices, &id);
-    let reason = letter.reason.unwrap_or_default();
+    let reason = letter.reason;
     assert_eq!((letter.attempts, letter.last_status, letter.key.as_deref()), (1, None, Some("refused")), "{reason}");
     assert!(reason.contains("phone (http)") && reason.contains("answered 400"), "{reason}");
     assert_eq!(provider.count(), 1, "a permanent failure is not retried");
@@ -75,10 +74,10 @@ pub fn a_temporarily_rejected_notice_is_retried_and_its_reason_is_shown(site: &S
     site.wakes("busy", "pager", "ios", provider.url("/busy"));
     site.push_waking("busy", "a", "50ms");
     provider.wait_for(1);
-    let last_error = || site.show(NOTICES).more.get("last_error").cloned().unwrap_or_default();
-    eventually("the failure is shown", || last_error()["reason"].as_str().unwrap_or_default().contains("pager (http)"));
-    let error = last_error();
-    assert!(error["status"].is_null() && error["reason"].as_str().unwrap().contains("URL answered 503"), "{error}");
+    let last_error = || site.show(NOTICES).status.last_error;
+    eventually("the failure is shown", || last_error().is_some_and(|error| error.reason.contains("pager (http)")));
+    let error = last_error().unwrap();
+    assert!(error.status.is_none() && error.reason.contains("URL answered 503"), "{error:?}");
     let shown = stdout_of(&run(site.folder.path(), &["sub", "show", NOTICES, "--server", &site.server.url]));
     assert!(shown.contains("pager (http)") && !shown.contains("answered 424"), "{shown}");
     provider.answer_with(|_| reply(200));
@@ -94,13 +93,13 @@ pub fn a_provider_without_keys_is_reported_at_registration_and_at_notification(s
     assert!(told.status.success() && said.contains("horn.apns.key_file"), "{said}");
 
     let id = site.push_waking("keyless", "a", "50ms");
-    let reason = site.dies(PeopleLetters::Notices, &id).reason.unwrap_or_default();
+    let reason = site.dies(PeopleLetters::Notices, &id).reason;
     assert!(reason.contains("phone (apns)") && reason.contains("horn.apns.key_file"), "{reason}");
     eventually("an event names the missing settings", || site.events().contains("provider_not_configured"));
 }
 
 pub fn only_devices_that_did_not_acknowledge_are_notified(site: &Site) {
-    site.platform("several", &PlatformInfo { sessions: Some(json!({ "many": 3 })), ..PlatformInfo::default() });
+    site.platform("several", &PlatformBody { sessions: Some(json!({ "many": 3 })), ..PlatformBody::default() });
     let provider = Receiver::willing();
     let hello = |device: &str| ConnectFrame::of("both", "several").device(device);
     let mut prompt = Device::connect(&site.server, &hello("prompt"));

@@ -1,7 +1,7 @@
 //! Sessions: which are accepted, which are ended, and the reasons that devices get. Each property is a function of a site.
 
 use serde_json::json;
-use whimbrel_client::{Kick, NewPush, PlatformInfo};
+use whimbrel_client::{Kick, NewPush, PlatformBody};
 
 use super::deliver::Site;
 use super::device::{ConnectFrame, Device, DeviceEvent};
@@ -17,7 +17,7 @@ pub fn a_newer_session_replaces_that_of_the_platform(site: &Site) {
 }
 
 pub fn a_rejecting_platform_permits_no_second_session(site: &Site) {
-    site.platform("strict", &PlatformInfo { sessions: Some(json!("reject")), ..PlatformInfo::default() });
+    site.platform("strict", &PlatformBody { sessions: Some(json!("reject")), ..PlatformBody::default() });
     let mut first = Device::connect(&site.server, &ConnectFrame::of("two", "strict"));
     let (code, reason) = Device::refused(&site.server, &ConnectFrame::of("two", "strict"));
     assert_eq!(code, 4003, "{reason}");
@@ -30,7 +30,7 @@ pub fn a_rejecting_platform_permits_no_second_session(site: &Site) {
 }
 
 pub fn a_platform_of_many_has_a_seat_for_each_device(site: &Site) {
-    site.platform("lots", &PlatformInfo { sessions: Some(json!({ "many": 2 })), ..PlatformInfo::default() });
+    site.platform("lots", &PlatformBody { sessions: Some(json!({ "many": 2 })), ..PlatformBody::default() });
     let hello = |device: &str| ConnectFrame::of("three", "lots").device(device);
     let mut a = Device::connect(&site.server, &hello("a"));
     let mut b = Device::connect(&site.server, &hello("b"));
@@ -66,7 +66,7 @@ pub fn a_kick_has_its_reason(site: &Site) {
 }
 
 pub fn a_device_that_never_acknowledges_is_closed_and_may_reconnect(site: &Site) {
-    site.platform("mute", &PlatformInfo { ack_timeout: Some("1s".into()), ..PlatformInfo::default() });
+    site.platform("mute", &PlatformBody { ack_timeout: Some("1s".into()), ..PlatformBody::default() });
     let mut device = Device::connect(&site.server, &ConnectFrame::of("mute", "mute"));
     site.push("mute", &NewPush::text("hello?"));
     let first = device.message();

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::ioctl::{Setter, opcode};
-use whimbrel_client::{Accepted, Client, ClientError, DeviceInfo, NewMessage};
+use whimbrel_client::{Accepted, Client, ClientError, NewDevice, NewMessage};
 use whimbrel_engines::conformance::say_skipped;
 
 use super::random::Random;
@@ -163,9 +163,9 @@ fn keyed(key: &str) -> NewMessage {
     NewMessage::text(key).idempotency_key(key)
 }
 
-fn device() -> DeviceInfo {
+fn device() -> NewDevice {
     let (platform, provider, token) = ("ios".to_owned(), "fcm".to_owned(), "token".to_owned());
-    DeviceInfo { platform, provider, token, more: Default::default() }
+    NewDevice { platform, provider, token, ..NewDevice::default() }
 }
 
 /// The texts of a topic's messages in their order.

@@ -89,7 +89,7 @@ fn a_restart_keeps_published_messages() {
         let read = &page.messages[0];
         assert_eq!((read.offset, read.bytes(), read.key.as_deref()), (place.offset, Some(b"kept".into()), Some("k")));
         assert_eq!(read.headers["color"], "blue");
-        assert_eq!(client.message("my-own-id").await.unwrap().offset, place.offset);
+        assert_eq!(client.message("my-own-id").await.unwrap().message.offset, place.offset);
         // A repeat under the same id gets the first answer, also after a restart.
         assert_eq!(published(client.publish("orders", &message).await.unwrap()), place);
     });

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use whimbrel_client::{Client, DeviceInfo, NewMessage, NewPush, SubscriptionSettings};
+use whimbrel_client::{Client, NewDevice, NewMessage, NewPush, SubscriptionSettings};
 
 use super::faulty_disk::FaultyDisk;
 use super::receiver::Receiver;
@@ -157,12 +157,12 @@ fn an_unwritable_notebook_delays_no_delivery_and_no_start() {
     eventually("`/readyz` has no warning", || !readyz(&server).1.contains("notebook"));
 }
 
-fn device(token: &str) -> DeviceInfo {
-    DeviceInfo {
+fn device(token: &str) -> NewDevice {
+    NewDevice {
         platform: "ios".to_owned(),
         provider: "fcm".to_owned(),
         token: token.to_owned(),
-        more: Default::default(),
+        ..NewDevice::default()
     }
 }
 

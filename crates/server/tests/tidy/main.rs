@@ -13,7 +13,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 15] = [
     ("model", &[]),
     ("storage", &[]),
     ("api", &[]),
-    ("client", &[]),
+    ("client", &["api"]),
     ("engines", &["model", "storage"]),
     ("catalogue", &["model"]),
     ("cluster", &["model"]),

@@ -16,6 +16,8 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::task::JoinHandle;
 use tower::ServiceExt;
@@ -279,6 +281,14 @@ impl TestApi {
         }
         all
     }
+}
+
+/// A whole answer as its type, which must have every member of the answer.
+#[track_caller]
+pub fn typed<T: DeserializeOwned + Serialize>(answer: Value) -> T {
+    let typed = serde_json::from_value(answer.clone()).unwrap();
+    assert_eq!(serde_json::to_value(&typed).unwrap(), answer);
+    typed
 }
 
 impl Answer {

@@ -67,7 +67,7 @@ mod tests {
     fn page(partition: u32, times: &[&str], is_whole: bool) -> PartitionPage {
         let message = |(offset, time): (usize, &&str)| -> Message {
             let json = serde_json::json!({
-                "id": "i", "topic": "t", "partition": partition, "offset": offset, "published_at": time,
+                "id": "i", "topic": "t", "partition": partition, "offset": offset, "headers": {}, "published_at": time,
             });
             serde_json::from_value(json).unwrap()
         };

@@ -2,18 +2,20 @@
 
 use std::process::ExitCode;
 
-use serde_json::Value;
-use whimbrel_client::{DeadLetterPage, PulledMessage, SubscriptionInfo};
+use serde_json::{Map, Value};
+use whimbrel_client::{DeadLetterPage, PulledMessage, SeekInfo, SubscriptionInfo};
 
 use crate::cli::CliError;
-use crate::cli::output::{print_json, print_line, shown_payload, table};
+use crate::cli::output::{members, print_json, print_line, shown_payload, table};
 
 /// Maximum length of a payload in a table, in characters.
 const PAYLOAD_SHOWN_CHARS: usize = 60;
 /// Members that the headline or a table of their own shows.
-const SHOWN_APART: [&str; 3] = ["partitions", "disabled", "note"];
+const SHOWN_APART: [&str; 7] = ["name", "topics", "mode", "state", "partitions", "disabled", "note"];
 /// Members that show the state, in the order of their rows.
-const STATE_MEMBERS: [&str; 12] = [
+const STATE_MEMBERS: [&str; 14] = [
+    "lag",
+    "in_flight",
     "owner",
     "stalled",
     "parked",
@@ -62,16 +64,17 @@ pub fn list(subscriptions: &[SubscriptionInfo], json: bool) -> Result<ExitCode, 
     let mut shown =
         table(["subscription", "state", "topics", "to", "lag", "in flight", "parked", "per second", "last error"]);
     for one in subscriptions {
+        let all = members(one);
         shown.add_row([
             one.name.clone(),
-            state(one),
-            one.topics.join(" "),
-            target(one),
-            number(one.lag),
-            number(one.in_flight),
-            fact(&one.more, "parked"),
-            fact(&one.more, "delivered_rate"),
-            last_error(one),
+            state(&all),
+            one.settings.topics.join(" "),
+            target(&all),
+            fact(&all, "lag"),
+            fact(&all, "in_flight"),
+            fact(&all, "parked"),
+            fact(&all, "delivered_rate"),
+            last_error(&all),
         ]);
     }
     print_line(&shown.to_string())?;
@@ -83,14 +86,10 @@ pub fn one(subscription: &SubscriptionInfo, json: bool) -> Result<ExitCode, CliE
         print_json(subscription)?;
         return Ok(ExitCode::SUCCESS);
     }
-    print_line(&format!(
-        "{}: {}, {} → {}",
-        subscription.name,
-        state(subscription),
-        subscription.topics.join(" "),
-        target(subscription)
-    ))?;
-    for (heading, rows) in [("state", state_rows(subscription)), ("settings", setting_rows(subscription))] {
+    let all = members(subscription);
+    let topics = subscription.settings.topics.join(" ");
+    print_line(&format!("{}: {}, {topics} → {}", subscription.name, state(&all), target(&all)))?;
+    for (heading, rows) in [("state", state_rows(&all)), ("settings", setting_rows(&all))] {
         if !rows.is_empty() {
             let mut shown = table([heading, ""]);
             rows.into_iter().for_each(|(name, value)| {
@@ -99,15 +98,16 @@ pub fn one(subscription: &SubscriptionInfo, json: bool) -> Result<ExitCode, CliE
             print_line(&shown.to_string())?;
         }
     }
-    if let Some(note) = subscription.more.get("note").and_then(Value::as_str) {
+    if let Some(note) = &subscription.note {
         print_line(note)?;
     }
-    if let Some(Value::Array(partitions)) = subscription.more.get("partitions") {
+    if let Some(partitions) = &subscription.status.partitions {
         let mut shown = table(["partition", "done up to", "read up to", "end", "unfinished"]);
-        for partition in partitions {
-            let of = |name: &str| partition.get(name).map_or(String::new(), plain);
-            let place = format!("{}/{}", of("topic"), of("partition"));
-            shown.add_row([place, of("watermark"), of("read_to"), of("end"), of("unfinished")]);
+        for of in partitions {
+            let place = format!("{}/{}", of.topic, of.partition);
+            let [watermark, read_to, end, unfinished] =
+                [of.watermark, of.read_to, of.end, of.unfinished].map(|number| number.to_string());
+            shown.add_row([place, watermark, read_to, end, unfinished]);
         }
         print_line(&shown.to_string())?;
     }
@@ -131,7 +131,7 @@ pub fn dead(page: &DeadLetterPage, json: bool) -> Result<ExitCode, CliError> {
             letter.key.clone().unwrap_or_default(),
             letter.attempts.to_string(),
             letter.last_status.map_or(String::new(), |status| status.to_string()),
-            letter.reason.clone().unwrap_or_default(),
+            letter.reason.clone(),
             letter.id.clone(),
         ]);
     }
@@ -164,51 +164,43 @@ pub fn pulled(messages: &[PulledMessage], json: bool) -> Result<(), CliError> {
 }
 
 /// Prints the start position of a seek or a replay, partition by partition.
-pub fn sought(answer: &Value, sentence: &str, json: bool) -> Result<ExitCode, CliError> {
+pub fn sought(answer: &SeekInfo, sentence: &str, json: bool) -> Result<ExitCode, CliError> {
     if json {
         print_json(answer)?;
         return Ok(ExitCode::SUCCESS);
     }
     print_line(sentence)?;
-    let Some(Value::Object(offsets)) = answer.get("offsets").filter(|offsets| offsets.as_object().is_some()) else {
-        return Ok(ExitCode::SUCCESS);
-    };
-    let is_truncated = |place: &str| {
-        let truncated = answer.get("truncated").and_then(Value::as_array);
-        truncated.is_some_and(|places| places.iter().any(|one| one.as_str() == Some(place)))
-    };
     let mut shown = table(["partition", "from offset"]);
-    for (place, offset) in offsets {
-        let remark = if is_truncated(place) { ", the oldest message: the requested position was removed" } else { "" };
-        shown.add_row([place.clone(), format!("{}{remark}", plain(offset))]);
+    for (place, offset) in &answer.offsets {
+        let is_truncated = answer.truncated.contains(place);
+        let remark = if is_truncated { ", the oldest message: the requested position was removed" } else { "" };
+        shown.add_row([place.clone(), format!("{offset}{remark}")]);
     }
     print_line(&shown.to_string())?;
     Ok(ExitCode::SUCCESS)
 }
 
+type Members = Map<String, Value>;
 type MemberRow = (String, String);
 
 /// The state as far as the answer has it: it lacks members if the owner did not answer.
-fn state_rows(subscription: &SubscriptionInfo) -> Vec<MemberRow> {
-    let counts = [("lag", subscription.lag), ("in flight", subscription.in_flight)];
-    let counts = counts.into_iter().filter_map(|(name, count)| Some((name.to_owned(), count?.to_string())));
-    let mut rows: Vec<MemberRow> = counts.collect();
-    rows.extend(STATE_MEMBERS.iter().filter_map(|name| row(subscription, name)));
+fn state_rows(subscription: &Members) -> Vec<MemberRow> {
+    let mut rows: Vec<MemberRow> = STATE_MEMBERS.iter().filter_map(|name| row(subscription, name)).collect();
     let is_other = |name: &str| {
         [&STATE_MEMBERS[..], &SETTING_MEMBERS, &SHOWN_APART, &["parked_messages"]].iter().all(|l| !l.contains(&name))
     };
-    let others = subscription.more.keys().filter(|name| is_other(name));
+    let others = subscription.keys().filter(|name| is_other(name));
     rows.extend(others.filter_map(|name| row(subscription, name)));
     rows
 }
 
-fn setting_rows(subscription: &SubscriptionInfo) -> Vec<MemberRow> {
+fn setting_rows(subscription: &Members) -> Vec<MemberRow> {
     SETTING_MEMBERS.iter().filter_map(|name| row(subscription, name)).collect()
 }
 
 /// The row of a member.
-fn row(subscription: &SubscriptionInfo, name: &str) -> Option<MemberRow> {
-    let value = subscription.more.get(name).filter(|value| !value.is_null())?;
+fn row(subscription: &Members, name: &str) -> Option<MemberRow> {
+    let value = subscription.get(name).filter(|value| !value.is_null())?;
     let text = match name {
         "parked" => parked(subscription, value),
         "delivered_rate" | "failed_rate" => format!("{} per second", plain(value)),
@@ -226,10 +218,10 @@ fn row(subscription: &SubscriptionInfo, name: &str) -> Option<MemberRow> {
     Some((name, text))
 }
 
-fn parked(subscription: &SubscriptionInfo, lanes: &Value) -> String {
-    let is_by_partition = subscription.more.get("ordering").and_then(Value::as_str) == Some("partition");
+fn parked(subscription: &Members, lanes: &Value) -> String {
+    let is_by_partition = subscription.get("ordering").and_then(Value::as_str) == Some("partition");
     let what = if is_by_partition { "by partition" } else { "by key" };
-    match subscription.more.get("parked_messages").and_then(Value::as_u64) {
+    match subscription.get("parked_messages").and_then(Value::as_u64) {
         Some(messages) if messages > 0 => format!("{} ({what}), with {messages} messages", plain(lanes)),
         _ => plain(lanes),
     }
@@ -271,22 +263,22 @@ fn replays(value: &Value) -> String {
     each.collect::<Vec<_>>().join("; ")
 }
 
-fn state(subscription: &SubscriptionInfo) -> String {
-    let why =
-        subscription.more.get("disabled").and_then(|disabled| disabled.get("reason")).map_or(String::new(), plain);
-    if why.is_empty() { subscription.state.clone() } else { format!("{}: {why}", subscription.state) }
+fn state(subscription: &Members) -> String {
+    let why = subscription.get("disabled").and_then(|disabled| disabled.get("reason")).map_or(String::new(), plain);
+    let state = fact(subscription, "state");
+    if why.is_empty() { state } else { format!("{state}: {why}") }
 }
 
-fn target(subscription: &SubscriptionInfo) -> String {
-    if subscription.mode == "pull" {
+fn target(subscription: &Members) -> String {
+    if fact(subscription, "mode") == "pull" {
         return "pulled".to_owned();
     }
-    let url = subscription.more.get("endpoint").and_then(|endpoint| endpoint.get("url"));
+    let url = subscription.get("endpoint").and_then(|endpoint| endpoint.get("url"));
     url.and_then(Value::as_str).unwrap_or("each message's own").to_owned()
 }
 
-fn last_error(subscription: &SubscriptionInfo) -> String {
-    let Some(Value::Object(error)) = subscription.more.get("last_error") else { return String::new() };
+fn last_error(subscription: &Members) -> String {
+    let Some(Value::Object(error)) = subscription.get("last_error") else { return String::new() };
     let of = |name: &str| error.get(name).filter(|value| !value.is_null()).map_or(String::new(), plain);
     let (status, reason) = (of("status"), of("reason"));
     // A reason such as `answered 500` contains the status.
@@ -295,12 +287,8 @@ fn last_error(subscription: &SubscriptionInfo) -> String {
     facts.into_iter().filter(|fact| !fact.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
-fn fact(members: &serde_json::Map<String, Value>, name: &str) -> String {
+fn fact(members: &Members, name: &str) -> String {
     members.get(name).filter(|value| !value.is_null()).map_or(String::new(), plain)
-}
-
-fn number(number: Option<u64>) -> String {
-    number.map_or(String::new(), |number| number.to_string())
 }
 
 fn plain(value: &Value) -> String {
@@ -325,10 +313,10 @@ fn plain(value: &Value) -> String {
 mod tests {
     use super::*;
 
-    fn subscription(more: Value) -> SubscriptionInfo {
+    fn subscription(more: Value) -> Members {
         let mut json = serde_json::json!({ "name": "a", "mode": "push", "state": "active" });
         json.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        serde_json::from_value(json).unwrap()
+        members(&json)
     }
 
     fn names(rows: &[MemberRow]) -> Vec<&str> {

@@ -1,78 +1,98 @@
-//! The JSON bodies and answers about people, for the API document.
+//! Users: pushes, presence, inboxes, platforms and devices.
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use utoipa::ToSchema;
+use serde_json::{Map, Value};
 
 /// A push. Exactly one of `payload`, `payload_base64` and `json` is required.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = NewPush)]
-pub struct NewPushDocument {
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = NewPush))]
+pub struct PushBody {
     /// The payload, if it is text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payload: Option<String>,
     /// The payload in base64, if it is not text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payload_base64: Option<String>,
     /// The payload, if it is JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub json: Option<Value>,
     /// Delivers to these platforms only. Default: all platforms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platforms: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub except_platforms: Option<Vec<String>>,
     /// Stores the push until the devices acknowledge it (default). `false` delivers to connected devices only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<bool>,
     /// The time to live: a duration such as `7d`, or a number of milliseconds, from the publish or from the due time. The maximum is a
     /// server setting, by default `7d`. Default: the `ttl` of the platform.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl: Option<String>,
     /// A newer push with the same key replaces a stored older one. 1 to 128 bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collapse_key: Option<String>,
     /// Sends a notification to devices that do not acknowledge the push.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notify: Option<NewNotify>,
     /// How long to wait for an acknowledgement before notifying devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notify_after: Option<String>,
     /// Holds the push for a duration such as `30s`, or a number of milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delay: Option<String>,
     /// An id chosen by the sender. A repeat returns the first answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// A sequence number of the sending server. Without `id` it gives the push an id, which is the same in every data centre.
-    pub origin: Option<OriginDocument>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
 }
 
 /// The content of a notification. Title, body and data can have 3072 bytes in total.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct NewNotify {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
     /// Any JSON, for the app.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Value>,
 }
 
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = PushOrigin)]
-pub struct OriginDocument {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = PushOrigin))]
+pub struct Origin {
     pub server: String,
     pub seq: u64,
 }
 
 /// A push to many users.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ManyPush {
     /// 1 to 10 000.
     pub uids: Vec<String>,
     #[serde(flatten)]
-    pub push: NewPushDocument,
+    pub push: PushBody,
 }
 
 /// An entry of a batch of pushes. Exactly one of `uid` and `uids` is required.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct BatchPush {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uids: Option<Vec<String>>,
     #[serde(flatten)]
-    pub push: NewPushDocument,
+    pub push: PushBody,
 }
 
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PushAnswer {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = PushAnswer))]
+pub struct Pushed {
     pub id: String,
     /// `held` for a held push; otherwise absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -85,37 +105,40 @@ pub struct PushAnswer {
     pub holds: Option<Vec<String>>,
 }
 
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PushBatchAnswer {
     /// One answer for each push, in order.
-    pub messages: Vec<PushAnswer>,
+    pub messages: Vec<Pushed>,
 }
 
 /// A task for the owner of the user's partition, in order with the user's pushes.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct TaskAnswer {
     pub id: String,
 }
 
 /// The sessions to end: all of the user, those of a platform, or one.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct KickBody {
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = KickBody))]
+pub struct Kick {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
     /// The reason that the devices receive: 1 to 120 bytes.
     pub reason: String,
 }
 
 /// The presence of a user.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PresenceDocument {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = PresenceDocument))]
+pub struct PresenceInfo {
     pub uid: String,
     pub online: bool,
     /// In the order in which they connected.
-    pub sessions: Vec<SessionDocument>,
+    pub sessions: Vec<SessionInfo>,
     /// When the most recent session ended. Absent if that is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seen: Option<String>,
@@ -123,9 +146,9 @@ pub struct PresenceDocument {
     pub fresh_as_of: String,
 }
 
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct SessionDocument {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = SessionDocument))]
+pub struct SessionInfo {
     pub session: String,
     pub platform: String,
     pub device: String,
@@ -134,40 +157,40 @@ pub struct SessionDocument {
     pub since: String,
 }
 
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = PresenceQuery)]
-pub struct PresenceQueryDocument {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct PresenceQuery {
     /// 1 to 1000.
     pub uids: Vec<String>,
 }
 
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PresenceList {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = PresenceList))]
+pub struct PresencePage {
     /// One entry for each user, in the order of the request.
-    pub users: Vec<PresenceDocument>,
+    pub users: Vec<PresenceInfo>,
     pub fresh_as_of: String,
 }
 
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct InboxDocument {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = InboxDocument))]
+pub struct InboxInfo {
     pub uid: String,
     pub epoch: String,
     /// The number of all stored messages, also beyond this page.
     pub stored: u64,
     /// Ordered by number.
-    pub messages: Vec<StoredMessageDocument>,
+    pub messages: Vec<StoredMessage>,
     /// The acknowledged position of each platform, or of each device of a platform with several sessions.
-    pub seats: Vec<SeatDocument>,
+    pub seats: Vec<SeatInfo>,
     /// Present if there are more messages: pass it as `after`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_after: Option<u64>,
 }
 
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct StoredMessageDocument {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = StoredMessageDocument))]
+pub struct StoredMessage {
     pub seq: u64,
     pub id: String,
     pub sent_at: String,
@@ -182,9 +205,9 @@ pub struct StoredMessageDocument {
     pub payload_base64: Option<String>,
 }
 
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct SeatDocument {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = SeatDocument))]
+pub struct SeatInfo {
     pub platform: String,
     /// Empty if the platform has one seat.
     pub device: String,
@@ -197,9 +220,9 @@ pub struct SeatDocument {
 }
 
 /// The settings of a platform: storage, limits, notifications, sessions.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PlatformDocument {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = PlatformDocument))]
+pub struct PlatformInfo {
     pub platform: String,
     /// Whether the platform is configured. If not, these are the defaults.
     pub configured: bool,
@@ -213,33 +236,40 @@ pub struct PlatformDocument {
 }
 
 /// The settings of a platform. Absent fields get their default.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PlatformBody {
     /// Whether messages are stored for it. Default: `true`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<bool>,
     /// The maximum number of stored messages for one seat: 1 to 100 000, default 1000. Beyond it, the oldest are dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_stored: Option<u32>,
     /// The time to live of a message without its own. Default: `7d`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl: Option<String>,
     /// Whether its devices get notifications. Default: `true`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notify: Option<bool>,
     /// `replace` (the default), `reject`, or `{"many":3}`
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sessions: Option<Value>,
     /// The timeout for an acknowledgement: `1s` to `10m`, default `10s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ack_timeout: Option<String>,
 }
 
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = PlatformList)]
-pub struct PlatformListDocument {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct PlatformList {
     /// The configured platforms, ordered by name.
-    pub platforms: Vec<PlatformDocument>,
+    pub platforms: Vec<PlatformInfo>,
 }
 
 /// The destination of notifications for a device.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub struct DeviceBody {
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = DeviceBody))]
+pub struct NewDevice {
     pub platform: String,
     /// `apns`, `fcm`, `webpush` or `http`
     pub provider: String,
@@ -247,16 +277,23 @@ pub struct DeviceBody {
     /// for POST requests.
     pub token: String,
     /// `webpush`: the keys of the subscription, in URL-safe base64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p256dh: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auth: Option<String>,
     /// `apns`: the bundle id of the app, if it is not the configured one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topic: Option<String>,
+    /// Members that this version does not know.
+    #[serde(flatten)]
+    #[cfg_attr(feature = "schema", schema(ignore))]
+    pub more: Map<String, Value>,
 }
 
 /// A device. Its token is shown only in part, because it allows sending notifications to the device.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct DeviceDocument {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = DeviceDocument))]
+pub struct DeviceInfo {
     pub device: String,
     pub platform: String,
     pub provider: String,
@@ -269,17 +306,16 @@ pub struct DeviceDocument {
     pub warning: Option<String>,
 }
 
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = DeviceList)]
-pub struct DeviceListDocument {
-    pub devices: Vec<DeviceDocument>,
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct DeviceList {
+    pub devices: Vec<DeviceInfo>,
 }
 
 /// A push that could not be processed.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct DeadPushDocument {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = DeadPushDocument))]
+pub struct DeadPushInfo {
     pub id: String,
     /// Its users, at most the first 100.
     pub uids: Vec<String>,
@@ -294,11 +330,11 @@ pub struct DeadPushDocument {
     pub dead_offset: u64,
 }
 
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct DeadPushList {
     /// The oldest first, without those that were redriven.
-    pub dead_letters: Vec<DeadPushDocument>,
+    pub dead_letters: Vec<DeadPushInfo>,
     /// Present if there may be more: pass it to get the next page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
