@@ -2,10 +2,11 @@
 //!
 //! A draft gets a partition (by its key, or round robin) and an id, and is appended. A draft with a delivery time is appended to the shard
 //! of its hold instead. The answer follows when the log has stored it. Work that has begun is finished even if the client disconnects (see
-//! [`super::undisturbed`]). Nothing counts as accepted that the log did not store.
+//! [`super::cancel_safe`]). Nothing counts as accepted that the log did not store.
 
 use std::sync::Arc;
 
+use serde_json::{Value, json};
 use whimbrel_model::ports::{AppendOutcome, Entry, LogError};
 use whimbrel_model::record::{HEADER_CONTENT_TYPE, HEADER_ID};
 use whimbrel_model::{HeadersBuilder, MessageBody, MessageId, PartitionId, Record, Timestamp};
@@ -73,6 +74,7 @@ impl AcceptError {
     }
 }
 
+/// Accepts one draft for one topic.
 pub(crate) async fn accept_one(
     api: &Arc<ApiState>,
     topic: &str,
@@ -80,26 +82,8 @@ pub(crate) async fn accept_one(
     draft: Draft,
     load: LoadGuard,
 ) -> Result<AcceptedMessage, ApiProblem> {
-    if draft.own_id.is_some() {
-        let mut outcome = accept_many(api, topic, owner, vec![draft], load).await.map_err(|refusal| refusal.problem)?;
-        return outcome.pop().unwrap_or_else(|| Err(no_answer().into()));
-    }
-    let pass = api.registry.enter(topic, placement_of(std::slice::from_ref(&draft))).await?;
-    let now = api.ports.clock.now();
-    let mut headers = HeadersBuilder::with_capacity(HEADER_BYTES_TYPICAL + draft.headers.encoded().len());
-    let (pending, entry) = prepare_append(api, &pass, draft, &mut headers, now)?;
-    let log = Arc::clone(&api.ports.log);
-    let (outcome, pass) = CancelSafe::new(async move {
-        let outcome = pass.acknowledged(log.append(vec![entry]).await);
-        drop(load);
-        (outcome, pass)
-    })
-    .await;
-    let outcome = outcome.into_iter().next().unwrap_or_else(|| Err(no_answer()));
-    let mut counts = AcceptCounts::of(api, &pass);
-    let accepted = pending.accepted(outcome, topic, &mut counts);
-    counts.count(api, now);
-    accepted
+    let accepted = accept_many(api, topic, owner, vec![draft], load).await;
+    accepted.map_err(|refusal| refusal.problem)?.pop().unwrap_or_else(|| Err(no_answer().into()))
 }
 
 /// Accepts many drafts for one topic, each with its own outcome. If one is invalid, it accepts none.
@@ -124,7 +108,8 @@ pub(crate) async fn accept_many(
     let now = api.ports.clock.now();
     let mut pending_appends = Vec::with_capacity(drafts.len());
     let mut entries = Vec::with_capacity(drafts.len());
-    let mut headers = HeadersBuilder::with_capacity(drafts.len() * HEADER_BYTES_TYPICAL);
+    let own_headers: usize = drafts.iter().map(|draft| draft.headers.encoded().len()).sum();
+    let mut headers = HeadersBuilder::with_capacity(drafts.len() * HEADER_BYTES_TYPICAL + own_headers);
     for (index, draft) in drafts.into_iter().enumerate() {
         let (pending, entry) = prepare_append(api, &pass, draft, &mut headers, now)
             .map_err(|problem| AcceptError { index: Some(index), problem })?;
@@ -278,6 +263,27 @@ impl<'a> AcceptCounts<'a> {
             metrics.held_messages.increment(self.held as u64);
         }
     }
+}
+
+/// The problem for a request of which only some parts were stored. If all parts failed with the same code, that problem is the answer.
+/// `detail` gets the number of stored parts and of all parts.
+pub(super) fn partly_appended<T>(
+    outcomes: Vec<Result<T, ApiProblem>>,
+    shown: impl Fn(T) -> Value,
+    detail: impl FnOnce(usize, usize) -> String,
+) -> ApiProblem {
+    if let Some(Err(first)) = outcomes.first()
+        && outcomes.iter().all(|outcome| outcome.as_ref().is_err_and(|other| other.code() == first.code()))
+    {
+        return first.clone();
+    }
+    let detail = detail(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), outcomes.len());
+    let one = |outcome| match outcome {
+        Ok(accepted) => shown(accepted),
+        Err(problem) => json!({ "error": ApiProblem::to_json(&problem) }),
+    };
+    let messages: Vec<Value> = outcomes.into_iter().map(one).collect();
+    ApiProblem::new(Code::PartlyAppended, detail).with("messages", messages)
 }
 
 /// The problem for a failed append. A missing partition means that the topic was deleted meanwhile.

@@ -10,9 +10,8 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, StatusCode};
-use serde_json::Value;
 
-use super::accept::{AcceptError, AcceptedMessage, accept_many};
+use super::accept::{AcceptError, AcceptedMessage, accept_many, partly_appended};
 use super::answer::{ANSWER_BYTES_TYPICAL, held_until_taken, json_response, write_answer};
 use super::api_state::ApiState;
 use super::attributes::{check_user_topic, topic_in_path};
@@ -209,26 +208,14 @@ fn answer(outcomes: Vec<Result<AcceptedMessage, ApiProblem>>, topic: &str, load:
     Ok(json_response(StatusCode::OK, held_until_taken(json, Arc::new(load))))
 }
 
-/// The answer if some messages failed. If all failed with the same code, that problem is the answer.
+/// The answer if some messages failed.
 fn partly(outcomes: Vec<Result<AcceptedMessage, ApiProblem>>, topic: &str) -> ApiProblem {
-    let (total, taken) = (outcomes.len(), outcomes.iter().filter(|outcome| outcome.is_ok()).count());
-    let mut reasons = outcomes.iter().flat_map(|outcome| outcome.as_ref().err());
-    if let Some(first) = reasons.next().filter(|_| taken == 0)
-        && reasons.all(|other| other.code() == first.code())
-    {
-        return first.clone();
-    }
-    let messages: Vec<Value> = outcomes
-        .into_iter()
-        .map(|outcome| match outcome {
-            Ok(accepted) => {
-                let mut json = Vec::with_capacity(ANSWER_BYTES_TYPICAL + topic.len());
-                write_answer(&mut json, &accepted, topic);
-                serde_json::from_slice(&json).expect("an answer is JSON")
-            }
-            Err(problem) => serde_json::json!({ "error": problem.to_json() }),
-        })
-        .collect();
-    let detail = format!("{taken} of {total} messages were appended; `messages` lists the result of each");
-    ApiProblem::new(Code::PartlyAppended, detail).with("messages", messages)
+    let shown = |accepted: AcceptedMessage| {
+        let mut json = Vec::with_capacity(ANSWER_BYTES_TYPICAL + topic.len());
+        write_answer(&mut json, &accepted, topic);
+        serde_json::from_slice(&json).expect("an answer is JSON")
+    };
+    partly_appended(outcomes, shown, |taken, total| {
+        format!("{taken} of {total} messages were appended; `messages` lists the result of each")
+    })
 }

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use whimbrel_model::Timestamp;
 use whimbrel_model::push::PUSH_TOPIC;
 
-use super::super::accept::{AcceptError, AcceptedMessage, AcceptedState, accept_many};
+use super::super::accept::{AcceptError, AcceptedMessage, AcceptedState, accept_many, partly_appended};
 use super::super::api_state::ApiState;
 use super::super::load::LoadGuard;
-use super::super::problem::{ApiProblem, Code};
+use super::super::problem::ApiProblem;
 use super::push_entry::{PushSize, Pushes};
 
 /// A push that the log has stored.
@@ -100,43 +100,19 @@ fn due_of(accepted: &AcceptedMessage) -> Option<Timestamp> {
 
 /// The problem for a push that only some partitions have stored.
 fn partly_of_one(outcomes: Vec<Result<AcceptedMessage, ApiProblem>>) -> ApiProblem {
-    let (total, taken) = (outcomes.len(), outcomes.iter().filter(|outcome| outcome.is_ok()).count());
-    if let Some(reason) = one_reason(&outcomes) {
-        return reason;
-    }
-    let messages: Vec<Value> = outcomes
-        .into_iter()
-        .map(|outcome| match outcome {
-            Ok(accepted) => json!({ "id": accepted.id.to_text() }),
-            Err(problem) => json!({ "error": problem.to_json() }),
-        })
-        .collect();
-    let detail = format!("{taken} of {total} partitions stored the push; repeat it under its id for the others");
-    ApiProblem::new(Code::PartlyAppended, detail).with("messages", messages)
+    let shown = |accepted: AcceptedMessage| json!({ "id": accepted.id.to_text() });
+    partly_appended(outcomes, shown, |taken, total| {
+        format!("{taken} of {total} partitions stored the push; repeat it under its id for the others")
+    })
 }
 
-/// The answer if some pushes of a batch failed. If all failed with the same code, that problem is the answer.
+/// The answer if some pushes of a batch failed.
 pub(super) fn partly(outcomes: Vec<Result<StoredPush, ApiProblem>>) -> ApiProblem {
-    let (total, taken) = (outcomes.len(), outcomes.iter().filter(|outcome| outcome.is_ok()).count());
-    if let Some(reason) = one_reason(&outcomes) {
-        return reason;
-    }
-    let messages: Vec<Value> = outcomes
-        .into_iter()
-        .map(|outcome| match outcome {
-            Ok(pushed) => pushed.to_json(),
-            Err(problem) => json!({ "error": problem.to_json() }),
-        })
-        .collect();
-    let detail = format!("{taken} of {total} pushes were appended; `messages` lists the result of each");
-    ApiProblem::new(Code::PartlyAppended, detail).with("messages", messages)
-}
-
-/// The common problem, if everything failed with the same code.
-fn one_reason<T>(outcomes: &[Result<T, ApiProblem>]) -> Option<ApiProblem> {
-    let first = outcomes.first()?.as_ref().err()?;
-    let is_same = |outcome: &Result<T, ApiProblem>| outcome.as_ref().is_err_and(|other| other.code() == first.code());
-    outcomes.iter().all(is_same).then(|| first.clone())
+    partly_appended(
+        outcomes,
+        |pushed| pushed.to_json(),
+        |taken, total| format!("{taken} of {total} pushes were appended; `messages` lists the result of each"),
+    )
 }
 
 #[cfg(test)]
