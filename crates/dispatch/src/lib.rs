@@ -5,16 +5,27 @@
 //! runs the subscriptions of the shards that this node owns. Each subscription stays on one thread, so that its calls need no
 //! synchronization.
 
+pub mod attempt_history;
 pub mod breaker;
 pub mod call_verdict;
+mod catalogue_changes;
 pub mod concurrency_limit;
 pub mod delivery_line;
+pub mod endpoint_health;
+pub mod incidents;
+pub mod line_set;
 pub mod message_filter;
 pub mod outbound_message;
+pub mod pending_appends;
 pub mod progress_format;
+pub mod redriven_letters;
+pub mod retry_hold_count;
 pub mod retry_schedule;
 mod runner;
+pub mod runner_clock;
+pub mod saved_rows;
 pub mod settings;
+pub mod source_topics;
 mod subscription_metrics;
 pub mod throttle;
 pub mod window;

@@ -3,21 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use whimbrel_model::ports::{AfterFailure, AttemptOutcome, AttemptRecord, Call, CallReport, LastError};
+use whimbrel_model::ports::{AfterFailure, AttemptOutcome, AttemptRecord, Call, CallReport};
 use whimbrel_model::subscription::{Envelope, Mode};
 use whimbrel_model::{EVENTS_TOPIC, Event, Record, Timestamp};
 
-use super::settlement::{DeathReason, DeliveryRef};
 use super::{RETRY_AFTER, SubscriptionRunner};
 use crate::call_verdict::{CallVerdict, DeliveryFailure, classify_response};
-use crate::delivery_line::{AfterAttempt, DeliveryLine};
+use crate::delivery_line::AfterAttempt;
+use crate::line_set::DeliveryRef;
 use crate::outbound_message::OutboundMessage;
+use crate::pending_appends::DeathReason;
+use crate::runner_clock::later;
 use crate::window::ReadyDelivery;
 
 /// The status of an endpoint that is permanently gone.
 const GONE: u16 = 410;
-/// How long the subscription pauses after a 429 without `Retry-After`.
-const HELD_OFF_DEFAULT: Duration = Duration::from_secs(1);
 
 /// A message that is in flight.
 pub(super) struct OutgoingMessage {
@@ -35,14 +35,14 @@ pub(super) struct CallDone {
 
 impl SubscriptionRunner {
     pub(super) fn start_calls(&mut self, now: Timestamp) {
-        if self.subscription.stored.spec.mode != Mode::Push || self.held_off.is_some_and(|until| until > now) {
+        if self.subscription.stored.spec.mode != Mode::Push {
             return;
         }
-        let mut in_flight: usize = self.lines.values().map(|line| line.window.in_flight()).sum();
-        while in_flight < self.concurrency.limit() as usize && self.breaker.lets_through(now) && self.rate_allows(now) {
+        let mut in_flight = self.lines.in_flight();
+        while self.health.lets_through(in_flight, now) {
             let Some(outgoing) = self.next_outgoing(now) else { return };
             in_flight += 1;
-            self.breaker.started();
+            self.health.started();
             self.start_call(outgoing);
         }
     }
@@ -52,7 +52,9 @@ impl SubscriptionRunner {
         let target = self.target(&message.topic);
         // The other envelopes contain the payload as text.
         let is_raw = target.envelope == Envelope::Binary && !target.secrets.is_empty();
-        self.unverifiable += u64::from(is_raw && std::str::from_utf8(&message.record.value).is_err());
+        if is_raw && std::str::from_utf8(&message.record.value).is_err() {
+            self.history.called_unverifiably();
+        }
         let call = Call {
             target,
             topic: Arc::clone(&message.topic),
@@ -65,40 +67,28 @@ impl SubscriptionRunner {
             rule: message.rule.clone(),
         };
         let callbacks = Arc::clone(&self.joined.callbacks);
-        self.calls.push(Box::pin(async move {
+        self.work.calls.push(Box::pin(async move {
             let called = callbacks.call(call).await;
             CallDone { outgoing, called }
         }));
     }
 
-    pub(super) fn rate_allows(&mut self, now: Timestamp) -> bool {
-        self.throttle.as_mut().is_none_or(|throttle| throttle.lets_through(now))
-    }
-
     /// The next message to send. Lines take turns.
     pub(super) fn next_outgoing(&mut self, now: Timestamp) -> Option<OutgoingMessage> {
         let in_place = self.subscription.stored.spec.retries_in_place();
-        let fresh = in_place || self.retry_holds < self.context.settings.retry_holds;
+        let fresh = in_place || !self.retry_holds.is_full();
         loop {
-            let next = |line: &mut DeliveryLine<Record>| {
-                line.window.next_delivery(now, fresh).map(|delivery| (line.number, delivery))
-            };
-            let after = self.lines.range_mut(self.last_line.saturating_add(1)..).find_map(|(_, line)| next(line));
-            let (number, delivery) =
-                after.or_else(|| self.lines.range_mut(..=self.last_line).find_map(|(_, line)| next(line)))?;
-            self.last_line = number;
+            let (number, delivery) = self.lines.next_delivery(now, fresh)?;
             if let Some(outgoing) = self.outgoing(number, delivery, now) {
-                if let Some(throttle) = &mut self.throttle {
-                    throttle.take();
-                }
+                self.health.took_one();
                 return Some(outgoing);
             }
         }
     }
 
     fn outgoing(&mut self, number: u32, delivery: ReadyDelivery<Record>, now: Timestamp) -> Option<OutgoingMessage> {
-        let source = self.sources.get(&delivery.partition.topic)?;
-        let line = self.lines.get_mut(&number)?;
+        let source = self.sources.get(delivery.partition.topic)?;
+        let line = self.lines.get_mut(number)?;
         let message = if source.is_retry {
             match OutboundMessage::from_origin_record(&delivery.body) {
                 Some((message, _)) => message,
@@ -129,22 +119,22 @@ impl SubscriptionRunner {
             CallVerdict::Success { status } => self.succeeded(outgoing, status, took, now),
             CallVerdict::Failure(failure) => self.failed(outgoing, failure, took, now),
             CallVerdict::Gone => {
-                self.breaker.not_tried(now);
+                self.health.not_tried(now);
                 // Until the catalogue has disabled the subscription, the pause bounds the rate of calls.
                 let until = later(now, RETRY_AFTER);
-                if let Some(line) = self.line_at(outgoing.out.line, outgoing.out.incarnation) {
+                if let Some(line) = self.lines.at(outgoing.out.line, outgoing.out.incarnation) {
                     line.not_tried(outgoing.out.ticket, until);
                     self.note_gone(&outgoing, took, until, now);
                 }
                 self.disable("the endpoint answered 410: it is gone".to_owned());
             }
             CallVerdict::NotTried { why } => {
-                self.breaker.not_tried(now);
+                self.health.not_tried(now);
                 let until = later(now, RETRY_AFTER);
-                if let Some(line) = self.line_at(outgoing.out.line, outgoing.out.incarnation) {
+                if let Some(line) = self.lines.at(outgoing.out.line, outgoing.out.incarnation) {
                     line.not_tried(outgoing.out.ticket, until);
                 }
-                self.last_error = Some(LastError { at_ms: now.as_millis(), status: None, reason: why });
+                self.history.set_last_error(now, None, why);
             }
         }
     }
@@ -153,26 +143,25 @@ impl SubscriptionRunner {
     fn note_gone(&mut self, outgoing: &OutgoingMessage, took: Duration, until: Timestamp, now: Timestamp) {
         let (status, reason) = (Some(GONE), format!("answered {GONE}"));
         self.metrics.failed.increment(1);
-        self.failed.add(now, 1);
-        self.last_error = Some(LastError { at_ms: now.as_millis(), status, reason: reason.clone() });
+        self.history.failed(now);
+        self.history.set_last_error(now, status, reason.clone());
         let (reason, answer, next) = (reason.into(), bytes::Bytes::new(), AfterFailure::RetryAt(until));
         self.note(outgoing, took, AttemptOutcome::Failed { status, reason, answer, next });
     }
 
     pub(super) fn succeeded(&mut self, outgoing: OutgoingMessage, status: u16, took: Duration, now: Timestamp) {
-        if self.breaker.succeeded() {
+        if self.health.succeeded() {
             let name = &self.subscription.name;
             let event = Event::new("breaker_closed", format!("the endpoint of `{name}` works again"));
             (self.context.events)(event.with("subscription", name));
         }
-        self.concurrency.succeeded();
         self.fails_no_more();
-        let Some(line) = self.line_at(outgoing.out.line, outgoing.out.incarnation) else { return };
+        let Some(line) = self.lines.at(outgoing.out.line, outgoing.out.incarnation) else { return };
         if line.succeeded(outgoing.out.ticket) == AfterAttempt::Stale {
             return;
         }
         self.metrics.delivered.increment(1);
-        self.delivered.add(now, 1);
+        self.history.delivered(now);
         let message = &outgoing.message;
         let delay_ms = (now.as_millis() - message.since.as_millis()).max(0) as u64;
         self.metrics.delay.record(delay_ms as f64 / 1e3);
@@ -194,13 +183,13 @@ impl SubscriptionRunner {
         self.note_health(&failure, now);
         let random = self.random();
         let own = outgoing.message.own_retry().cloned();
-        let Some(line) = self.line_at(outgoing.out.line, outgoing.out.incarnation) else { return };
+        let Some(line) = self.lines.at(outgoing.out.line, outgoing.out.incarnation) else { return };
         let next = line.failed(outgoing.out.ticket, outgoing.attempt, &failure, own.as_ref(), now, random);
         if next == AfterAttempt::Stale {
             return;
         }
         self.metrics.failed.increment(1);
-        self.failed.add(now, 1);
+        self.history.failed(now);
         let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let callback_us = (self.subscription.stored.spec.mode == Mode::Push).then_some(took_us);
         self.context.stats.failed(outgoing.message.place.topic, callback_us);
@@ -231,25 +220,13 @@ impl SubscriptionRunner {
     /// Applies a failure to the endpoint's health. If messages have their own callbacks or are pulled, there is no common endpoint:
     /// failures of one target are no evidence about others.
     fn note_health(&mut self, failure: &DeliveryFailure, now: Timestamp) {
-        self.last_error =
-            Some(LastError { at_ms: now.as_millis(), status: failure.status, reason: failure.reason.clone() });
+        self.history.set_last_error(now, failure.status, failure.reason.clone());
         let spec = &self.subscription.stored.spec;
         if spec.endpoint.as_ref().is_none_or(|endpoint| endpoint.url.is_none()) {
             return;
         }
         self.fails_since(now);
-        if failure.strain {
-            self.concurrency.strained(now);
-        }
-        if failure.throttled {
-            let wait =
-                failure.retry_after.unwrap_or(HELD_OFF_DEFAULT).min(whimbrel_model::subscription::RETRY_AFTER_MAX);
-            self.held_off = self.held_off.max(Some(later(now, wait)));
-        }
-        if !failure.endpoint {
-            // The endpoint answers and rejects only this message.
-            self.breaker.succeeded();
-        } else if self.breaker.failed(now) {
+        if self.health.failed(failure, now) {
             let name = &self.subscription.name;
             let detail = format!("the endpoint of `{name}` fails; calls to it are paused: {}", failure.reason);
             let event = Event::warning("breaker_opened", detail).with("subscription", name);
@@ -273,7 +250,7 @@ impl SubscriptionRunner {
     }
 
     pub(super) fn note(&mut self, outgoing: &OutgoingMessage, took: Duration, outcome: AttemptOutcome) {
-        self.notes.push(AttemptRecord {
+        self.history.record(AttemptRecord {
             subscription: self.subscription.number(),
             run: outgoing.message.run,
             partition: outgoing.message.place,
@@ -284,8 +261,4 @@ impl SubscriptionRunner {
             outcome,
         });
     }
-}
-
-pub(super) fn later(now: Timestamp, by: Duration) -> Timestamp {
-    Timestamp::from_millis(now.as_millis().saturating_add(by.as_millis() as i64))
 }

@@ -4,13 +4,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use roaring::RoaringTreemap;
-use tokio::sync::oneshot;
 use whimbrel_model::ports::{DeadLetter, DispatchError, DispatchReply, Entry, Log, ProgressError};
 use whimbrel_model::subscription::{MessageOrigin, dead_topic, retry_topic};
 use whimbrel_model::{PartitionId, StoredRecord};
 
 use super::progress_save::redriven_row;
-use super::{DispatchContext, SubscriptionRunner};
+use super::{DispatchContext, DispatchReplySender, SubscriptionRunner};
 use crate::outbound_message::OutboundMessage;
 use whimbrel_catalogue::subscriptions::Subscription;
 use whimbrel_model::log_walk::LogWalk;
@@ -19,16 +18,14 @@ use whimbrel_model::log_walk::LogWalk;
 const STEP_RECORDS: usize = 1000;
 const LISTED_MAX: usize = 1000;
 
-type DeadLettersReply = oneshot::Sender<Result<DispatchReply, DispatchError>>;
-
 impl SubscriptionRunner {
-    pub(super) fn tell_dead_letters(&mut self, from: u64, limit: usize, reply: DeadLettersReply) {
+    pub(super) fn tell_dead_letters(&mut self, from: u64, limit: usize, reply: DispatchReplySender) {
         let Some(topic) = self.context.registry.get(&dead_topic(&self.subscription.name)) else {
             let _ = reply.send(Ok(DispatchReply::DeadLetters { letters: Vec::new(), next: None }));
             return;
         };
-        let (log, redriven) = (Arc::clone(&self.context.log), self.redriven.clone());
-        self.background.push(Box::pin(async move {
+        let (log, redriven) = (Arc::clone(&self.context.log), self.redriven.offsets().clone());
+        self.work.background.push(Box::pin(async move {
             let listed = list(&*log, topic.partition(0), from, limit.clamp(1, LISTED_MAX), &redriven).await;
             let _ = reply.send(listed);
             let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(|_| {});
@@ -36,25 +33,23 @@ impl SubscriptionRunner {
         }));
     }
 
-    pub(super) fn redrive(&mut self, ids: Option<Vec<String>>, reply: DeadLettersReply) {
-        if std::mem::replace(&mut self.redriving, true) {
+    pub(super) fn redrive(&mut self, ids: Option<Vec<String>>, reply: DispatchReplySender) {
+        if !self.redriven.begin() {
             let why = "a redrive of this subscription is in progress".to_owned();
             let _ = reply.send(Err(DispatchError::Unavailable(why)));
             return;
         }
         let (context, subscription) = (Arc::clone(&self.context), Arc::clone(&self.subscription));
-        let (redriven, epoch) = (self.redriven.clone(), self.epoch);
-        self.background.push(Box::pin(async move {
+        let (redriven, epoch) = (self.redriven.offsets().clone(), self.epoch);
+        self.work.background.push(Box::pin(async move {
             let mut done = RoaringTreemap::new();
             let outcome = redrive(&context, &subscription, ids, &redriven, &mut done).await;
             // Saved before the answer: otherwise a dead letter could be redriven, and delivered, twice.
             let noted = note_redriven(&context, &subscription, epoch, redriven | &done).await;
             let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
-                runner.redriving = false;
-                runner.redriven |= done;
+                runner.redriven.end(done, noted.is_ok());
                 if let Err(error) = noted {
                     tracing::warn!(%error, subscription = %runner.subscription.name, "cannot save the redriven dead letters yet; retrying");
-                    runner.redriven_changed = true;
                 }
                 let _ = reply.send(outcome);
             });

@@ -4,22 +4,20 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::oneshot;
 use whimbrel_model::Timestamp;
 use whimbrel_model::ports::{DispatchError, DispatchReply, LeasedMessage};
 use whimbrel_model::subscription::{Mode, RetryPolicy};
 
-use super::SubscriptionRunner;
-use super::calls::{OutgoingMessage, later};
-use super::settlement::DeliveryRef;
+use super::calls::OutgoingMessage;
+use super::{DispatchReplySender, SubscriptionRunner};
 use crate::call_verdict::DeliveryFailure;
+use crate::line_set::DeliveryRef;
+use crate::runner_clock::later;
 
 const PULLS_WAITING_MAX: usize = 1000;
 pub(super) const PULL_MESSAGES_MAX: usize = 1000;
 const PULL_WAIT_MAX: Duration = Duration::from_secs(60);
 const LEASE_MAX: Duration = Duration::from_secs(12 * 3600);
-
-type PullReply = oneshot::Sender<Result<DispatchReply, DispatchError>>;
 
 /// The leased messages, and the waiting pulls.
 #[derive(Default)]
@@ -37,7 +35,7 @@ struct PullLease {
 struct WaitingPull {
     max: usize,
     until: Timestamp,
-    reply: PullReply,
+    reply: DispatchReplySender,
 }
 
 impl Leases {
@@ -54,7 +52,7 @@ impl Leases {
     }
 
     /// Drops the leases of lines that no longer exist.
-    pub fn forget_lines(&mut self, is_there: impl Fn(u32, u64) -> bool) {
+    pub fn forget_lines(&mut self, mut is_there: impl FnMut(u32, u64) -> bool) {
         self.out.retain(|_, lease| is_there(lease.outgoing.out.line, lease.outgoing.out.incarnation));
         self.ends.retain(|(_, id)| self.out.contains_key(id));
     }
@@ -84,7 +82,7 @@ fn wrong_mode() -> DispatchError {
 }
 
 impl SubscriptionRunner {
-    pub(super) fn pull(&mut self, max: usize, wait_ms: u64, reply: PullReply) {
+    pub(super) fn pull(&mut self, max: usize, wait_ms: u64, reply: DispatchReplySender) {
         if self.subscription.stored.spec.mode != Mode::Pull {
             let _ = reply.send(Err(wrong_mode()));
             return;
@@ -111,7 +109,7 @@ impl SubscriptionRunner {
                 continue;
             }
             let mut pulled = Vec::new();
-            while pulled.len() < pull.max && self.rate_allows(now) {
+            while pulled.len() < pull.max && self.health.rate_allows(now) {
                 let Some(outgoing) = self.next_outgoing(now) else { break };
                 pulled.push(self.lease(outgoing, now));
             }

@@ -7,10 +7,12 @@ use std::time::Duration;
 use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
 use whimbrel_model::{Event, PartitionId};
 
-use super::catalogue_sync::SourceTopic;
-use super::settlement::{DeathReason, DeliveryRef};
 use super::{RETRY_AFTER, SubscriptionRunner};
+use crate::incidents::StallReason;
+use crate::line_set::DeliveryRef;
 use crate::outbound_message::{OutboundMessage, RetryData};
+use crate::pending_appends::DeathReason;
+use crate::source_topics::SourceTopic;
 use crate::window::{DeliveryTicket, ReadMessage, ReadRequest};
 
 /// How long a read waits at the end of the log before it is repeated.
@@ -18,8 +20,6 @@ const READ_WAIT: Duration = Duration::from_secs(10);
 const READ_RECORDS: usize = 4096;
 /// The most messages lost to retention that become dead letters at once.
 const LOST_AT_ONCE: usize = 500;
-/// The most retries and dead letters that wait to be appended. Beyond that, reading pauses.
-const SETTLEMENTS_WAITING_MAX: usize = 10_000;
 /// The approximate memory of a message beside its bytes.
 const MESSAGE_BYTES: usize = 200;
 
@@ -32,16 +32,16 @@ pub(super) struct ReadDone {
 
 impl SubscriptionRunner {
     pub(super) fn start_reads(&mut self) {
-        if self.to_append.len() >= SETTLEMENTS_WAITING_MAX {
+        if self.pending.is_full() {
             return;
         }
-        for line in self.lines.values_mut() {
+        for line in self.lines.iter_mut() {
             while let Some(wanted) = line.window.next_read() {
                 let (number, incarnation) = (line.number, line.incarnation);
                 let (log, registry) = (Arc::clone(&self.context.log), Arc::clone(&self.context.registry));
                 let wait = if wanted.again { Duration::ZERO } else { READ_WAIT };
                 let limits = ReadLimits { max_records: READ_RECORDS, max_bytes: wanted.max_bytes, wait };
-                self.reads.push(Box::pin(async move {
+                self.work.reads.push(Box::pin(async move {
                     let outcome = log.read(wanted.partition, wanted.from, limits).await;
                     // The messages may be behind barriers that this node has not read yet.
                     registry.wait_for_barriers(wanted.partition.topic).await;
@@ -59,14 +59,13 @@ impl SubscriptionRunner {
 
     pub(super) fn was_read(&mut self, done: ReadDone) {
         let ReadDone { line, incarnation, wanted, outcome } = done;
-        if self.line_at(line, incarnation).is_none() {
+        if self.lines.at(line, incarnation).is_none() {
             return;
         }
         match outcome {
             Ok(batch) => {
-                if self.stalled == Some("log_unavailable") {
-                    self.set_stalled(None);
-                }
+                let event = self.incidents.end_stall(StallReason::LogUnavailable, &self.subscription.name);
+                self.publish(event);
                 self.take_batch(line, wanted, batch);
             }
             Err(LogError::Trimmed { first, .. }) => self.skip(line, wanted, 0..first, "left the log's retention"),
@@ -76,9 +75,11 @@ impl SubscriptionRunner {
             Err(error) => {
                 tracing::debug!(%error, partition = %wanted.partition, "a read for a subscription failed");
                 if matches!(error, LogError::Unavailable(_) | LogError::Poisoned(_)) {
-                    self.set_stalled(Some("log_unavailable"));
+                    let stalled = Some(StallReason::LogUnavailable);
+                    let event = self.incidents.set_stalled(stalled, &self.subscription.name);
+                    self.publish(event);
                 }
-                self.lines.get_mut(&line).expect("the line exists").window.end_read(wanted);
+                self.lines.get_mut(line).expect("the line exists").window.end_read(wanted);
             }
         }
     }
@@ -86,12 +87,12 @@ impl SubscriptionRunner {
     fn take_batch(&mut self, number: u32, wanted: ReadRequest, batch: ReadBatch) {
         // Growths are followed, and their partitions opened, before any message published after them is taken in.
         let is_followed = |source: &SourceTopic| {
-            self.context.registry.get(&source.topic).is_some_and(|topic| topic.version == source.version)
+            self.context.registry.get(&source.topic).is_some_and(|topic| self.sources.is_followed(&topic))
         };
-        if !self.sources.get(&wanted.partition.topic).is_some_and(is_followed) {
+        if !self.sources.get(wanted.partition.topic).is_some_and(is_followed) {
             self.follow_topics();
         }
-        let Some(source) = self.sources.get(&wanted.partition.topic) else { return };
+        let Some(source) = self.sources.get(wanted.partition.topic) else { return };
         let filter = self.filter_of(number);
         let is_retry = source.is_retry;
         let topic = Arc::clone(&source.topic);
@@ -110,9 +111,9 @@ impl SubscriptionRunner {
                 ReadMessage { offset: stored.offset, key, size: record.size() + MESSAGE_BYTES, body }
             })
             .collect();
-        self.retry_holds = self.retry_holds.saturating_sub(arrived_retries);
+        self.retry_holds.fired(arrived_retries);
         let now = self.now();
-        let line = self.lines.get_mut(&number).expect("the line exists");
+        let line = self.lines.get_mut(number).expect("the line exists");
         if wanted.again {
             let lost = line.window.take_again(wanted, arrivals, batch.next);
             self.bury_lost(number, wanted.partition, lost, "is no longer in the log");
@@ -133,7 +134,7 @@ impl SubscriptionRunner {
     /// Skips offsets that the log cannot return, and reports undelivered messages among them.
     fn skip(&mut self, number: u32, wanted: ReadRequest, gone: Range<u64>, what: &str) {
         let to = gone.end;
-        let line = self.lines.get_mut(&number).expect("the line exists");
+        let line = self.lines.get_mut(number).expect("the line exists");
         let before = line.window.read_to(wanted.partition).unwrap_or(to);
         line.window.end_read(wanted);
         // If there are more, the next read returns the same error.
@@ -157,11 +158,8 @@ impl SubscriptionRunner {
             return;
         }
         let now = self.now();
-        let Some(topic) = self.sources.get(&partition.topic).map(|source| Arc::clone(&source.topic)) else { return };
-        let (incarnation, run) = {
-            let line = &self.lines[&number];
-            (line.incarnation, line.run)
-        };
+        let Some(topic) = self.sources.get(partition.topic).map(|source| Arc::clone(&source.topic)) else { return };
+        let Some((incarnation, run)) = self.lines.get(number).map(|line| (line.incarnation, line.run)) else { return };
         let reason = format!("the message {what} before it was delivered");
         for (ticket, offset) in lost {
             let message = OutboundMessage::lost(&topic, partition, offset, run, now);

@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use tokio::sync::oneshot;
 use whimbrel_model::ports::{
-    AfterFailure, AttemptOutcome, AttemptRecord, DeliveryState, DispatchError, DispatchReply, DispatchRequest,
-    MessageDelivery, PartitionDelivery, ReadLimits, ReplayProgress, SubscriptionStatus,
+    AfterFailure, AttemptOutcome, AttemptRecord, DeliveryState, DispatchReply, DispatchRequest, MessageDelivery,
+    PartitionDelivery, ReadLimits, ReplayProgress, SubscriptionStatus,
 };
 use whimbrel_model::subscription::{dead_topic, start_in};
 use whimbrel_model::{PartitionId, Record, Timestamp};
 
-use super::{SubscriptionRequest, SubscriptionRunner};
+use super::{DispatchReplySender, SubscriptionRequest, SubscriptionRunner};
 use crate::delivery_line::DeliveryLine;
+use crate::line_set::CURSOR;
 use crate::window::WindowMessageState;
 
 impl SubscriptionRunner {
@@ -21,8 +23,8 @@ impl SubscriptionRunner {
             DispatchRequest::Status => return self.tell_status(reply),
             DispatchRequest::CaughtUp { version } if self.subscription.version < version => {
                 // Requests whose callers have left are dropped.
-                self.catching_up.retain(|(_, reply)| !reply.is_closed());
-                self.catching_up.push((version, reply));
+                self.changes.drop_waiting(oneshot::Sender::is_closed);
+                self.changes.wait(version, reply);
                 return;
             }
             DispatchRequest::CaughtUp { .. } => DispatchReply::CaughtUp,
@@ -39,11 +41,11 @@ impl SubscriptionRunner {
     }
 
     /// Answers with the status, after reading the ends of all partitions in the background.
-    fn tell_status(&mut self, reply: tokio::sync::oneshot::Sender<Result<DispatchReply, DispatchError>>) {
+    fn tell_status(&mut self, reply: DispatchReplySender) {
         let log = Arc::clone(&self.context.log);
-        let partitions = self.lines.get(&0).map(|line| line.window.partition_ids()).unwrap_or_default();
+        let partitions = self.lines.cursor().map(|line| line.window.partition_ids()).unwrap_or_default();
         let dead = self.context.registry.get(&dead_topic(&self.subscription.name)).map(|topic| topic.partition(0));
-        self.background.push(Box::pin(async move {
+        self.work.background.push(Box::pin(async move {
             let bounds = join_all(partitions.iter().map(|partition| log.bounds(*partition))).await;
             let ends: Vec<(PartitionId, Option<u64>)> =
                 partitions.into_iter().zip(bounds).map(|(id, bounds)| (id, bounds.ok().map(|b| b.next))).collect();
@@ -61,33 +63,32 @@ impl SubscriptionRunner {
 
     fn status(&mut self, ends: &[(PartitionId, Option<u64>)], dead: u64) -> SubscriptionStatus {
         let now = self.now();
+        let (parked_keys, parked_messages) = self.lines.parked();
+        let (delivered_rate, failed_rate) = self.history.rates(now);
         let mut status = SubscriptionStatus {
-            in_flight: self.lines.values().map(|line| line.window.in_flight() as u64).sum(),
+            in_flight: self.lines.in_flight() as u64,
             next_try_ms: self.next_try(now).map(Timestamp::as_millis),
-            retry_holds: self.retry_holds,
-            dead_letters: dead.saturating_sub(self.redriven.len()),
-            delivered_rate: self.delivered.per_second(now, 60),
-            failed_rate: self.failed.per_second(now, 60),
-            concurrency: self.concurrency.limit(),
-            breaker: self.breaker.word().to_owned(),
-            stalled: self.stalled.map(str::to_owned),
-            last_error: self.last_error.clone(),
-            prefetched_bytes: self.lines.values().map(|line| line.window.body_bytes() as u64).sum(),
-            unverifiable: self.unverifiable,
+            retry_holds: self.retry_holds.count(),
+            dead_letters: dead.saturating_sub(self.redriven.offsets().len()),
+            delivered_rate,
+            failed_rate,
+            concurrency: self.health.concurrency(),
+            breaker: self.health.breaker().to_owned(),
+            stalled: self.incidents.stalled().map(|reason| reason.word().to_owned()),
+            last_error: self.history.last_error().cloned(),
+            prefetched_bytes: self.lines.body_bytes() as u64,
+            unverifiable: self.history.unverifiable(),
+            parked_keys,
+            parked_messages,
             ..SubscriptionStatus::default()
         };
-        for line in self.lines.values() {
-            let (keys, messages) = line.window.parked();
-            status.parked_keys += keys;
-            status.parked_messages += messages;
-            if line.number != 0 {
-                let ids = line.window.partition_ids();
-                let left = ids.iter().map(|id| line.window.left(*id)).sum();
-                let done = ids.iter().map(|id| self.replayed(line, *id)).sum();
-                status.replays.push(ReplayProgress { run: line.run, done, left });
-            }
+        for line in self.lines.iter().filter(|line| line.number != CURSOR) {
+            let ids = line.window.partition_ids();
+            let left = ids.iter().map(|id| line.window.left(*id)).sum();
+            let done = ids.iter().map(|id| self.replayed(line, *id)).sum();
+            status.replays.push(ReplayProgress { run: line.run, done, left });
         }
-        let Some(cursor) = self.lines.get(&0) else { return status };
+        let Some(cursor) = self.lines.cursor() else { return status };
         for (id, end) in ends {
             let (Some(watermark), Some(read_to)) = (cursor.window.watermark(*id), cursor.window.read_to(*id)) else {
                 continue;
@@ -95,7 +96,7 @@ impl SubscriptionRunner {
             let unfinished = cursor.window.unfinished(*id);
             let end = end.unwrap_or(read_to);
             status.lag += unfinished + end.saturating_sub(read_to);
-            let topic = self.sources.get(&id.topic).map(|source| source.topic.to_string()).unwrap_or_default();
+            let topic = self.sources.get(id.topic).map(|source| source.topic.to_string()).unwrap_or_default();
             status.partitions.push(PartitionDelivery {
                 topic,
                 partition: id.index,
@@ -113,32 +114,25 @@ impl SubscriptionRunner {
         if !self.subscription.stored.is_active() {
             return None;
         }
-        let barred_until = self.breaker.next_time().max(self.held_off).filter(|until| *until > now);
-        let is_ready = self.lines.values_mut().any(|line| line.window.has_ready(now, true));
-        let parked_until = self.lines.values().filter_map(|line| line.window.next_time()).min();
-        next_try(is_ready, parked_until, barred_until)
+        let barred_until = self.health.barred_until().filter(|until| *until > now);
+        next_try(self.lines.has_ready(now), self.lines.next_time(), barred_until)
     }
 
     /// The number of offsets of a partition that a replay has done.
     fn replayed(&self, line: &DeliveryLine<Record>, id: PartitionId) -> u64 {
         let replay = self.subscription.stored.replays.iter().find(|replay| replay.run == line.number);
-        let (Some(replay), Some(source)) = (replay, self.sources.get(&id.topic)) else { return 0 };
+        let (Some(replay), Some(source)) = (replay, self.sources.get(id.topic)) else { return 0 };
         let from = start_in(&replay.from, &source.topic, id.topic, id.index);
         let read = line.window.read_to(id).unwrap_or(from).saturating_sub(from);
         read.saturating_sub(line.window.unfinished(id))
     }
 
     /// Answers with the delivery state of a message: from the window, or from recorded attempts if the window has finished it.
-    fn tell_message(
-        &mut self,
-        partition: PartitionId,
-        offset: u64,
-        reply: tokio::sync::oneshot::Sender<Result<DispatchReply, DispatchError>>,
-    ) {
-        self.flush_notes();
+    fn tell_message(&mut self, partition: PartitionId, offset: u64, reply: DispatchReplySender) {
+        self.record_attempts();
         let (notebook, log) = (Arc::clone(&self.context.notebook), Arc::clone(&self.context.log));
         let number = self.subscription.number();
-        self.background.push(Box::pin(async move {
+        self.work.background.push(Box::pin(async move {
             let attempts = notebook.attempts(number, partition, offset).await;
             let limits = ReadLimits { max_records: 1, max_bytes: 1, wait: std::time::Duration::ZERO };
             let read = log.read(partition, offset, limits).await.ok();
@@ -159,8 +153,8 @@ impl SubscriptionRunner {
         attempts: &[AttemptRecord],
         record: Option<&Record>,
     ) -> DeliveryState {
-        let Some(cursor) = self.lines.get(&0) else { return DeliveryState::Waiting };
-        let Some(source) = self.sources.get(&partition.topic) else { return DeliveryState::NotForIt };
+        let Some(cursor) = self.lines.cursor() else { return DeliveryState::Waiting };
+        let Some(source) = self.sources.get(partition.topic) else { return DeliveryState::NotForIt };
         match cursor.window.message_state(partition, offset) {
             WindowMessageState::Ahead | WindowMessageState::Waiting => return DeliveryState::Waiting,
             WindowMessageState::InFlight => return DeliveryState::InFlight,
@@ -175,7 +169,7 @@ impl SubscriptionRunner {
             None => {
                 let stored = &self.subscription.stored;
                 let is_before = offset < stored.start_of(&source.topic, partition.topic, partition.index);
-                let is_left_out = record.is_some_and(|record| !self.filter_of(0).takes(&source.topic, record));
+                let is_left_out = record.is_some_and(|record| !self.filter_of(CURSOR).takes(&source.topic, record));
                 if is_before || is_left_out { DeliveryState::NotForIt } else { DeliveryState::Delivered }
             }
         }

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use whimbrel_model::ports::{
@@ -18,12 +18,11 @@ use whimbrel_model::subscription::{DerivedId, MessageOrigin, RETRY_AFTER_MAX, Re
 use whimbrel_model::{Clock, PartitionId, Timestamp, TopicNumber};
 
 use super::SubscriptionRunner;
-use super::calls::later;
 use crate::delivery_line::LineRules;
 use crate::outbound_message::{RETRY_PURPOSE, RetryData};
+use crate::retry_hold_count::COUNT_EVERY;
+use crate::runner_clock::later;
 
-/// The interval between two counts of the retries that wait as holds, and the pause after a failed check.
-const COUNT_EVERY: Duration = Duration::from_secs(15);
 /// The width of a count's buckets: so wide that an answer has one bucket or a few.
 const ONE_BUCKET: Duration = Duration::from_secs(366 * 86_400);
 /// The maximum number of holds that one step checks and reschedules.
@@ -34,15 +33,13 @@ const READ: ReadLimits = ReadLimits { max_records: 256, max_bytes: 256 << 10, wa
 impl SubscriptionRunner {
     /// Counts the retries that wait as holds every [`COUNT_EVERY`]. The incremental count between them drifts when holds are withdrawn.
     pub(super) fn count_retry_holds(&mut self) {
-        if self.subscription.stored.spec.retries_in_place()
-            || self.counted_at.is_some_and(|at| at.elapsed() < COUNT_EVERY)
-        {
+        if self.subscription.stored.spec.retries_in_place() || !self.retry_holds.is_count_due(self.clock.steady()) {
             return;
         }
-        let Some(topic) = self.retry_source() else { return };
-        self.counted_at = Some(Instant::now());
+        let Some((topic, _)) = self.sources.retry() else { return };
+        self.retry_holds.count_began(self.clock.steady());
         let holds = Arc::clone(&self.joined.holds);
-        self.background.push(Box::pin(async move {
+        self.work.background.push(Box::pin(async move {
             let mut counted = Some(0);
             for shard in 0..holds.shards() {
                 let count = count(&*holds, shard, topic, None).await.ok();
@@ -50,7 +47,7 @@ impl SubscriptionRunner {
             }
             let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
                 if let Some(counted) = counted {
-                    runner.retry_holds = counted;
+                    runner.retry_holds.counted(counted);
                 }
             });
             after
@@ -59,15 +56,14 @@ impl SubscriptionRunner {
 
     /// Reschedules retries that are due too late because the clock was ahead when they were made.
     pub(super) fn check_retry_holds(&mut self) {
-        if self.subscription.stored.spec.retries_in_place() || self.retry_check_at.is_none_or(|at| Instant::now() < at)
-        {
+        if self.subscription.stored.spec.retries_in_place() || !self.retry_holds.is_check_due(self.clock.steady()) {
             return;
         }
-        let (Some(topic), Some(line)) = (self.retry_source(), self.lines.get(&0)) else { return };
-        self.retry_check_at = None;
+        let (Some((topic, _)), Some(line)) = (self.sources.retry(), self.lines.cursor()) else { return };
+        self.retry_holds.check_began();
         let (context, holds) = (Arc::clone(&self.context), Arc::clone(&self.joined.holds));
         let rules = line.rules.clone();
-        self.background.push(Box::pin(async move {
+        self.work.background.push(Box::pin(async move {
             let check =
                 RetryHoldCheck { holds: &*holds, log: &*context.log, clock: &*context.clock, rules: &rules, topic };
             let outcome = check.run().await;
@@ -82,7 +78,7 @@ impl SubscriptionRunner {
                     ),
                     Err(why) => {
                         tracing::debug!(why, subscription = %name, "cannot check the due times of retries; retrying");
-                        runner.retry_check_at = Some(Instant::now() + COUNT_EVERY);
+                        runner.retry_holds.check_at(runner.clock.steady() + COUNT_EVERY);
                     }
                 }
             });
