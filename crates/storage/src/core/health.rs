@@ -41,14 +41,9 @@ pub enum LogEvent {
 /// The receiver of events. It must not block.
 pub type OnEvent = Box<dyn Fn(LogEvent) + Send + Sync>;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum RejectReason {
-    Full(String),
-    Poisoned(String),
-}
-
 pub(super) struct LogHealth {
-    refusal: Mutex<Option<RejectReason>>,
+    /// The error of all appends: `Poisoned` is permanent, `DiskFull` is temporary.
+    refusal: Mutex<Option<AppendError>>,
     /// The delay of writes was reported.
     delay_reported: AtomicBool,
     /// Reported damage. A reader that meets it again does not report it again.
@@ -71,16 +66,13 @@ impl LogHealth {
 
     /// The reason why the log rejects appends now.
     pub fn refusal(&self) -> Option<AppendError> {
-        lock(&self.refusal).as_ref().map(|refusal| match refusal {
-            RejectReason::Full(why) => AppendError::DiskFull(why.clone()),
-            RejectReason::Poisoned(why) => AppendError::Poisoned(why.clone()),
-        })
+        lock(&self.refusal).clone()
     }
 
     /// Closes the log for writing, permanently: after a failed sync the contents of the disk are unknown.
     pub fn poison(&self, what: &str, error: &io::Error) -> String {
         let why = format!("{what} failed: {error}; restart to recover");
-        *lock(&self.refusal) = Some(RejectReason::Poisoned(why.clone()));
+        *lock(&self.refusal) = Some(AppendError::Poisoned(why.clone()));
         (self.on_event)(LogEvent::Poisoned(why.clone()));
         why
     }
@@ -102,7 +94,7 @@ impl LogHealth {
     pub fn set_full(&self, why: String) {
         let mut refusal = lock(&self.refusal);
         if refusal.is_none() {
-            *refusal = Some(RejectReason::Full(why.clone()));
+            *refusal = Some(AppendError::DiskFull(why.clone()));
             drop(refusal);
             (self.on_event)(LogEvent::DiskFull(why));
         }
@@ -110,7 +102,7 @@ impl LogHealth {
 
     pub fn clear_full(&self) {
         let mut refusal = lock(&self.refusal);
-        if matches!(*refusal, Some(RejectReason::Full(_))) {
+        if matches!(*refusal, Some(AppendError::DiskFull(_))) {
             *refusal = None;
             drop(refusal);
             (self.on_event)(LogEvent::DiskHasRoom);
