@@ -126,37 +126,10 @@ pub struct Engines {
     loss_watches: Vec<JoinHandle<()>>,
 }
 
-#[derive(Clone)]
 enum OpenedLog {
     Embedded(EmbeddedLog),
     #[cfg(feature = "kafka")]
     Kafka(Arc<crate::kafka::KafkaLog>),
-}
-
-impl OpenedLog {
-    fn port(&self) -> Arc<dyn Log> {
-        match self.clone() {
-            Self::Embedded(log) => Arc::new(log),
-            #[cfg(feature = "kafka")]
-            Self::Kafka(log) => log,
-        }
-    }
-
-    fn topics(&self) -> Arc<dyn LogTopics> {
-        match self.clone() {
-            Self::Embedded(log) => Arc::new(log),
-            #[cfg(feature = "kafka")]
-            Self::Kafka(log) => log,
-        }
-    }
-
-    fn list_partitions(&self) -> ListPartitions {
-        match self.clone() {
-            Self::Embedded(log) => Box::new(move || log.partitions()),
-            #[cfg(feature = "kafka")]
-            Self::Kafka(log) => Box::new(move || log.partitions()),
-        }
-    }
 }
 
 impl Engines {
@@ -196,15 +169,13 @@ pub async fn resolve(
         #[cfg(feature = "kafka")]
         LogEngine::Kafka(log) => open_kafka(log, settings.coordination, &folder, &events).await?,
     };
-    let LogAndCatalogue { log: opened, catalogue, coordination, description } = opened;
-    let log = opened.port();
     Ok(Engines {
-        receipts: state.receipts(Arc::clone(&log), opened.list_partitions())?,
-        log,
-        log_topics: opened.topics(),
-        loss_watches: state.watch_losses(&catalogue, &events),
-        catalogue,
-        coordination,
+        receipts: state.receipts(Arc::clone(&opened.log), opened.list_partitions)?,
+        log: opened.log,
+        log_topics: opened.topics,
+        loss_watches: state.watch_losses(&opened.catalogue, &events),
+        catalogue: opened.catalogue,
+        coordination: opened.coordination,
         timers,
         progress,
         inbox,
@@ -212,15 +183,18 @@ pub async fn resolve(
         devices,
         notebook,
         store_health,
-        description: state.described(description),
-        opened,
+        description: state.described(opened.description),
+        opened: opened.engine,
         _folder: folder,
     })
 }
 
 /// The log with the catalogue of its topics.
 struct LogAndCatalogue {
-    log: OpenedLog,
+    engine: OpenedLog,
+    log: Arc<dyn Log>,
+    topics: Arc<dyn LogTopics>,
+    list_partitions: ListPartitions,
     catalogue: Arc<dyn Catalogue>,
     coordination: Arc<dyn Coordination>,
     description: String,
@@ -246,7 +220,15 @@ fn open_embedded(
         return Err(OpenError::CatalogueMissing(catalogue.path().to_owned()).into());
     }
     let coordination = Arc::new(InProcessCoordination::of_folder(&catalogue));
-    Ok(LogAndCatalogue { log: OpenedLog::Embedded(log), catalogue, coordination, description: describe(&recovered) })
+    Ok(LogAndCatalogue {
+        engine: OpenedLog::Embedded(log.clone()),
+        log: Arc::new(log.clone()),
+        topics: Arc::new(log.clone()),
+        list_partitions: Box::new(move || log.partitions()),
+        catalogue,
+        coordination,
+        description: describe(&recovered),
+    })
 }
 
 #[cfg(feature = "kafka")]
@@ -259,7 +241,15 @@ async fn open_kafka(
     let description = format!("kafka at {}", settings.bootstrap);
     let (catalogue, coordination) = open_coordination(coordination, folder, events).await?;
     let log = crate::kafka::KafkaLog::connect(settings, Arc::clone(events)).await?;
-    Ok(LogAndCatalogue { log: OpenedLog::Kafka(log), catalogue, coordination, description })
+    Ok(LogAndCatalogue {
+        engine: OpenedLog::Kafka(log.clone()),
+        log: log.clone(),
+        topics: log.clone(),
+        list_partitions: Box::new(move || log.partitions()),
+        catalogue,
+        coordination,
+        description,
+    })
 }
 
 fn open_catalogue(folder: &Arc<DataFolder>, events: &EventSink) -> Result<Arc<FileCatalogue>, EngineError> {

@@ -99,21 +99,21 @@ struct DispatchRound {
     /// A topic with a partition whose leader is unknown.
     needs_leader: Option<String>,
     needs_identity: bool,
+    /// The partitions that can send later.
+    waiting: VecDeque<PartitionId>,
 }
 
 impl DispatchRound {
     fn at(now: Instant) -> Self {
-        Self { now, wake_at: None, requests: HashMap::new(), needs_leader: None, needs_identity: false }
+        let (requests, waiting) = (HashMap::new(), VecDeque::new());
+        Self { now, wake_at: None, requests, needs_leader: None, needs_identity: false, waiting }
     }
-}
 
-/// What a partition does after its turn in a dispatch.
-enum PartitionTurn {
-    /// Its batch is in the round, or it has nothing to send.
-    Over,
-    /// Until a request ends.
-    Waits,
-    WaitsUntil(Instant),
+    /// Keeps a partition for the next dispatch: at this time, or when a request ends.
+    fn wait(&mut self, partition: PartitionId, until: Option<Instant>) {
+        self.wake_at = [self.wake_at, until].into_iter().flatten().min();
+        self.waiting.push_back(partition);
+    }
 }
 
 impl AppendSender {
@@ -191,14 +191,9 @@ impl AppendSender {
     fn dispatch(&mut self, shared: &Arc<AppendShared>) -> Option<Instant> {
         let mut round = DispatchRound::at(Instant::now());
         for partition in std::mem::take(&mut self.sendable) {
-            let until = match self.take_turn(partition, &mut round, shared) {
-                PartitionTurn::Over => continue,
-                PartitionTurn::Waits => None,
-                PartitionTurn::WaitsUntil(at) => Some(at),
-            };
-            round.wake_at = [round.wake_at, until].into_iter().flatten().min();
-            self.sendable.push_back(partition);
+            self.take_turn(partition, &mut round, shared);
         }
+        self.sendable = round.waiting;
         for (target, (_, batches)) in round.requests {
             if !batches.is_empty() {
                 *self.requests.entry(target).or_default() += 1;
@@ -222,38 +217,33 @@ impl AppendSender {
     }
 
     /// Adds the next batch of a partition to the round if it can be sent now.
-    fn take_turn(
-        &mut self,
-        partition: PartitionId,
-        round: &mut DispatchRound,
-        shared: &Arc<AppendShared>,
-    ) -> PartitionTurn {
+    fn take_turn(&mut self, partition: PartitionId, round: &mut DispatchRound, shared: &Arc<AppendShared>) {
         let (now, retry_at) = (round.now, round.now + RETRY_PAUSE);
-        let Some(sender) = self.partitions.get_mut(&partition) else { return PartitionTurn::Over };
+        let Some(sender) = self.partitions.get_mut(&partition) else { return };
         sender.expire(now, shared);
         if let Some(not_before) = sender.not_before.filter(|at| *at > now) {
-            return PartitionTurn::WaitsUntil(not_before);
+            return round.wait(partition, Some(not_before));
         }
         let Some(topic) = sender.topic() else {
             sender.is_sendable = false;
-            return PartitionTurn::Over;
+            return;
         };
         if sender.again.is_empty()
             && let Some(at) = sender.lingers_until(self.settings.linger).filter(|at| *at > now)
         {
-            return PartitionTurn::WaitsUntil(at);
+            return round.wait(partition, Some(at));
         }
         let Some(leader) = self.cluster.leader(topic.name(), partition.index) else {
             round.needs_leader = Some(topic.name().to_owned());
             sender.not_before = Some(retry_at);
-            return PartitionTurn::WaitsUntil(retry_at);
+            return round.wait(partition, Some(retry_at));
         };
         let target =
             ProduceTarget { broker: leader, is_repeat: sender.again.front().is_some_and(|batch| batch.is_repeat) };
         let (bytes, batches) = round.requests.entry(target).or_default();
         let under_way = self.requests.get(&target).copied().unwrap_or(0);
         if under_way >= REQUESTS_PER_BROKER || *bytes >= REQUEST_BYTES_MAX {
-            return PartitionTurn::Waits;
+            return round.wait(partition, None);
         }
         if sender.identity.is_none() {
             sender.identity = self.identities.newer_than(sender.expired_producer_number);
@@ -262,14 +252,15 @@ impl AppendSender {
         let Some(identity) = sender.identity else {
             round.needs_identity = true;
             sender.last_error = self.identities.error.clone().or(sender.last_error.take());
-            return PartitionTurn::WaitsUntil(retry_at);
+            return round.wait(partition, Some(retry_at));
         };
         // If no batch could be encoded, the next dispatch finds the queue empty.
-        let Some(batch) = sender.take(identity, &self.settings, shared) else { return PartitionTurn::WaitsUntil(now) };
+        let Some(batch) = sender.take(identity, &self.settings, shared) else {
+            return round.wait(partition, Some(now));
+        };
         *bytes += batch.bytes;
         (sender.is_sendable, sender.is_under_way) = (false, true);
         batches.push(batch);
-        PartitionTurn::Over
     }
 
     /// One request to one broker.
