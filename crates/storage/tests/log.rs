@@ -8,14 +8,20 @@ use std::time::Duration;
 use support::{Folder, UnsyncedDisk, append, key, small, values};
 use whimbrel_storage::disk::RealDisk;
 use whimbrel_storage::{
-    AppendError, Core, DataFolder, LogEvent, LogReply, LogSettings, LogWrite, ReadError, TopicRetention,
+    AppendError, Core, DataFolder, LogEvent, LogReply, LogSettings, LogStore, LogWrite, ReadError, TopicRetention,
 };
+
+/// A log whose topic 1 has this many partitions.
+fn new_log(settings: LogSettings, partitions: u32) -> (Folder, LogStore) {
+    let folder = Folder::new();
+    let store = folder.store(settings);
+    store.create_partitions(1, partitions).unwrap();
+    (folder, store)
+}
 
 #[test]
 fn appended_records_are_read_in_order() {
-    let folder = Folder::new();
-    let store = folder.store(small());
-    store.create_partitions(1, 2).unwrap();
+    let (_folder, store) = new_log(small(), 2);
     assert_eq!(append(&store, key(1, 0), &["a", "b"]), 0);
     assert_eq!(append(&store, key(1, 1), &["x"]), 0);
     assert_eq!(append(&store, key(1, 0), &["c"]), 2);
@@ -27,9 +33,7 @@ fn appended_records_are_read_in_order() {
 
 #[test]
 fn a_clean_restart_and_a_kill_keep_everything() {
-    let folder = Folder::new();
-    let store = folder.store(small());
-    store.create_partitions(1, 1).unwrap();
+    let (folder, store) = new_log(small(), 1);
     append(&store, key(1, 0), &["a"]);
     drop(store);
     let store = folder.store(small());
@@ -45,9 +49,7 @@ fn a_clean_restart_and_a_kill_keep_everything() {
 
 #[test]
 fn segments_serve_records_that_were_evicted_from_memory() {
-    let folder = Folder::new();
-    let store = folder.store(LogSettings { tail_bytes: 0, ..small() });
-    store.create_partitions(1, 1).unwrap();
+    let (_folder, store) = new_log(LogSettings { tail_bytes: 0, ..small() }, 1);
     let texts: Vec<String> = (0..3000).map(|n| format!("message {n} {}", "x".repeat(50))).collect();
     for chunk in texts.chunks(100) {
         append(&store, key(1, 0), &chunk.iter().map(String::as_str).collect::<Vec<_>>());
@@ -63,9 +65,7 @@ fn segments_serve_records_that_were_evicted_from_memory() {
 
 #[test]
 fn a_time_leads_to_the_first_record_at_or_after_it() {
-    let folder = Folder::new();
-    let store = folder.store(LogSettings { tail_bytes: 0, ..small() });
-    store.create_partitions(1, 1).unwrap();
+    let (_folder, store) = new_log(LogSettings { tail_bytes: 0, ..small() }, 1);
     // `append` gives each record its offset times ten as its time.
     let filler = "x".repeat(200);
     for _ in 0..50 {
@@ -82,9 +82,7 @@ fn a_time_leads_to_the_first_record_at_or_after_it() {
 
 #[test]
 fn a_fence_voids_the_earlier_one() {
-    let folder = Folder::new();
-    let store = folder.store(small());
-    store.create_partitions(1, 2).unwrap();
+    let (_folder, store) = new_log(small(), 2);
     let open = || match store.submit(LogWrite::OpenFence("holds/1".into())).unwrap().wait() {
         LogReply::FenceOpened(token) => token,
         other => panic!("{other:?}"),
@@ -103,9 +101,7 @@ fn a_fence_voids_the_earlier_one() {
 
 #[test]
 fn a_commit_with_a_part_that_can_never_be_written_writes_nothing() {
-    let folder = Folder::new();
-    let store = folder.store(small());
-    store.create_partitions(1, 1).unwrap();
+    let (_folder, store) = new_log(small(), 1);
     let LogReply::FenceOpened(token) = store.submit(LogWrite::OpenFence("f".into())).unwrap().wait() else { panic!() };
     let parts = vec![support::part(key(1, 0), 0, &["a"]), support::part(key(9, 9), 0, &["b"])];
     let outcome = store.submit(LogWrite::Commit { fence: "f".into(), token, parts }).unwrap().wait();
@@ -115,9 +111,7 @@ fn a_commit_with_a_part_that_can_never_be_written_writes_nothing() {
 
 #[test]
 fn errors_for_offsets_outside_have_the_bounds() {
-    let folder = Folder::new();
-    let store = folder.store(small());
-    store.create_partitions(1, 1).unwrap();
+    let (_folder, store) = new_log(small(), 1);
     append(&store, key(1, 0), &["a", "b", "c"]);
     store.trim(key(1, 0), 2).unwrap();
     assert_eq!(store.read(key(1, 0), 0, 100).unwrap_err(), ReadError::Trimmed { asked: 0, first: 2 });
@@ -127,9 +121,7 @@ fn errors_for_offsets_outside_have_the_bounds() {
 
 #[test]
 fn retention_drops_whole_old_segments_and_the_next_offset_stays() {
-    let folder = Folder::new();
-    let store = folder.store(LogSettings { segment_bytes: 4096, ..small() });
-    store.create_partitions(1, 1).unwrap();
+    let (folder, store) = new_log(LogSettings { segment_bytes: 4096, ..small() }, 1);
     let filler = "x".repeat(1000);
     for _ in 0..10 {
         append(&store, key(1, 0), &[filler.as_str(); 3]);
@@ -217,9 +209,7 @@ fn a_log_that_is_synced_file_by_file_opens_as_it_was() {
 
 #[test]
 fn a_deleted_topic_is_gone_also_after_a_restart() {
-    let folder = Folder::new();
-    let store = folder.store(small());
-    store.create_partitions(1, 1).unwrap();
+    let (folder, store) = new_log(small(), 1);
     store.create_partitions(2, 1).unwrap();
     append(&store, key(1, 0), &["a"]);
     append(&store, key(2, 0), &["b"]);
@@ -233,9 +223,7 @@ fn a_deleted_topic_is_gone_also_after_a_restart() {
 
 #[test]
 fn an_append_that_is_too_large_is_rejected_and_others_are_not() {
-    let folder = Folder::new();
-    let store = folder.store(small());
-    store.create_partitions(1, 1).unwrap();
+    let (_folder, store) = new_log(small(), 1);
     let huge = "x".repeat(small().frame_bytes_max);
     let refused = store.submit(LogWrite::Append(vec![support::part(key(1, 0), 0, &[&huge])]));
     assert!(matches!(refused, Err(AppendError::TooLarge { .. })));

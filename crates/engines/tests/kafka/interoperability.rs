@@ -226,10 +226,7 @@ async fn a_fence_aborts_the_transaction_that_its_predecessor_left_open() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_committed_transaction_of_other_clients_is_read_when_it_is_committed() {
     needs_kafka!();
-    let log = connect(settings()).await;
-    let spec = new_topic(&log, 1).await;
-    let mut peer = Peer::start(&bootstrap());
-    begin(&mut peer, &spec);
+    let (log, spec, mut peer) = open_transaction().await;
     peer.write(&spec.name, "first");
     peer.write(&spec.name, "second");
     let limits = ReadLimits { max_records: 10, max_bytes: 1 << 20, wait: Duration::ZERO };
@@ -244,11 +241,8 @@ async fn a_committed_transaction_of_other_clients_is_read_when_it_is_committed()
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_behind_an_open_transaction_is_counted_and_not_yet_visible() {
     needs_kafka!();
-    let log = connect(settings()).await;
-    let spec = new_topic(&log, 1).await;
+    let (log, spec, mut peer) = open_transaction().await;
     let partition = PartitionId::new(spec.number, 0);
-    let mut peer = Peer::start(&bootstrap());
-    begin(&mut peer, &spec);
     peer.write(&spec.name, "aborted");
     append(&log, &spec, 0, plain("behind it")).await;
     assert_eq!(log.bounds(partition).await.expect("the partition has bounds").next, 2);
@@ -271,10 +265,7 @@ async fn a_record_behind_an_open_transaction_is_counted_and_not_yet_visible() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_records_of_aborted_transactions_are_skipped_to_the_end() {
     needs_kafka!();
-    let log = connect(settings()).await;
-    let spec = new_topic(&log, 1).await;
-    let mut peer = Peer::start(&bootstrap());
-    begin(&mut peer, &spec);
+    let (log, spec, mut peer) = open_transaction().await;
     (0..10).for_each(|_| peer.write(&spec.name, "aborted"));
     peer.abort();
     append(&log, &spec, 0, plain("seen")).await;
@@ -291,11 +282,8 @@ async fn the_records_of_aborted_transactions_are_skipped_to_the_end() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiting_read_returns_at_once_when_the_open_transaction_is_aborted() {
     needs_kafka!();
-    let log = connect(settings()).await;
-    let spec = new_topic(&log, 1).await;
+    let (log, spec, mut peer) = open_transaction().await;
     let partition = PartitionId::new(spec.number, 0);
-    let mut peer = Peer::start(&bootstrap());
-    begin(&mut peer, &spec);
     peer.write(&spec.name, "aborted");
     let waiting = tokio::spawn({
         let log = log.clone();
@@ -307,6 +295,15 @@ async fn a_waiting_read_returns_at_once_when_the_open_transaction_is_aborted() {
     let passed = waiting.await.expect("the reader ends by itself").expect("the partition can be read");
     assert_eq!((passed.records.len(), passed.next), (0, log.bounds(partition).await.expect("it has an end").next));
     assert!(aborted_at.elapsed() < PATIENCE / 2, "the read waited for a visible record");
+}
+
+/// A topic of one partition, and a client that is not Whimbrel with an open transaction.
+async fn open_transaction() -> (Arc<KafkaLog>, TopicSpec, Peer) {
+    let log = connect(settings()).await;
+    let spec = new_topic(&log, 1).await;
+    let mut peer = Peer::start(&bootstrap());
+    begin(&mut peer, &spec);
+    (log, spec, peer)
 }
 
 /// Opens a transaction that is not Whimbrel's.

@@ -132,6 +132,14 @@ fn answer(answered_at: Timestamp) -> PublishReceipt {
     PublishReceipt { id: "m1".to_owned(), partition: claim().partition, offset: 6, due: None, answered_at }
 }
 
+/// Begins a claim that times out at the node and reaches Redis afterwards.
+async fn begin_late(redis: &OwnRedis, node: &RedisReceipts, end: u64, now: Timestamp) {
+    redis.freeze(true);
+    let stalled = node.begin(&claim(), end, now).await;
+    redis.freeze(false);
+    assert!(matches!(stalled, Err(ReceiptsError::Unavailable(_))), "{stalled:?}");
+}
+
 /// Begins at a node until Redis answers something else than that the claim is in progress.
 async fn begin_until_known(node: &RedisReceipts, now: Timestamp) -> ClaimState {
     let began = Instant::now();
@@ -150,10 +158,7 @@ async fn a_claim_that_reaches_redis_late_is_taken_over_by_a_repeat_at_the_same_n
     let redis = OwnRedis::start();
     let (first, second) = two_nodes(&redis).await;
     let now = SystemClock.now();
-    redis.freeze(true);
-    let stalled = first.begin(&claim(), 0, now).await;
-    redis.freeze(false);
-    assert!(matches!(stalled, Err(ReceiptsError::Unavailable(_))), "{stalled:?}");
+    begin_late(&redis, &first, 0, now).await;
     loop {
         match first.begin(&claim(), 0, now).await {
             Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
@@ -171,10 +176,7 @@ async fn a_claim_that_reaches_redis_late_is_released_for_the_other_nodes_too() {
     let redis = OwnRedis::start();
     let (first, second) = two_nodes(&redis).await;
     let now = SystemClock.now();
-    redis.freeze(true);
-    let stalled = first.begin(&claim(), 0, now).await;
-    redis.freeze(false);
-    assert!(matches!(stalled, Err(ReceiptsError::Unavailable(_))), "{stalled:?}");
+    begin_late(&redis, &first, 0, now).await;
     assert_eq!(begin_until_known(&second, now).await, ClaimState::New);
 }
 
@@ -224,10 +226,7 @@ async fn earlier_tries_stay(redis: &OwnRedis, first: &RedisReceipts, second: &Re
     assert_eq!(second.begin(&claim(), 5, now).await, Ok(ClaimState::New));
     second.leave(&claim()).await.unwrap();
     tokio::time::sleep(SHORT_LEASE + POLL_INTERVAL).await;
-    redis.freeze(true);
-    let stalled = first.begin(&claim(), 9, now).await;
-    redis.freeze(false);
-    assert!(stalled.is_err(), "{stalled:?}");
+    begin_late(redis, first, 9, now).await;
     let places = vec![(claim().partition, 5)];
     let repeater = if is_repeated_here { first } else { second };
     if is_repeated_here {

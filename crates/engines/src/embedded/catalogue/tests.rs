@@ -18,6 +18,19 @@ async fn entries(catalogue: &FileCatalogue) -> Vec<(String, Versioned)> {
     catalogue.list("").await.unwrap()
 }
 
+fn open_on(disk: UnsyncedDisk, folder: &TempDir) -> Result<FileCatalogue, OpenError> {
+    FileCatalogue::open(Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap()))
+}
+
+/// A closed catalogue whose key `k` has the second value, and the versions of both.
+async fn written_twice() -> (TempDir, u64, u64) {
+    let folder = tempfile::tempdir().unwrap();
+    let catalogue = open(&folder).unwrap();
+    let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
+    let second = catalogue.put("k", b"2".to_vec(), Some(first)).await.unwrap();
+    (folder, first, second)
+}
+
 #[tokio::test]
 async fn no_flipped_bit_changes_the_contents_without_an_event() {
     let folder = tempfile::tempdir().unwrap();
@@ -47,11 +60,7 @@ async fn no_flipped_bit_changes_the_contents_without_an_event() {
 
 #[tokio::test]
 async fn a_damaged_file_never_becomes_the_previous_version() {
-    let folder = tempfile::tempdir().unwrap();
-    let catalogue = open(&folder).unwrap();
-    let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
-    catalogue.put("k", b"2".to_vec(), Some(first)).await.unwrap();
-    drop(catalogue);
+    let (folder, first, _) = written_twice().await;
     let path = folder.path().join(FILE);
     std::fs::write(&path, b"garbage").unwrap();
     let catalogue = open(&folder).unwrap();
@@ -91,11 +100,7 @@ async fn a_file_without_a_checksum_opens_and_gets_one_with_the_next_change() {
 
 #[tokio::test]
 async fn a_change_that_was_interrupted_between_its_renames_is_complete_after_the_next_start() {
-    let folder = tempfile::tempdir().unwrap();
-    let catalogue = open(&folder).unwrap();
-    let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
-    catalogue.put("k", b"2".to_vec(), Some(first)).await.unwrap();
-    drop(catalogue);
+    let (folder, _, _) = written_twice().await;
     let path = folder.path().join(FILE);
     std::fs::rename(&path, beside(&path)).unwrap();
     let catalogue = open(&folder).unwrap();
@@ -117,11 +122,7 @@ async fn a_change_that_was_interrupted_between_its_renames_is_complete_after_the
 
 #[tokio::test]
 async fn a_change_whose_rename_fails_is_kept_until_a_rename_succeeds() {
-    let folder = tempfile::tempdir().unwrap();
-    let catalogue = open(&folder).unwrap();
-    let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
-    let second = catalogue.put("k", b"2".to_vec(), Some(first)).await.unwrap();
-    drop(catalogue);
+    let (folder, _, second) = written_twice().await;
     let path = folder.path().join(FILE);
     std::fs::rename(&path, beside(&path)).unwrap();
     let fails = Arc::new(AtomicBool::new(true));
@@ -130,8 +131,7 @@ async fn a_change_whose_rename_fails_is_kept_until_a_rename_succeeds() {
         true => Err(rustix::io::Errno::NOSPC.into()),
         false => Ok(()),
     });
-    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
-    let catalogue = FileCatalogue::open(data).unwrap();
+    let catalogue = open_on(disk, &folder).unwrap();
     assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2", "the catalogue opens on a full disk");
     let whole = std::fs::read(beside(&path)).unwrap();
     assert!(catalogue.put("k", b"3".to_vec(), Some(second)).await.is_err());
@@ -151,8 +151,7 @@ async fn a_change_whose_rename_failed_is_complete_after_the_next_one() {
         true => Err(rustix::io::Errno::IO.into()),
         false => Ok(()),
     });
-    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
-    let catalogue = FileCatalogue::open(data).unwrap();
+    let catalogue = open_on(disk, &folder).unwrap();
     let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
     fails.store(true, Ordering::Relaxed);
     let unknown = catalogue.put("k", b"2".to_vec(), Some(first)).await;
@@ -178,8 +177,7 @@ async fn a_change_whose_location_is_unknown_is_complete_after_the_next_one() {
     let (renaming, looking) = (fails.clone(), fails.clone());
     let disk = UnsyncedDisk::with_before_rename(move |to| if to.ends_with(FILE) { error(&renaming) } else { Ok(()) });
     let disk = disk.with_before_lookup(move |_| error(&looking));
-    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
-    let catalogue = FileCatalogue::open(data).unwrap();
+    let catalogue = open_on(disk, &folder).unwrap();
     let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
     fails.store(true, Ordering::Relaxed);
     let unknown = catalogue.put("k", b"2".to_vec(), Some(first)).await;
@@ -194,17 +192,12 @@ async fn a_change_whose_location_is_unknown_is_complete_after_the_next_one() {
 
 #[tokio::test]
 async fn a_temporary_read_error_does_not_lose_the_last_change() {
-    let folder = tempfile::tempdir().unwrap();
-    let catalogue = open(&folder).unwrap();
-    let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
-    catalogue.put("k", b"2".to_vec(), Some(first)).await.unwrap();
-    drop(catalogue);
+    let (folder, _, _) = written_twice().await;
     let disk = UnsyncedDisk::with_open(|path| match path.ends_with(FILE) {
         true => Err(rustix::io::Errno::IO.into()),
         false => Ok(()),
     });
-    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
-    let error = FileCatalogue::open(data).err().expect("the version before lacks the last change").to_string();
+    let error = open_on(disk, &folder).err().expect("the version before lacks the last change").to_string();
     assert!(error.contains(FILE), "{error}");
     assert_eq!(open(&folder).unwrap().get("k").await.unwrap().unwrap().value, b"2");
 }
@@ -240,8 +233,7 @@ async fn a_change_whose_folder_was_not_synced_has_an_unknown_outcome_and_is_seen
         true => Err(io::Error::other("simulated")),
         false => Ok(()),
     });
-    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
-    let catalogue = FileCatalogue::open(data).unwrap();
+    let catalogue = open_on(disk, &folder).unwrap();
     let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
     fails.store(true, Ordering::Relaxed);
     let unknown = catalogue.put("k", b"2".to_vec(), Some(first)).await;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use fjall::{Database, KeyspaceCreateOptions, PersistMode};
 
 use super::super::guard::StoreGuard;
-use super::super::testing::{ObservedReports, Rows, copy_folder, open_rows};
+use super::super::testing::{ObservedReports, Rows, copy_folder, flip, open_rows};
 use super::super::verify::{StoreCheck, verify};
 use super::super::{StoreError, StoreFault};
 use super::*;
@@ -124,31 +124,26 @@ fn no_flipped_bit_of_a_manifest_costs_rows_without_an_event() {
     }
 }
 
-#[test]
-fn a_flipped_bit_of_the_number_of_runs_is_damage() {
+/// Flips a bit at this distance from the number of runs of the last level.
+fn assert_flip_is_damage(distance: usize) {
     let folder = written();
     let path = folder.path().join("holds");
     let rows = manifests(&path).into_iter().filter(|file| file.starts_with(path.join(ROWS)));
     let file = rows.max().unwrap();
-    let mut bytes = std::fs::read(&file).unwrap();
     // The last level has one run of one table. Behind that are the table's id, the kind of its checksum, the checksum and the number.
-    let last = bytes.windows(5).position(|window| window == [1, 1, 0, 0, 0]).unwrap();
-    bytes[last] ^= 1;
-    std::fs::write(&file, bytes).unwrap();
+    let last = std::fs::read(&file).unwrap().windows(5).position(|window| window == [1, 1, 0, 0, 0]).unwrap();
+    flip(&file, last + distance);
     assert_damaged(&path, &file);
 }
 
 #[test]
+fn a_flipped_bit_of_the_number_of_runs_is_damage() {
+    assert_flip_is_damage(0);
+}
+
+#[test]
 fn a_flipped_bit_of_the_sequence_number_of_a_table_is_damage() {
-    let folder = written();
-    let path = folder.path().join("holds");
-    let rows = manifests(&path).into_iter().filter(|file| file.starts_with(path.join(ROWS)));
-    let file = rows.max().unwrap();
-    let mut bytes = std::fs::read(&file).unwrap();
-    let last = bytes.windows(5).position(|window| window == [1, 1, 0, 0, 0]).unwrap();
-    bytes[last + 5 + 8 + 1 + 16 + 5] ^= 1;
-    std::fs::write(&file, bytes).unwrap();
-    assert_damaged(&path, &file);
+    assert_flip_is_damage(5 + 8 + 1 + 16 + 5);
 }
 
 #[test]
