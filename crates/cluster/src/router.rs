@@ -22,7 +22,7 @@ pub const OWNER_WAIT_DEFAULT: Duration = Duration::from_secs(5);
 const AGAIN_AFTER: Duration = Duration::from_millis(20);
 
 /// A call that the owner of a shard answers.
-pub trait OwnerCall: InternalCall {
+pub trait ShardCall: InternalCall {
     type Answer;
     type Error;
     /// The family of the shards.
@@ -54,7 +54,7 @@ pub struct OwnerRouter {
 
 impl OwnerRouter {
     /// Makes the call at the owner of the shard; `local` asks this node. `None` if no owner answered in time.
-    pub async fn ask<C: OwnerCall, F>(
+    pub async fn ask<C: ShardCall, F>(
         &self,
         shard: u32,
         request: &C::Request,
@@ -84,7 +84,7 @@ impl OwnerRouter {
     }
 
     /// Makes one attempt at the present owner of the shard. `Err` with the reason if nothing was done and a retry makes sense.
-    async fn ask_once<C: OwnerCall, F>(
+    async fn ask_once<C: ShardCall, F>(
         &self,
         shard: u32,
         request: &C::Request,
@@ -113,7 +113,7 @@ impl OwnerRouter {
     }
 }
 
-impl OwnerCall for AskHolds {
+impl ShardCall for AskHolds {
     type Answer = HoldReply;
     type Error = HoldsError;
     const FAMILY: &'static str = HOLDS_FAMILY;

@@ -13,7 +13,7 @@ use whimbrel_model::{SubscriptionNumber, Timestamp, TopicNumber};
 use super::super::cluster_view::ClusterWatch;
 use super::super::families::HOLDS_FAMILY;
 use super::super::peers::PeerClients;
-use super::super::router::{OwnerCall, OwnerRouter};
+use super::super::router::{OwnerRouter, ShardCall};
 use super::super::{LocalDispatch, LocalDispatchError};
 use super::service::{AskSubscription, ReadMinutes};
 
@@ -31,7 +31,7 @@ pub struct DispatchRouter {
     owners: OwnerRouter,
 }
 
-impl OwnerCall for AskSubscription {
+impl ShardCall for AskSubscription {
     type Answer = DispatchReply;
     type Error = DispatchError;
     const FAMILY: &'static str = HOLDS_FAMILY;

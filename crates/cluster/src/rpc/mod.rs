@@ -2,17 +2,17 @@
 //!
 //! [`InternalService`] answers calls on the internal port, [`PeerClients::call`](crate::PeerClients::call) makes them, and
 //! [`OwnerRouter`](crate::router::OwnerRouter) passes those that concern a shard to its owner. [`Wire`] encodes requests and replies;
-//! [`messages`] lists the types of the model. The transport is gRPC. The streams between gateways and carriers are no calls: their messages
+//! `messages.rs` lists the types of the model. The transport is gRPC. The streams between gateways and carriers are no calls: their messages
 //! are in `crate::protocol`.
 
-mod encoding;
 mod messages;
 #[cfg(test)]
 mod messages_tests;
 mod service;
+mod wire;
 
-pub use encoding::{Malformed, VERSION, Wire, checked, transferred};
 pub use service::{InternalService, SERVICE};
+pub use wire::{Malformed, VERSION, Wire, checked, transferred};
 
 pub(crate) use service::MessageCodec;
 

@@ -13,7 +13,7 @@ use tonic::codegen::{BoxFuture, Service, http};
 use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::{Request, Response, Status};
 
-use super::encoding::{decode_message, encode_message};
+use super::wire::{decode_message, encode_message};
 use super::{InternalCall, Wire};
 use crate::admission::Admission;
 

@@ -21,7 +21,7 @@ use super::service::AskCarrier;
 use super::stream::{CarrierTarget, keep_stream};
 use super::wire::{ServedPartitions, to_told};
 use whimbrel_cluster::protocol::LinkUp;
-use whimbrel_cluster::router::{OwnerCall, OwnerRouter};
+use whimbrel_cluster::router::{OwnerRouter, ShardCall};
 use whimbrel_cluster::{CARRIER_ROLE, ClusterView, ClusterWatch, PUSH_FAMILY, PeerClients};
 
 pub struct CarrierLinkParts {
@@ -194,7 +194,7 @@ impl CarrierLinks {
     }
 }
 
-impl OwnerCall for AskCarrier {
+impl ShardCall for AskCarrier {
     type Answer = PeopleReply;
     type Error = PeopleError;
     const FAMILY: &'static str = PUSH_FAMILY;
