@@ -10,9 +10,9 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 
-use super::accept::{AcceptedMessage, AcceptedState};
-use super::load::LoadGuard;
-use super::problem::ApiResult;
+use crate::accept::{AcceptedMessage, AcceptedState};
+use crate::load::LoadGuard;
+use crate::problem::ApiResult;
 
 /// The approximate bytes of an answer without the topic's name.
 pub(super) const ANSWER_BYTES_TYPICAL: usize = 112;

@@ -9,11 +9,11 @@ use whimbrel_model::hold::shard_of;
 use whimbrel_model::ports::{LogError, ReceiptsError};
 use whimbrel_model::{EVENTS_TOPIC, HOLDS_TOPIC, IdMint, PartitionId};
 
-use super::keys::KeyRing;
-use super::load::InFlightBytes;
-use super::settings::ReceiveSettings;
 use super::{Ports, StartError};
+use crate::keys::KeyRing;
+use crate::load::InFlightBytes;
 use crate::metric_names::PublishMetrics;
+use crate::settings::ReceiveSettings;
 use whimbrel_catalogue::subscriptions::SubscriptionRegistry;
 use whimbrel_catalogue::topic_stats::TopicStats;
 use whimbrel_catalogue::topics::system::retry_while_log_unavailable;

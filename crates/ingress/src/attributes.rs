@@ -6,10 +6,10 @@ use http::HeaderMap;
 use http::request::Parts;
 use whimbrel_model::{Headers, Timestamp, check_topic_name};
 
-use super::draft::{ContentType, DeliveryTime, OwnHeaders, PublisherId, check_key};
-use super::problem::{ApiProblem, Code};
-use super::query::{Query, decode, shown};
-use super::settings::ReceiveSettings;
+use crate::accept::draft::{ContentType, DeliveryTime, OwnHeaders, PublisherId, check_key};
+use crate::problem::{ApiProblem, Code};
+use crate::query::{Query, decode, shown};
+use crate::settings::ReceiveSettings;
 
 /// All attributes of a message, without its payload.
 #[derive(Debug)]

@@ -11,8 +11,8 @@ use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
 use http_body_util::BodyExt;
 
-use super::load::LoadGuard;
-use super::problem::{ApiProblem, Code};
+use crate::load::LoadGuard;
+use crate::problem::{ApiProblem, Code};
 
 /// The buffer that is reserved at once for a body of announced length. Beyond it, the buffer grows with the bytes received.
 const ROOM_AT_ONCE_BYTES: usize = 64 << 10;

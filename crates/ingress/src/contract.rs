@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn every_amendment_is_about_something_that_the_document_has() {
-        let mut document = serde_json::to_value(super::super::openapi::generated()).unwrap();
+        let mut document = serde_json::to_value(crate::openapi::generated()).unwrap();
         let amendments = amendments();
         let (mut ids, mut parameters) = (Vec::new(), Vec::new());
         for_each_operation(&mut document, |operation| {
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn bodies_of_bytes_are_binary_strings() {
-        let document = super::super::openapi::document();
+        let document = crate::openapi::document();
         for path in ["/v1/topics/{topic}/messages", "/produce"] {
             let content = &document["paths"][path]["post"]["requestBody"]["content"];
             let schema = &content["application/octet-stream"]["schema"];
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_closed_part_refuses_nothing_of_the_whole() {
-        let document = super::super::openapi::document();
+        let document = crate::openapi::document();
         let found = &document["components"]["schemas"]["MessageState"];
         for member in ["id", "offset", "state", "subscriptions"] {
             assert!(found["properties"].get(member).is_some(), "{member}: {found}");
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn the_paths_that_devices_connect_to_are_described() {
-        let document = super::super::openapi::document();
+        let document = crate::openapi::document();
         for (path, method) in [("/v1/connect", "get"), ("/v1/connect/sse", "get"), ("/v1/connect/ack", "post")] {
             assert!(document["paths"][path][method]["responses"].is_object(), "{method} {path}");
         }

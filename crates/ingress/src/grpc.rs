@@ -11,19 +11,19 @@ use tonic::{Request, Response, Status};
 use whimbrel_model::record::HEADER_CONTENT_TYPE;
 use whimbrel_model::{StoredRecord, Timestamp};
 
-use super::accept::{AcceptError, AcceptedMessage, AcceptedState, accept_many, accept_one};
-use super::api_state::ApiState;
-use super::attributes::check_user_topic;
-use super::batch::{at_index, load_of_answer, too_large_bytes, too_large_count};
-use super::draft::{ContentType, DeliveryTime, Draft, OwnHeaders, PublisherId, check_key, check_payload_size};
-use super::grpc_guard::GrpcCall;
-use super::hold_calls::{self, DueChange, hold_id};
-use super::keys::Scope;
-use super::load::LoadGuard;
-use super::message_json::{HoldTimes, id_of, is_own_header};
-use super::problem::{ApiProblem, Code};
-use super::read::{ReadQuery, ReadStart, check_limit, check_wait, read_on, start_of_time, start_of_word};
-use super::settings::ReceiveSettings;
+use crate::accept::draft::{ContentType, DeliveryTime, Draft, OwnHeaders, PublisherId, check_key, check_payload_size};
+use crate::accept::{AcceptError, AcceptedMessage, AcceptedState, accept_many, accept_one};
+use crate::api_state::ApiState;
+use crate::attributes::check_user_topic;
+use crate::endpoints::batch::{at_index, load_of_answer, too_large_bytes, too_large_count};
+use crate::endpoints::hold_calls::{self, DueChange, hold_id};
+use crate::endpoints::read::{ReadQuery, ReadStart, check_limit, check_wait, read_on, start_of_time, start_of_word};
+use crate::grpc_guard::GrpcCall;
+use crate::keys::Scope;
+use crate::load::LoadGuard;
+use crate::message_json::{HoldTimes, id_of, is_own_header};
+use crate::problem::{ApiProblem, Code};
+use crate::settings::ReceiveSettings;
 use protocol::messages_server::{Messages, MessagesServer};
 use protocol::{
     BatchAnswer, ExtendRequest, ExtendResponse, FireRequest, FireResponse, Header, HoldRequest, HoldResponse, Message,

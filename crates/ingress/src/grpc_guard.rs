@@ -20,12 +20,12 @@ use tokio::time::{Instant, Sleep};
 use tonic::Status;
 use tonic::codegen::Service;
 
-use super::answer::held_until_taken;
-use super::api_state::ApiState;
-use super::body::too_slow;
-use super::keys::Caller;
-use super::load::{InFlightBytes, LoadGuard};
-use super::problem::{ApiProblem, Code};
+use crate::answer::held_until_taken;
+use crate::api_state::ApiState;
+use crate::body::too_slow;
+use crate::keys::Caller;
+use crate::load::{InFlightBytes, LoadGuard};
+use crate::problem::{ApiProblem, Code};
 
 /// The caller and the load of a call. Each method finds it in the extensions of its request.
 #[derive(Clone)]

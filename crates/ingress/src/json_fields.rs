@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use whimbrel_model::{Timestamp, format_duration, parse_duration};
 
-use super::problem::{ApiProblem, Code};
-use super::query::shown;
+use crate::problem::{ApiProblem, Code};
+use crate::query::shown;
 
 /// The similarity above which an unknown name is taken for a misspelled known one.
 const NEAR_ENOUGH: f64 = 0.7;

@@ -11,7 +11,7 @@ use http::header::AUTHORIZATION;
 use sha2::{Digest, Sha256};
 use whimbrel_model::push::PUSH_TOPIC;
 
-use super::problem::{ApiProblem, Code};
+use crate::problem::{ApiProblem, Code};
 
 #[derive(Clone)]
 pub struct ApiKey {

@@ -9,55 +9,25 @@ pub mod admin;
 mod answer;
 pub(crate) mod api_state;
 mod attributes;
-mod batch;
-mod batch_splitter;
 mod body;
-mod cancel_safe;
-mod claims;
+mod compat;
 mod contract;
-mod dead_letters;
-mod delay_queue;
-mod deliveries;
-mod draft;
-mod entry;
-mod event_stream;
+mod endpoints;
 pub mod events;
 pub mod grpc;
 mod grpc_guard;
-mod health;
-mod hold_calls;
-mod hold_list;
-mod holds;
 mod json_fields;
 pub(crate) mod keys;
 mod load;
 mod message_json;
-mod messages;
 mod metric_names;
-mod mqproxy;
-mod new_hold;
 pub mod openapi;
 mod people;
 mod problem;
-mod publish;
-mod pull;
 mod query;
-mod read;
 mod routes;
 mod scan;
-mod search;
 pub(crate) mod settings;
-mod soraka;
-mod stats;
-mod subscription_body;
-pub(crate) mod subscription_calls;
-mod subscription_delete;
-mod subscription_json;
-mod subscription_runs;
-pub(crate) mod subscriptions;
-mod tail;
-mod topic_workers;
-pub(crate) mod topics;
 
 use std::sync::Arc;
 
@@ -76,12 +46,12 @@ use whimbrel_catalogue::topic_stats::TopicStats;
 use whimbrel_catalogue::topics::{Registry, TopicError};
 use whimbrel_cluster::reachability::Reachability;
 
-pub use health::readiness;
+pub use endpoints::health::readiness;
+pub use endpoints::topic_workers::LiveWorkers;
 pub use keys::{ApiKey, KeySecret, Scope};
 pub use metric_names::NAMES as METRIC_NAMES;
 pub use problem::{ApiProblem, Code};
 pub use settings::{PageInfo, ReceiveSettings};
-pub use topic_workers::LiveWorkers;
 
 /// All paths that are served over HTTP, with their methods in lower case, for documents and metrics.
 pub fn served_paths() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
@@ -147,7 +117,7 @@ impl Receive {
         let events_topic = api.registry.get(EVENTS_TOPIC).ok_or(TopicError::Unknown(EVENTS_TOPIC.to_owned()))?;
         let (log, mint, partition) = (Arc::clone(&api.ports.log), Arc::clone(&api.mint), events_topic.partition(0));
         let writer = tokio::spawn(async move { events.run(log, mint, partition, shutdown).await });
-        let finisher = tokio::spawn(subscription_delete::finish_left(Arc::clone(&api)));
+        let finisher = tokio::spawn(endpoints::subscription_delete::finish_left(Arc::clone(&api)));
         let mut tasks = vec![writer, finisher];
         if let Some(inboxes) = api.ports.shared_inboxes.clone() {
             tasks.push(tokio::spawn(people::carrier_backlog::watch(Arc::clone(&api), inboxes)));
@@ -164,8 +134,8 @@ impl Receive {
         router
             .route(grpc::PATH, grpc_guard::guarded(grpc::service(&self.api)))
             .route(people::grpc::PATH, grpc_guard::guarded(people::grpc::service(&self.api)))
-            .fallback(health::unknown_path)
-            .method_not_allowed_fallback(health::method_not_allowed)
+            .fallback(endpoints::health::unknown_path)
+            .method_not_allowed_fallback(endpoints::health::method_not_allowed)
             .with_state(Arc::clone(&self.api))
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::problem::{ApiProblem, Code};
+use crate::problem::{ApiProblem, Code};
 
 /// The bytes in progress of all requests.
 #[derive(Debug)]

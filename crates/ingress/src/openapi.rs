@@ -1,4 +1,4 @@
-//! `GET /openapi.json`: the API document, generated from the handlers' descriptions and amended by [`super::contract`].
+//! `GET /openapi.json`: the API document, generated from the handlers' descriptions and amended by [`crate::contract`].
 //!
 //! A test keeps the router and this document in step: both must have the same paths.
 
@@ -14,13 +14,15 @@ use utoipa::openapi::{HttpMethod, OpenApi as Document, RefOr, Response, Security
 use utoipa::{Modify, OpenApi};
 use whimbrel_api::CLOSED_SCHEMAS;
 
-use super::answer::json_response;
-use super::problem::Code;
-use super::{
-    batch, contract, dead_letters, delay_queue, event_stream, health, hold_list, holds, messages, mqproxy, people,
-    publish, pull, read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
-};
 use crate::admin::{page, people_page};
+use crate::answer::json_response;
+use crate::compat::{delay_queue, mqproxy, soraka};
+use crate::endpoints::{
+    batch, dead_letters, event_stream, health, hold_list, holds, messages, publish, pull, read, search, stats,
+    subscription_runs, subscriptions, tail, topic_workers, topics,
+};
+use crate::problem::Code;
+use crate::{contract, people};
 
 /// The serialized document, built once.
 static DOCUMENT: LazyLock<Bytes> =

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use whimbrel_model::Timestamp;
 
-use super::problem::{ApiProblem, Code};
+use crate::problem::{ApiProblem, Code};
 
 /// The parameters of one request. Each is taken by name once; [`Query::end`] rejects the ones left over.
 pub(super) struct Query<'a> {

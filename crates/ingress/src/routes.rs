@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use axum::routing::{MethodRouter, get, post};
 
-use super::api_state::ApiState;
-use super::{
-    batch, dead_letters, delay_queue, event_stream, health, hold_list, holds, messages, mqproxy, openapi, people,
-    publish, pull, read, search, soraka, stats, subscription_runs, subscriptions, tail, topic_workers, topics,
-};
 use crate::admin::{page, people_page};
+use crate::api_state::ApiState;
+use crate::compat::{delay_queue, mqproxy, soraka};
+use crate::endpoints::{
+    batch, dead_letters, event_stream, health, hold_list, holds, messages, publish, pull, read, search, stats,
+    subscription_runs, subscriptions, tail, topic_workers, topics,
+};
+use crate::{openapi, people};
 
 pub(super) struct Route {
     pub(super) path: &'static str,

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use whimbrel_model::{PartitionId, StoredRecord};
 
-use super::api_state::ApiState;
-use super::problem::ApiProblem;
+use crate::api_state::ApiState;
+use crate::problem::ApiProblem;
 use whimbrel_model::log_walk::LogWalk;
 
 /// The assumed maximum clock difference between nodes. Record times are from the clocks of the nodes that received the messages.

@@ -17,11 +17,11 @@ use whimbrel_model::{Timestamp, format_duration};
 
 use super::html_response;
 use crate::api_state::ApiState;
+use crate::endpoints::subscription_calls::{is_visible, status};
+use crate::endpoints::subscriptions::require_view;
+use crate::endpoints::topics::{count_messages, counts_deadline};
 use crate::keys::Caller;
 use crate::settings::PageInfo;
-use crate::subscription_calls::{is_visible, status};
-use crate::subscriptions::require_view;
-use crate::topics::{count_messages, counts_deadline};
 use whimbrel_catalogue::topics::Topic;
 
 /// The maximum number of topics on the page. `/v1/topics` lists all.

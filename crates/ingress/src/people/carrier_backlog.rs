@@ -9,8 +9,8 @@ use std::time::Duration;
 use whimbrel_model::ports::Inbox;
 use whimbrel_model::push::PUSH_TOPIC;
 
-use super::super::api_state::ApiState;
-use super::super::problem::{ApiProblem, Code};
+use crate::api_state::ApiState;
+use crate::problem::{ApiProblem, Code};
 use whimbrel_catalogue::topics::Topic;
 
 /// The interval at which the store is asked for the progress of other nodes.
@@ -27,7 +27,7 @@ pub(super) fn check_backlog(api: &ApiState, push: &Topic, partition: u32) -> Res
 }
 
 /// Reads the progress of carriers on other nodes, until shutdown.
-pub(in super::super) async fn watch(api: Arc<ApiState>, inboxes: Arc<dyn Inbox>) {
+pub(crate) async fn watch(api: Arc<ApiState>, inboxes: Arc<dyn Inbox>) {
     loop {
         tokio::select! {
             () = api.settings.shutdown.cancelled() => return,

@@ -19,15 +19,15 @@ use whimbrel_model::push::{
 use whimbrel_model::record::HEADER_ID;
 use whimbrel_model::{PartitionId, Record, Timestamp};
 
-use super::super::accept::append_problem;
-use super::super::answer::{bounded_json_response, json_response, to_json};
-use super::super::api_state::ApiState;
-use super::super::cancel_safe::CancelSafe;
-use super::super::dead_letters::{REDRIVE_IDS_MAX, list_page, selected_ids};
-use super::super::keys::Scope;
-use super::super::problem::{ApiProblem, ApiResult, Code};
-use super::super::query::Query;
 use super::{fields_of, push_topic};
+use crate::accept::append_problem;
+use crate::accept::cancel_safe::CancelSafe;
+use crate::answer::{bounded_json_response, json_response, to_json};
+use crate::api_state::ApiState;
+use crate::endpoints::dead_letters::{REDRIVE_IDS_MAX, list_page, selected_ids};
+use crate::keys::Scope;
+use crate::problem::{ApiProblem, ApiResult, Code};
+use crate::query::Query;
 use whimbrel_catalogue::topics::Placement;
 use whimbrel_model::log_walk::LogWalk;
 
@@ -51,7 +51,7 @@ const UIDS_SHOWN: usize = 100;
         (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn list_dead_pushes(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn list_dead_pushes(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     api.keys.caller(request.headers())?.require(Scope::Push)?;
     let (from, limit) = list_page(Query::parse(request.uri().query())?)?;
     let partition = dead_partition(&api)?;
@@ -85,7 +85,7 @@ pub(in super::super) async fn list_dead_pushes(State(api): State<Arc<ApiState>>,
         (status = "5XX", description = "`unavailable`, `disk_full`, `log_closed`, `outcome_unknown`: repeat the request. Pushes that were already redriven are left out", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn redrive_pushes(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn redrive_pushes(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
     api.keys.caller(&parts.headers)?.require(Scope::Admin)?;
     let mut fields = fields_of(&api, &parts, body).await?;

@@ -12,14 +12,14 @@ use whimbrel_api::problem::Problem;
 use whimbrel_model::people::{Platform, Uid, check_device};
 use whimbrel_model::ports::{Device, Provider};
 
-use super::super::answer::{json_response, to_json};
-use super::super::api_state::ApiState;
-use super::super::json_fields::JsonFields;
-use super::super::keys::Scope;
-use super::super::problem::{ApiProblem, ApiResult, Code};
-use super::super::query::{Query, shown};
-use super::super::settings::ReceiveSettings;
 use super::{fields_of, last_in_path, uid_in_path};
+use crate::answer::{json_response, to_json};
+use crate::api_state::ApiState;
+use crate::json_fields::JsonFields;
+use crate::keys::Scope;
+use crate::problem::{ApiProblem, ApiResult, Code};
+use crate::query::{Query, shown};
+use crate::settings::ReceiveSettings;
 use whimbrel_api::endpoint::{Forbidden, host_of};
 
 /// The length of an APNs device token, which Apple does not fix.
@@ -50,7 +50,7 @@ const PROVIDERS: [(&str, Provider); 4] =
         (status = "5XX", description = "`unavailable`: repeat the request", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn put_device(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn put_device(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
     api.keys.caller(&parts.headers)?.require(Scope::Push)?;
     let (uid, name) = uid_and_device(parts.uri.path())?;
@@ -70,7 +70,7 @@ pub(in super::super) async fn put_device(State(api): State<Arc<ApiState>>, reque
         (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn get_device(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn get_device(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     api.keys.caller(request.headers())?.require(Scope::Push)?;
     let (uid, name) = uid_and_device(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;
@@ -89,7 +89,7 @@ pub(in super::super) async fn get_device(State(api): State<Arc<ApiState>>, reque
         (status = "5XX", description = "`unavailable`: repeat the request", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn delete_device(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn delete_device(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     api.keys.caller(request.headers())?.require(Scope::Push)?;
     let (uid, name) = uid_and_device(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;
@@ -109,7 +109,7 @@ pub(in super::super) async fn delete_device(State(api): State<Arc<ApiState>>, re
         (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn list_devices(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn list_devices(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     api.keys.caller(request.headers())?.require(Scope::Push)?;
     let uid = uid_in_path(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;

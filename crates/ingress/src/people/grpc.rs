@@ -9,19 +9,19 @@ use whimbrel_model::people::{Platform, Uid};
 use whimbrel_model::ports::{InboxMessage, SeatView, UserSessions};
 use whimbrel_model::push::PushTask;
 
-use super::super::accept::AcceptError;
-use super::super::api_state::ApiState;
-use super::super::batch::{at_index, load_of_answer, too_large_bytes, too_large_count};
-use super::super::draft::{ContentType, check_payload_size};
-use super::super::entry::{DurationText, Text};
-use super::super::grpc::{largest_message, protocol, with_load};
-use super::super::grpc_guard::GrpcCall;
-use super::super::keys::Scope;
-use super::super::load::LoadGuard;
-use super::super::problem::{ApiProblem, Code};
 use super::push_accept::{StoredPush, accept_pushes};
 use super::push_entry::{PushReader, Pushes, RawNotify, RawOrigin, RawPush, UidSource};
 use super::{inbox, kick, presence, push_topic, tasks};
+use crate::accept::AcceptError;
+use crate::accept::draft::{ContentType, check_payload_size};
+use crate::accept::entry::{DurationText, Text};
+use crate::api_state::ApiState;
+use crate::endpoints::batch::{at_index, load_of_answer, too_large_bytes, too_large_count};
+use crate::grpc::{largest_message, protocol, with_load};
+use crate::grpc_guard::GrpcCall;
+use crate::keys::Scope;
+use crate::load::LoadGuard;
+use crate::problem::{ApiProblem, Code};
 use protocol::people_server::{People, PeopleServer};
 use protocol::{
     InboxRequest, InboxResponse, InboxSeat, KickRequest, KickResponse, NewPush, PresenceRequest, PresenceResponse,
@@ -29,13 +29,13 @@ use protocol::{
     push_outcome,
 };
 
-pub(in super::super) const PATH: &str = "/whimbrel.v1.People/{*method}";
+pub(crate) const PATH: &str = "/whimbrel.v1.People/{*method}";
 
-pub(in super::super) fn service(api: &Arc<ApiState>) -> PeopleServer<PeopleService> {
+pub(crate) fn service(api: &Arc<ApiState>) -> PeopleServer<PeopleService> {
     PeopleServer::new(PeopleService { api: Arc::clone(api) }).max_decoding_message_size(largest_message(&api.settings))
 }
 
-pub(in super::super) struct PeopleService {
+pub(crate) struct PeopleService {
     api: Arc<ApiState>,
 }
 

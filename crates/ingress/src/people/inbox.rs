@@ -11,14 +11,14 @@ use whimbrel_model::people::{Platform, Uid};
 use whimbrel_model::ports::{InboxMessage, InboxView, PeopleQuery, PeopleReply, SeatView};
 use whimbrel_model::push::PushTask;
 
-use super::super::answer::{bounded_json_response, to_json};
-use super::super::api_state::ApiState;
-use super::super::keys::Scope;
-use super::super::message_json::may_be_text;
-use super::super::problem::{ApiProblem, ApiResult, Code};
-use super::super::query::Query;
 use super::tasks::{accepted, append_task};
 use super::uid_in_path;
+use crate::answer::{bounded_json_response, to_json};
+use crate::api_state::ApiState;
+use crate::keys::Scope;
+use crate::message_json::may_be_text;
+use crate::problem::{ApiProblem, ApiResult, Code};
+use crate::query::Query;
 
 pub(super) const LIMIT_DEFAULT: usize = 100;
 pub(super) const LIMIT_MAX: usize = 1_000;
@@ -41,7 +41,7 @@ pub(super) const LIMIT_MAX: usize = 1_000;
         (status = "5XX", description = "`no_owner`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn get_inbox(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn get_inbox(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     api.keys.caller(request.headers())?.require(Scope::Push)?;
     let uid = uid_in_path(request.uri().path())?;
     let mut query = Query::parse(request.uri().query())?;
@@ -66,7 +66,7 @@ pub(in super::super) async fn get_inbox(State(api): State<Arc<ApiState>>, reques
         (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn delete_inbox(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn delete_inbox(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     api.keys.caller(request.headers())?.require(Scope::Push)?;
     let uid = uid_in_path(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;

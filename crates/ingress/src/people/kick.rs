@@ -8,12 +8,12 @@ use whimbrel_api::problem::Problem;
 use whimbrel_model::people::{Platform, SessionId, Uid};
 use whimbrel_model::push::{PushKick, PushTask};
 
-use super::super::api_state::ApiState;
-use super::super::keys::Scope;
-use super::super::problem::{ApiProblem, ApiResult, Code};
-use super::super::query::shown;
 use super::tasks::{accepted, append_task};
 use super::{fields_of, uid_in_path};
+use crate::api_state::ApiState;
+use crate::keys::Scope;
+use crate::problem::{ApiProblem, ApiResult, Code};
+use crate::query::shown;
 
 /// The maximum bytes of a reason: the size of a WebSocket close frame.
 const REASON_MAX_BYTES: usize = 120;
@@ -32,7 +32,7 @@ const REASON_MAX_BYTES: usize = 120;
         (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn kick(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn kick(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
     api.keys.caller(&parts.headers)?.require(Scope::Push)?;
     let uid = uid_in_path(parts.uri.path())?;

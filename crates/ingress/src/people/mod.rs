@@ -25,12 +25,12 @@ use http::request::Parts;
 use whimbrel_model::people::Uid;
 use whimbrel_model::push::PUSH_TOPIC;
 
-use super::api_state::ApiState;
-use super::attributes::path_part;
-use super::json_fields::JsonFields;
-use super::problem::{ApiProblem, Code};
-use super::query::{Query, decode};
-use super::subscription_calls::small_body;
+use crate::api_state::ApiState;
+use crate::attributes::path_part;
+use crate::endpoints::subscription_calls::small_body;
+use crate::json_fields::JsonFields;
+use crate::problem::{ApiProblem, Code};
+use crate::query::{Query, decode};
 use whimbrel_catalogue::topics::Topic;
 
 /// The user of `/v1/users/{uid}…`.

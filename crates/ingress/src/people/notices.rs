@@ -8,12 +8,12 @@ use whimbrel_api::dead_letters::{DeadLetterPage, Redrive, Redriven};
 use whimbrel_api::problem::Problem;
 use whimbrel_model::push::NOTICES_TOPIC;
 
-use super::super::api_state::ApiState;
-use super::super::dead_letters::{REDRIVE_IDS_MAX, list_of, list_page, redrive_of, selected_ids};
-use super::super::keys::Scope;
-use super::super::problem::{ApiProblem, ApiResult, Code};
-use super::super::query::Query;
 use super::fields_of;
+use crate::api_state::ApiState;
+use crate::endpoints::dead_letters::{REDRIVE_IDS_MAX, list_of, list_page, redrive_of, selected_ids};
+use crate::keys::Scope;
+use crate::problem::{ApiProblem, ApiResult, Code};
+use crate::query::Query;
 use whimbrel_catalogue::subscriptions::Subscription;
 
 /// List dead notifications
@@ -29,7 +29,7 @@ use whimbrel_catalogue::subscriptions::Subscription;
         (status = "5XX", description = "`no_owner`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn list_dead_notices(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn list_dead_notices(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     api.keys.caller(request.headers())?.require(Scope::Push)?;
     let (from, limit) = list_page(Query::parse(request.uri().query())?)?;
     list_of(&api, &*notices(&api)?, from, limit).await
@@ -45,7 +45,7 @@ pub(in super::super) async fn list_dead_notices(State(api): State<Arc<ApiState>>
         (status = "5XX", description = "`no_owner`, `unavailable`, `outcome_unknown`: a repeat may send some notifications twice", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn redrive_notices(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn redrive_notices(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
     api.keys.caller(&parts.headers)?.require(Scope::Admin)?;
     let mut fields = fields_of(&api, &parts, body).await?;

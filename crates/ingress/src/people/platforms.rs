@@ -13,14 +13,14 @@ use whimbrel_api::problem::Problem;
 use whimbrel_model::format_duration;
 use whimbrel_model::people::{Platform, PlatformSettings, SessionsRule};
 
-use super::super::answer::{json_response, to_json};
-use super::super::api_state::ApiState;
-use super::super::cancel_safe::CancelSafe;
-use super::super::json_fields::JsonFields;
-use super::super::keys::Scope;
-use super::super::problem::{ApiProblem, ApiResult};
-use super::super::query::Query;
 use super::{fields_of, last_in_path};
+use crate::accept::cancel_safe::CancelSafe;
+use crate::answer::{json_response, to_json};
+use crate::api_state::ApiState;
+use crate::json_fields::JsonFields;
+use crate::keys::Scope;
+use crate::problem::{ApiProblem, ApiResult};
+use crate::query::Query;
 
 /// The limit of stored messages for one seat.
 const MAX_STORED: RangeInclusive<u64> = 1..=100_000;
@@ -43,7 +43,7 @@ const TTL_MIN: Duration = Duration::from_secs(1);
         (status = "5XX", description = "`disk_full`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn put_platform(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn put_platform(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
     api.keys.caller(&parts.headers)?.require(Scope::Admin)?;
     let platform = Platform::new(&last_in_path(parts.uri.path())?)?;
@@ -65,7 +65,7 @@ pub(in super::super) async fn put_platform(State(api): State<Arc<ApiState>>, req
         (status = "4XX", description = "`bad_platform`, `bad_parameter`, `forbidden`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn get_platform(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn get_platform(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     api.keys.caller(request.headers())?.require(Scope::Push)?;
     let platform = Platform::new(&last_in_path(request.uri().path())?)?;
     Query::parse(request.uri().query())?.end()?;
@@ -82,7 +82,7 @@ pub(in super::super) async fn get_platform(State(api): State<Arc<ApiState>>, req
         (status = "4XX", description = "`bad_parameter`, `forbidden`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn list_platforms(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn list_platforms(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     api.keys.caller(request.headers())?.require(Scope::Push)?;
     Query::parse(request.uri().query())?.end()?;
     let all = api.ports.platforms.configured();
@@ -100,7 +100,7 @@ pub(in super::super) async fn list_platforms(State(api): State<Arc<ApiState>>, r
         (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn delete_platform(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn delete_platform(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     api.keys.caller(request.headers())?.require(Scope::Admin)?;
     let platform = Platform::new(&last_in_path(request.uri().path())?)?;
     Query::parse(request.uri().query())?.end()?;

@@ -11,15 +11,15 @@ use whimbrel_model::people::{OnlineSession, Uid};
 use whimbrel_model::ports::{PresenceAnswer, UserSessions};
 use whimbrel_model::push::PRESENCE_TOPIC;
 
-use super::super::answer::{json_response, to_json};
-use super::super::api_state::ApiState;
-use super::super::attributes::text_header;
-use super::super::keys::Scope;
-use super::super::problem::{ApiProblem, ApiResult, Code};
-use super::super::query::{Query, shown};
-use super::super::read::{ReadStart, take_start};
-use super::super::tail::{TailFormat, TailRequest, follow, parse_cursor};
 use super::{fields_of, uid_in_path};
+use crate::answer::{json_response, to_json};
+use crate::api_state::ApiState;
+use crate::attributes::text_header;
+use crate::endpoints::read::{ReadStart, take_start};
+use crate::endpoints::tail::{TailFormat, TailRequest, follow, parse_cursor};
+use crate::keys::Scope;
+use crate::problem::{ApiProblem, ApiResult, Code};
+use crate::query::{Query, shown};
 
 /// The maximum number of users in one request.
 const QUERY_UIDS_MAX: usize = 1_000;
@@ -34,7 +34,7 @@ const QUERY_UIDS_MAX: usize = 1_000;
         (status = "5XX", description = "`not_fresh`: the presence store has not answered for too long; `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn get_presence(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn get_presence(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     api.keys.caller(request.headers())?.require(Scope::Push)?;
     let uid = uid_in_path(request.uri().path())?;
     Query::parse(request.uri().query())?.end()?;
@@ -53,7 +53,7 @@ pub(in super::super) async fn get_presence(State(api): State<Arc<ApiState>>, req
         (status = "5XX", description = "`not_fresh`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn query_presence(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn query_presence(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
     api.keys.caller(&parts.headers)?.require(Scope::Push)?;
     let mut fields = fields_of(&api, &parts, body).await?;
@@ -83,7 +83,7 @@ pub(in super::super) async fn query_presence(State(api): State<Arc<ApiState>>, r
         (status = "5XX", description = "`unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn presence_events(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn presence_events(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, _) = request.into_parts();
     api.keys.caller(&parts.headers)?.require(Scope::Push)?;
     let mut query = Query::parse(parts.uri.query())?;

@@ -8,17 +8,17 @@ use axum::extract::{Request, State};
 use http::StatusCode;
 use http::request::Parts;
 
-use super::super::accept::AcceptError;
-use super::super::answer::{held_until_taken, json_response};
-use super::super::api_state::ApiState;
-use super::super::batch::{bytes_expected, entries_expected, load_of_answer, read_entries, too_large_bytes};
-use super::super::body::collect;
-use super::super::keys::{Caller, Scope};
-use super::super::problem::{ApiProblem, ApiResult, Code};
-use super::super::query::Query;
 use super::push_accept::{StoredPush, accept_pushes, partly};
 use super::push_entry::{PushReader, Pushes, UidSource};
 use super::{push_topic, uid_in_path};
+use crate::accept::AcceptError;
+use crate::answer::{held_until_taken, json_response};
+use crate::api_state::ApiState;
+use crate::body::collect;
+use crate::endpoints::batch::{bytes_expected, entries_expected, load_of_answer, read_entries, too_large_bytes};
+use crate::keys::{Caller, Scope};
+use crate::problem::{ApiProblem, ApiResult, Code};
+use crate::query::Query;
 use whimbrel_api::people::{BatchPush, ManyPush, PushBatchAnswer, PushBody, Pushed};
 use whimbrel_api::problem::Problem;
 
@@ -39,7 +39,7 @@ const ANSWER_BYTES_TYPICAL: usize = 48;
         (status = "5XX", description = "`disk_full`, `log_closed`, `unavailable`, `no_owner`, `outcome_unknown`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn push(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn push(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
     let caller = admit(&api, &parts)?;
     let uid = uid_in_path(parts.uri.path())?;
@@ -58,7 +58,7 @@ pub(in super::super) async fn push(State(api): State<Arc<ApiState>>, request: Re
         (status = "5XX", description = "As for one user, and `partly_appended`: only some partitions have stored the push. A repeat with the same `id` reaches the others", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn push_many(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn push_many(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
     let caller = admit(&api, &parts)?;
     push_one(&api, &caller, &parts, body, UidSource::Many).await
@@ -78,7 +78,7 @@ pub(in super::super) async fn push_many(State(api): State<Arc<ApiState>>, reques
         (status = "5XX", description = "`partly_appended`, and as for one user", body = Problem, content_type = "application/problem+json"),
     ),
 )]
-pub(in super::super) async fn push_batch(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub(crate) async fn push_batch(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
     let caller = admit(&api, &parts)?;
     let topic = push_topic(&api)?;

@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 use whimbrel_model::Timestamp;
 use whimbrel_model::push::PUSH_TOPIC;
 
-use super::super::accept::{AcceptError, AcceptedMessage, AcceptedState, accept_many, partly_appended};
-use super::super::api_state::ApiState;
-use super::super::load::LoadGuard;
-use super::super::problem::ApiProblem;
 use super::push_entry::{PushSize, Pushes};
+use crate::accept::{AcceptError, AcceptedMessage, AcceptedState, accept_many, partly_appended};
+use crate::api_state::ApiState;
+use crate::load::LoadGuard;
+use crate::problem::ApiProblem;
 
 /// A push that the log has stored.
 #[derive(Debug, Clone)]

@@ -16,12 +16,12 @@ use whimbrel_model::people::{Platform, check_uid};
 use whimbrel_model::push::{COLLAPSE_KEY_MAX_BYTES, NOTIFY_MAX_BYTES, UIDS_MAX};
 use whimbrel_model::{Headers, Timestamp, check_brought_id, format_duration, parse_duration};
 
-use super::super::api_state::ApiState;
-use super::super::draft::{ContentType, DeliveryTime, Draft, PublisherId, PushPart, PushShare};
-use super::super::entry::{DurationText, PayloadForms, Text};
-use super::super::problem::{ApiProblem, Code};
-use super::super::query::shown;
 use super::carrier_backlog::check_backlog;
+use crate::accept::draft::{ContentType, DeliveryTime, Draft, PublisherId, PushPart, PushShare};
+use crate::accept::entry::{DurationText, PayloadForms, Text};
+use crate::api_state::ApiState;
+use crate::problem::{ApiProblem, Code};
+use crate::query::shown;
 use whimbrel_catalogue::topics::Topic;
 
 /// The maximum number of platforms in one push.

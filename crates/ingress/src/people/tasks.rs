@@ -12,12 +12,12 @@ use whimbrel_model::ports::{Entry, LogError};
 use whimbrel_model::push::{PUSH_TOPIC, PushTask};
 use whimbrel_model::record::HEADER_ID;
 
-use super::super::accept::append_problem;
-use super::super::answer::{json_response, to_json};
-use super::super::api_state::ApiState;
-use super::super::cancel_safe::CancelSafe;
-use super::super::problem::ApiProblem;
 use super::push_topic;
+use crate::accept::append_problem;
+use crate::accept::cancel_safe::CancelSafe;
+use crate::answer::{json_response, to_json};
+use crate::api_state::ApiState;
+use crate::problem::ApiProblem;
 use whimbrel_catalogue::topics::Placement;
 
 /// Appends a task for a user, and returns the id of its record.
