@@ -130,80 +130,23 @@ impl OwnershipTable {
 impl SessionOwnership<'_> {
     /// Takes and gives up shards until the session ends. Returns when no shard is served any more.
     pub async fn serve(mut self, resignations: &mut [Resignations], shutdown: &CancellationToken) -> SessionEnd {
-        let me = self.membership.node();
-        let mut shards = OwnershipTable::idle(self.families);
-        let mut takings: FuturesUnordered<PortFuture<'_, (FamilyShard, Result<u64, CoordinationError>)>> =
-            FuturesUnordered::new();
-        let mut endings: FuturesUnordered<PortFuture<'_, FamilyShard>> = FuturesUnordered::new();
-        let (membership, families, owners) = (self.membership, self.families, self.owners);
-        let name_of = |place: FamilyShard| shard_name(families[place.family].name, place.shard);
-        let ending = |place: FamilyShard| -> PortFuture<'_, ()> { owners[place.family].end(place.shard) };
+        let (membership, me) = (self.membership, self.membership.node());
+        let mut calls = OwnershipCalls::new(membership, self.families, self.owners);
         let lost = membership.lost();
         tokio::pin!(lost);
         let mut comparing = compare_clocks(&self);
         let ended = loop {
             let view = self.views.borrow_and_update().clone();
-            for step in plan(&view, me, families, &shards) {
-                match step {
-                    OwnershipStep::Take(place) => {
-                        shards.set(place, OwnershipState::Taking);
-                        let name = name_of(place);
-                        takings.push(Box::pin(async move { (place, membership.own(&name).await) }));
-                    }
-                    OwnershipStep::GiveUp(place) => {
-                        shards.set(place, OwnershipState::Busy);
-                        let (name, ending) = (name_of(place), ending(place));
-                        endings.push(Box::pin(async move {
-                            ending.await;
-                            let_go(&name, membership).await;
-                            place
-                        }));
-                    }
-                    OwnershipStep::Release(place) => {
-                        shards.set(place, OwnershipState::Busy);
-                        let name = name_of(place);
-                        endings.push(Box::pin(async move {
-                            let_go(&name, membership).await;
-                            // The view may be behind: this gives it time to catch up.
-                            sleep(REST).await;
-                            place
-                        }));
-                    }
-                }
+            for step in plan(&view, me, self.families, &calls.shards) {
+                calls.begin(step);
             }
             tokio::select! {
                 biased;
                 reason = &mut lost => break SessionEnd::Lost(reason),
                 () = shutdown.cancelled() => break SessionEnd::Shutdown,
-                Some((place, taken)) = takings.next() => match taken {
-                    Ok(epoch) if membership.is_valid() => {
-                        shards.set(place, OwnershipState::Serving(epoch));
-                        owners[place.family].begin(place.shard, epoch, membership.clone());
-                    }
-                    taken => {
-                        if let Err(error) = taken {
-                            tracing::debug!(shard = name_of(place), %error, "cannot take the shard");
-                        }
-                        shards.set(place, OwnershipState::Busy);
-                        endings.push(Box::pin(async move {
-                            sleep(REST).await;
-                            place
-                        }));
-                    }
-                },
-                Some(place) = endings.next() => shards.set(place, OwnershipState::Idle),
-                (place, epoch) = next_resignation(resignations) => {
-                    if shards.is_served(place, epoch) {
-                        shards.set(place, OwnershipState::Busy);
-                        let (name, ending) = (name_of(place), ending(place));
-                        endings.push(Box::pin(async move {
-                            ending.await;
-                            let_go(&name, membership).await;
-                            sleep(REST).await;
-                            place
-                        }));
-                    }
-                }
+                Some((place, taken)) = calls.takings.next() => calls.taken(place, taken),
+                Some(place) = calls.endings.next() => calls.shards.set(place, OwnershipState::Idle),
+                (place, epoch) = next_resignation(resignations) => calls.resigned(place, epoch),
                 Ok(()) = self.views.changed() => {}
                 verdict = &mut comparing => match verdict {
                     Err(apart) if !self.was_apart => break SessionEnd::Apart(apart),
@@ -212,20 +155,94 @@ impl SessionOwnership<'_> {
                 },
             }
         };
-        // Calls that take shards are dropped: they end with the session. All served shards are ended concurrently, and awaited.
-        drop(takings);
-        let serving = shards.served().map(ending);
-        let ending = async { while endings.next().await.is_some() {} };
-        tokio::join!(join_all(serving), ending);
+        calls.end_all().await;
         ended
     }
 }
 
-/// Releases a shard that is not served any more.
-async fn let_go(name: &str, membership: &Arc<dyn Membership>) {
-    // While the service does not answer, the shard stays with this node, idle. When the session is lost, the shard has no owner.
-    while membership.is_valid() && membership.release(name).await.is_err() {
-        sleep(REST).await;
+/// The shards with the calls that take them and give them up: at most one call for each shard.
+struct OwnershipCalls<'a> {
+    membership: &'a Arc<dyn Membership>,
+    families: &'a [FamilyKind],
+    owners: &'a [Arc<dyn ShardOwner>],
+    shards: OwnershipTable,
+    takings: FuturesUnordered<PortFuture<'a, (FamilyShard, Result<u64, CoordinationError>)>>,
+    /// Each ends when the shard is idle again.
+    endings: FuturesUnordered<PortFuture<'a, FamilyShard>>,
+}
+
+impl<'a> OwnershipCalls<'a> {
+    fn new(membership: &'a Arc<dyn Membership>, families: &'a [FamilyKind], owners: &'a [Arc<dyn ShardOwner>]) -> Self {
+        let (takings, endings) = (FuturesUnordered::new(), FuturesUnordered::new());
+        Self { membership, families, owners, shards: OwnershipTable::idle(families), takings, endings }
+    }
+
+    fn name_of(&self, place: FamilyShard) -> String {
+        shard_name(self.families[place.family].name, place.shard)
+    }
+
+    fn begin(&mut self, step: OwnershipStep) {
+        match step {
+            OwnershipStep::Take(place) => {
+                self.shards.set(place, OwnershipState::Taking);
+                let (name, membership) = (self.name_of(place), self.membership);
+                self.takings.push(Box::pin(async move { (place, membership.own(&name).await) }));
+            }
+            OwnershipStep::GiveUp(place) => self.let_go(place, true, Duration::ZERO),
+            // The view may be behind: the rest gives it time to catch up.
+            OwnershipStep::Release(place) => self.let_go(place, false, REST),
+        }
+    }
+
+    fn taken(&mut self, place: FamilyShard, taken: Result<u64, CoordinationError>) {
+        match taken {
+            Ok(epoch) if self.membership.is_valid() => {
+                self.shards.set(place, OwnershipState::Serving(epoch));
+                self.owners[place.family].begin(place.shard, epoch, self.membership.clone());
+            }
+            taken => {
+                if let Err(error) = taken {
+                    tracing::debug!(shard = self.name_of(place), %error, "cannot take the shard");
+                }
+                self.shards.set(place, OwnershipState::Busy);
+                self.endings.push(Box::pin(async move {
+                    sleep(REST).await;
+                    place
+                }));
+            }
+        }
+    }
+
+    fn resigned(&mut self, place: FamilyShard, epoch: u64) {
+        if self.shards.is_served(place, epoch) {
+            self.let_go(place, true, REST);
+        }
+    }
+
+    /// Ends the owner if there is one, releases the shard, and lets it rest.
+    fn let_go(&mut self, place: FamilyShard, has_owner: bool, rest: Duration) {
+        self.shards.set(place, OwnershipState::Busy);
+        let (name, membership) = (self.name_of(place), self.membership);
+        let ending = has_owner.then(|| self.owners[place.family].end(place.shard));
+        self.endings.push(Box::pin(async move {
+            if let Some(ending) = ending {
+                ending.await;
+            }
+            // While the service does not answer, the shard stays with this node, idle. When the session is lost, it has no owner.
+            while membership.is_valid() && membership.release(&name).await.is_err() {
+                sleep(REST).await;
+            }
+            sleep(rest).await;
+            place
+        }));
+    }
+
+    /// Ends the owners of all served shards concurrently. Drops the calls that take shards: they end with the session.
+    async fn end_all(mut self) {
+        drop(self.takings);
+        let serving = self.shards.served().map(|place| self.owners[place.family].end(place.shard));
+        let ending = async { while self.endings.next().await.is_some() {} };
+        tokio::join!(join_all(serving), ending);
     }
 }
 
