@@ -5,6 +5,7 @@
 //! ([`LocalHolds`]) or to another node where [`service`] answers it. [`dispatch`] does the same for the port `Dispatch`. [`rpc`] has the
 //! calls between nodes.
 //! [`clocks`] keeps nodes whose clocks differ too much from owning shards, and [`key_check`] rejects nodes with another internal key.
+//! Owners are [`machine`]s: a [`shell`] runs each, and a [`Supervisor`] runs the shells of a role.
 //!
 //! This crate does not depend on the work of an owner: that is behind [`ShardOwner`] and [`LocalHolds`].
 
@@ -17,6 +18,7 @@ use whimbrel_model::ports::{
 use whimbrel_model::{SubscriptionNumber, Timestamp, TopicNumber};
 
 pub mod admission;
+mod alarm;
 pub mod assign;
 pub mod clocks;
 pub mod cluster_view;
@@ -27,6 +29,7 @@ pub mod keeper;
 mod keeper_tests;
 pub mod key_check;
 pub mod line_limit;
+pub mod machine;
 pub mod owner_clock;
 mod ownership;
 pub mod peers;
@@ -42,6 +45,8 @@ mod router_tests;
 pub mod rpc;
 pub mod service;
 mod shard_owners;
+pub mod shell;
+pub mod supervisor;
 #[cfg(test)]
 mod testing;
 
@@ -52,11 +57,13 @@ pub use dispatch::{DispatchRouter, dispatch_service};
 pub use families::{CARRIER_ROLE, CENTER_ROLE, Family, GATEWAY_ROLE, HOLDS_FAMILY, PUSH_FAMILY, shard_name};
 pub use keeper::{ClusterKeeper, JoinError, KeeperParts, KeeperSettings, Resign, Resignations, resignations};
 pub use key_check::{InternalKeyMismatch, KeyCheck};
+pub use machine::Machine;
 pub use peers::{BadInternalKey, PeerClients, PeerSettings};
 pub use router::{HoldsRouter, OWNER_WAIT_DEFAULT};
 pub use rpc::{InternalService, Wire};
 pub use service::service;
 pub use shard_owners::ShardOwners;
+pub use supervisor::Supervisor;
 
 /// The work of this node for the shards that it owns.
 pub trait ShardOwner: Send + Sync {

@@ -20,6 +20,13 @@ pub struct ClockReading {
     pub steady_ms: u64,
 }
 
+impl ClockReading {
+    /// A reading of clocks that agree.
+    pub fn exact(wall: Timestamp) -> Self {
+        Self { wall, expiry: wall, steady_ms: u64::try_from(wall.as_millis()).unwrap_or(0) }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct OwnerClock {
     now: Timestamp,

@@ -32,11 +32,10 @@ pub mod window;
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
-use futures_util::future::join_all;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -50,7 +49,7 @@ use runner::{DispatchContext, JoinedPorts, RunEnd, SubscriptionRequest, run};
 use whimbrel_catalogue::subscriptions::SubscriptionRegistry;
 use whimbrel_catalogue::topic_stats::TopicStats;
 use whimbrel_catalogue::topics::Registry;
-use whimbrel_cluster::{LocalDispatch, LocalDispatchError, ShardOwner};
+use whimbrel_cluster::{LocalDispatch, LocalDispatchError, ShardOwner, Supervisor};
 
 pub use settings::DispatchSettings;
 pub use subscription_metrics::NAMES as METRIC_NAMES;
@@ -83,16 +82,9 @@ pub enum DispatcherError {
 pub struct Dispatcher {
     context: Arc<DispatchContext>,
     shards: u32,
-    threads: Vec<Handle>,
     joined: watch::Sender<Option<JoinedPorts>>,
-    owned: Mutex<HashMap<u32, OwnedShard>>,
+    keepers: Supervisor<()>,
     running: Arc<Mutex<HashMap<SubscriptionNumber, RunningSubscription>>>,
-    shutdown: CancellationToken,
-}
-
-struct OwnedShard {
-    stop: CancellationToken,
-    ended: watch::Receiver<bool>,
 }
 
 struct RunningSubscription {
@@ -108,15 +100,7 @@ impl Dispatcher {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             count => count,
         };
-        let shutdown = CancellationToken::new();
-        let mut threads = Vec::with_capacity(count);
-        for number in 0..count {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            threads.push(runtime.handle().clone());
-            let ends = shutdown.clone();
-            let thread = std::thread::Builder::new().name(format!("dispatch-{number}"));
-            thread.spawn(move || runtime.block_on(ends.cancelled()))?;
-        }
+        let keepers = Supervisor::start((0..count).map(|number| format!("dispatch-{number}")), None)?;
         let context = DispatchContext {
             log: ports.log,
             registry: ports.registry,
@@ -132,11 +116,9 @@ impl Dispatcher {
         Ok(Arc::new(Self {
             context: Arc::new(context),
             shards,
-            threads,
             joined: watch::Sender::new(None),
-            owned: Mutex::default(),
+            keepers,
             running: Arc::default(),
-            shutdown,
         }))
     }
 
@@ -147,58 +129,34 @@ impl Dispatcher {
 
     /// Stops all subscriptions after saving their progress, and ends the threads.
     pub async fn close(&self) {
-        let owned: Vec<u32> = self.owned().keys().copied().collect();
-        join_all(owned.into_iter().map(|shard| self.end(shard))).await;
-        self.shutdown.cancel();
-    }
-
-    fn owned(&self) -> MutexGuard<'_, HashMap<u32, OwnedShard>> {
-        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
+        self.keepers.close().await;
     }
 
     /// The error for a subscription that does not run here. A subscription that is being deleted never will, so callers need not retry.
     fn not_running(&self, number: SubscriptionNumber) -> LocalDispatchError {
         let is_deleted = self.context.subscriptions.by_number(number).is_some_and(|known| known.stored.deleting);
-        let is_ours = self.owned().contains_key(&number.shard(self.shards));
+        let is_ours = self.keepers.door(number.shard(self.shards)).is_some();
         if is_deleted && is_ours { DispatchError::Unknown.into() } else { LocalDispatchError::NotHere }
-    }
-
-    fn thread_of(&self, number: SubscriptionNumber) -> &Handle {
-        &self.threads[number.0 as usize % self.threads.len()]
     }
 }
 
 impl ShardOwner for Dispatcher {
     fn begin(&self, shard: u32, epoch: u64, _: Arc<dyn Membership>) {
-        let stop = CancellationToken::new();
-        let (ended_sender, ended) = watch::channel(false);
-        self.owned().insert(shard, OwnedShard { stop: stop.clone(), ended });
-        let keeper = ShardKeeper {
-            context: Arc::clone(&self.context),
-            joined: self.joined.subscribe(),
-            threads: self.threads.clone(),
-            running: Arc::clone(&self.running),
-            shard,
-            shards: self.shards,
-            epoch,
-            stop,
+        let (context, running) = (Arc::clone(&self.context), Arc::clone(&self.running));
+        let (joined, threads, shards) = (self.joined.subscribe(), self.keepers.threads().to_vec(), self.shards);
+        let own = |stop| async move {
+            ShardKeeper { context, joined, threads, running, shard, shards, epoch, stop }.keep().await;
+            None
         };
-        let thread = self.thread_of(SubscriptionNumber(shard)).clone();
-        thread.spawn(async move {
-            keeper.keep().await;
-            ended_sender.send_replace(true);
+        self.keepers.begin((shard, epoch), (), own, move |why| {
+            if let Some(why) = why {
+                tracing::error!(shard, why, "the subscriptions of a shard are not run any more");
+            }
         });
     }
 
     fn end(&self, shard: u32) -> PortFuture<'_, ()> {
-        let owned = self.owned().remove(&shard);
-        Box::pin(async move {
-            if let Some(mut owned) = owned {
-                owned.stop.cancel();
-                // An error means that the task has ended already.
-                let _ = owned.ended.wait_for(|ended| *ended).await;
-            }
-        })
+        self.keepers.end(shard)
     }
 }
 

@@ -1,11 +1,10 @@
 //! Holds: messages with a due time. A node with the role `center` owns shards of holds. It applies their records, fires them when due,
 //! and answers requests about them.
 //!
-//! [`shard`] decides and is pure: it takes inputs with the time and returns effects. [`owner`] performs the effects: it reads and commits
-//! to the log, reads and writes the store, and answers. `docs/internals/holds-rules.md` lists the rules and their tests.
+//! [`shard`] decides: it is a machine. [`owner`] is its edge: it reads and commits to the log, reads and writes the store, and answers.
+//! `docs/internals/holds-rules.md` lists the rules and their tests.
 //! The center has a thread of its own with one task per shard. The cluster assigns shards to it through [`ShardOwner`].
 
-mod alarm;
 pub mod aside;
 mod blocked;
 mod commit;
@@ -21,22 +20,19 @@ pub mod unsaved_holds;
 pub mod window;
 
 use std::collections::HashMap;
-use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt as _;
-use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{mpsc, oneshot};
 use whimbrel_model::ports::{CountQuery, HoldReply, HoldRequest, HoldsError, Log, Membership, PortFuture, Timers};
 use whimbrel_model::{Clock, Event, EventSink, HOLDS_TOPIC, HoldId, PartitionId};
 
 use hold_metrics::HoldMetrics;
-use owner::{CenterContext, QueuedRequest, own};
+use owner::{CenterContext, HoldEdge, OwnedShard, QueuedRequest};
+use shard::HoldShard;
 use whimbrel_catalogue::topic_stats::TopicStats;
 use whimbrel_catalogue::topics::Registry;
-use whimbrel_cluster::{LocalHolds, LocalHoldsError, Resign, ShardOwner};
+use whimbrel_cluster::{LocalHolds, LocalHoldsError, Resign, ShardOwner, Supervisor, shell};
 
 pub use hold_metrics::NAMES as METRIC_NAMES;
 pub use settings::HoldsSettings;
@@ -72,28 +68,14 @@ pub enum CenterError {
 pub struct Center {
     context: Arc<CenterContext>,
     topic: whimbrel_model::TopicNumber,
-    resign: Resign,
-    runtime: Handle,
-    running: Arc<Mutex<HashMap<u32, RunningHoldOwner>>>,
-    shutdown: CancellationToken,
-}
-
-struct RunningHoldOwner {
-    epoch: u64,
-    requests: mpsc::Sender<QueuedRequest>,
-    stop: CancellationToken,
-    ended: watch::Receiver<bool>,
+    owners: Supervisor<mpsc::Sender<QueuedRequest>>,
 }
 
 impl Center {
     /// Starts the center's thread. The center owns no shard yet.
     pub fn start(ports: CenterPorts, settings: HoldsSettings) -> Result<Arc<Self>, CenterError> {
         let topic = ports.registry.get(HOLDS_TOPIC).ok_or(CenterError::NoHolds)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let handle = runtime.handle().clone();
-        let shutdown = CancellationToken::new();
-        let ends = shutdown.clone();
-        std::thread::Builder::new().name("center".to_owned()).spawn(move || runtime.block_on(ends.cancelled()))?;
+        let owners = Supervisor::start(["center".to_owned()], Some(ports.resign))?;
         let context = CenterContext {
             log: ports.log,
             timers: ports.timers,
@@ -105,15 +87,8 @@ impl Center {
             metrics: HoldMetrics::new(ports.stats),
             began: Instant::now(),
         };
-        let center = Arc::new(Self {
-            context: Arc::new(context),
-            topic: topic.number(),
-            resign: ports.resign,
-            runtime: handle,
-            running: Arc::default(),
-            shutdown,
-        });
-        center.runtime.spawn(update_metrics(Arc::downgrade(&center)));
+        let center = Arc::new(Self { context: Arc::new(context), topic: topic.number(), owners });
+        center.owners.thread_of(0).spawn(update_metrics(Arc::downgrade(&center)));
         Ok(center)
     }
 
@@ -122,74 +97,47 @@ impl Center {
     }
 
     pub fn owned(&self) -> Vec<u32> {
-        let mut owned: Vec<u32> = self.running().keys().copied().collect();
-        owned.sort_unstable();
-        owned
+        self.owners.owned()
     }
 
     /// Gives up all shards and ends the thread.
     pub async fn close(&self) {
-        for shard in self.owned() {
-            self.end(shard).await;
-        }
-        self.shutdown.cancel();
-    }
-
-    fn running(&self) -> MutexGuard<'_, HashMap<u32, RunningHoldOwner>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.owners.close().await;
     }
 }
 
 impl ShardOwner for Center {
     fn begin(&self, shard: u32, epoch: u64, membership: Arc<dyn Membership>) {
-        let (requests, asked) = mpsc::channel(self.context.settings.commands_waiting.max(1));
-        let (ended_sender, ended) = watch::channel(false);
-        let stop = CancellationToken::new();
-        let (context, ends) = (Arc::clone(&self.context), stop.clone());
-        let partition = PartitionId::new(self.topic, shard);
-        let (resign, shared) = (self.resign.clone(), Arc::clone(&self.context));
-        let running = Arc::clone(&self.running);
-        self.running().insert(shard, RunningHoldOwner { epoch, requests, stop, ended });
-        self.runtime.spawn(async move {
-            // A panic must not leave a shard with an owner that answers no request. The shard is taken again, from store and log.
-            let owning =
-                AssertUnwindSafe(own(context, shard, partition, epoch, membership, asked, ends)).catch_unwind();
-            let why = owning.await.unwrap_or_else(|_| Some("its owner panicked".to_owned()));
+        let (door, requests) = mpsc::channel(self.context.settings.commands_waiting.max(1));
+        let context = Arc::clone(&self.context);
+        let owned = OwnedShard { number: shard, partition: PartitionId::new(self.topic, shard), epoch, membership };
+        let own = |stop| async move {
+            let machine = HoldShard::new(Arc::clone(&context.settings), context.shards, epoch, context.reading());
+            shell::run(HoldEdge::new(context, owned, requests), machine, stop).await
+        };
+        let context = Arc::clone(&self.context);
+        self.owners.begin((shard, epoch), door, own, move |why| {
             // Always: publishers would otherwise wait for the progress of an owner that has ended.
-            if let Some(holds) = shared.registry.get(HOLDS_TOPIC) {
+            if let Some(holds) = context.registry.get(HOLDS_TOPIC) {
                 holds.counters.fold_backlog.owner_left(shard);
             }
-            shared.metrics.forget_shard(shard);
+            context.metrics.forget_shard(shard);
             if let Some(why) = why {
                 let detail = format!("shard {shard} of the holds was given up: {why}");
                 tracing::warn!(shard, epoch, %why, "a shard of the holds was given up");
-                (shared.events)(Event::warning("holds_shard_given_up", detail).with("shard", shard));
-                let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
-                if running.get(&shard).is_some_and(|entry| entry.epoch == epoch) {
-                    running.remove(&shard);
-                }
-                drop(running);
-                resign.resign(shard, epoch);
+                (context.events)(Event::warning("holds_shard_given_up", detail).with("shard", shard));
             }
-            ended_sender.send_replace(true);
         });
     }
 
     fn end(&self, shard: u32) -> PortFuture<'_, ()> {
-        let running = self.running().remove(&shard);
-        Box::pin(async move {
-            if let Some(mut running) = running {
-                running.stop.cancel();
-                // An error means that the task has ended already.
-                let _ = running.ended.wait_for(|ended| *ended).await;
-            }
-        })
+        self.owners.end(shard)
     }
 }
 
 impl LocalHolds for Center {
     fn ask(&self, shard: u32, ask: HoldRequest) -> PortFuture<'_, Result<HoldReply, LocalHoldsError>> {
-        let requests = self.running().get(&shard).map(|running| running.requests.clone());
+        let requests = self.owners.door(shard);
         Box::pin(async move {
             let requests = requests.ok_or(LocalHoldsError::NotHere)?;
             let (reply, answer) = oneshot::channel();

@@ -1,24 +1,18 @@
-//! The shell around a shard: it performs the shard's effects and passes the results back as inputs.
+//! The edge around a shard: what its requests, effects, start and ending mean in log, store and cluster.
 //!
-//! One task runs each shard. Calls to the log and the store run concurrently, but there is at most one read, one checkpoint and one
-//! commit at a time. When the shard starts over, the shell drops all calls in progress except a checkpoint, which it waits for.
+//! Calls to the log and the store run concurrently, but there is at most one read, one checkpoint and one commit at a time.
 
 use std::collections::HashMap;
-use std::future::pending;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt as _;
-use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
 use whimbrel_model::ports::{
     Fence, HoldReply, HoldRequest, HoldsError, Log, LogError, Membership, ReadLimits, Timers, TimersError,
 };
 use whimbrel_model::{Clock, Event, EventSink, HOLDS_TOPIC, PartitionId, Timestamp, format_duration};
 
-use super::alarm::Alarm;
 use super::blocked::BlockedPartitions;
 use super::commit::{CommitTarget, commit};
 use super::hold_metrics::HoldMetrics;
@@ -27,7 +21,9 @@ use super::settings::{HoldsSettings, PAGE_BYTES, PAGE_HOLDS, RETRY_AFTER};
 use super::shard::{CommitResult, Decision, HoldEffect, HoldInput, HoldRequestId, HoldShard};
 use whimbrel_catalogue::topics::Registry;
 use whimbrel_cluster::line_limit::LineLimit;
+use whimbrel_cluster::machine::{Edge, MachineStart, Performed};
 use whimbrel_cluster::owner_clock::ClockReading;
+use whimbrel_cluster::shell::{Calls, MachineCall};
 use whimbrel_cluster::{HOLDS_FAMILY, LocalHoldsError, shard_name};
 
 /// How long a read waits at the end of the log before it is repeated.
@@ -36,14 +32,6 @@ const READ_WAIT: Duration = Duration::from_secs(10);
 /// folding one record.
 const GATHER: Duration = Duration::from_millis(1);
 const METRICS_EVERY: Duration = Duration::from_millis(100);
-/// The most requests that are read from the queue at once.
-const ASKS_AT_ONCE: usize = 256;
-/// Alarms ring this much later than the due time, so that the wall clock has reached it. An alarm that rings too early would cost 1 ms.
-const WAKE_MARGIN: Duration = Duration::from_micros(30);
-/// An owner reads its clock at least this often, so that it notices clock steps in time.
-const CLOCK_READ_EVERY: Duration = Duration::from_secs(1);
-/// Timeout of the last checkpoint when a shard is given up.
-const LAST_CHECKPOINT_WITHIN: Duration = Duration::from_secs(5);
 
 pub struct CenterContext {
     pub log: Arc<dyn Log>,
@@ -58,7 +46,7 @@ pub struct CenterContext {
 }
 
 impl CenterContext {
-    fn reading(&self) -> ClockReading {
+    pub(crate) fn reading(&self) -> ClockReading {
         let steady_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         ClockReading { wall: self.clock.now(), expiry: self.clock.expiry_now(), steady_ms }
     }
@@ -69,21 +57,23 @@ pub(crate) struct QueuedRequest {
     pub(crate) reply: oneshot::Sender<Result<HoldReply, LocalHoldsError>>,
 }
 
-type OwnerCall = Pin<Box<dyn Future<Output = HoldInput> + Send>>;
+/// The shard that an owner owns, and the epoch of its ownership.
+pub(crate) struct OwnedShard {
+    pub(crate) number: u32,
+    pub(crate) partition: PartitionId,
+    pub(crate) epoch: u64,
+    pub(crate) membership: Arc<dyn Membership>,
+}
 
-struct OwnerTask {
+pub(crate) struct HoldEdge {
     context: Arc<CenterContext>,
-    number: u32,
-    partition: PartitionId,
-    epoch: u64,
-    membership: Arc<dyn Membership>,
-    shard: HoldShard,
-    fence: Option<Fence>,
-    calls: FuturesUnordered<OwnerCall>,
-    /// The checkpoint in progress.
-    applying: Option<OwnerCall>,
+    owned: Arc<OwnedShard>,
+    requests: mpsc::Receiver<QueuedRequest>,
     replies: HashMap<HoldRequestId, oneshot::Sender<Result<HoldReply, LocalHoldsError>>>,
     next_ask: HoldRequestId,
+    fence: Option<Fence>,
+    /// The shard starts or ends: no effect but answers is performed.
+    only_answers: bool,
     /// Topic partitions that a recent commit could not write to.
     blocked: Arc<Mutex<BlockedPartitions>>,
     /// Notified when a read must not wait for more records to gather.
@@ -92,196 +82,125 @@ struct OwnerTask {
     metrics_at: Instant,
 }
 
-/// Owns the shard until `stop` is cancelled. Returns a reason if the owner cannot continue.
-pub(crate) async fn own(
-    context: Arc<CenterContext>,
-    number: u32,
-    partition: PartitionId,
-    epoch: u64,
-    membership: Arc<dyn Membership>,
-    mut requests: mpsc::Receiver<QueuedRequest>,
-    stop: CancellationToken,
-) -> Option<String> {
-    let shard = HoldShard::new(Arc::clone(&context.settings), context.shards, epoch, context.reading());
-    let mut owner = OwnerTask {
-        number,
-        partition,
-        epoch,
-        membership,
-        shard,
-        fence: None,
-        calls: FuturesUnordered::new(),
-        applying: None,
-        replies: HashMap::new(),
-        next_ask: 0,
-        blocked: Arc::default(),
-        urgent: Arc::default(),
-        last_read: None,
-        metrics_at: Instant::now(),
-        context,
-    };
-    let ended = owner.run(&mut requests, &stop).await;
-    owner.end(&mut requests, ended.is_none()).await;
-    ended
+impl HoldEdge {
+    pub(crate) fn new(context: Arc<CenterContext>, owned: OwnedShard, requests: mpsc::Receiver<QueuedRequest>) -> Self {
+        Self {
+            context,
+            owned: Arc::new(owned),
+            requests,
+            replies: HashMap::new(),
+            next_ask: 0,
+            fence: None,
+            only_answers: true,
+            blocked: Arc::default(),
+            urgent: Arc::default(),
+            last_read: None,
+            metrics_at: Instant::now(),
+        }
+    }
+
+    fn answer(&mut self, ask: HoldRequestId, told: Result<HoldReply, HoldsError>) {
+        let told = match told {
+            Err(HoldsError::Overloaded(_)) => Err(HoldsError::Overloaded(self.owned.number)),
+            told => told,
+        };
+        if let Some(reply) = self.replies.remove(&ask) {
+            // The caller may have disconnected. The decision stands.
+            let _ = reply.send(told.map_err(LocalHoldsError::Holds));
+        }
+    }
+
+    /// Reads the next records. When records arrive one by one and nothing is urgent, the read waits for a few.
+    fn read(&mut self, shard: &HoldShard, from: u64) -> MachineCall<HoldInput> {
+        let (context, partition) = (Arc::clone(&self.context), self.owned.partition);
+        let (urgent, last_read) = (Arc::clone(&self.urgent), self.last_read.replace(Instant::now()));
+        let is_crowd = last_read.is_some_and(|last| last.elapsed() < GATHER);
+        let gathers = is_crowd && !shard.is_urgent();
+        Box::pin(async move {
+            if gathers {
+                let _ = tokio::time::timeout(GATHER, urgent.notified()).await;
+            }
+            let limits = ReadLimits { max_records: PAGE_HOLDS, max_bytes: PAGE_BYTES, wait: READ_WAIT };
+            HoldInput::Read(read(&*context.log, partition, from, limits).await)
+        })
+    }
+
+    fn report_skipped(&self, offset: u64, why: &str) {
+        let detail = format!("a record of the holds cannot be decoded and was skipped: {why}");
+        let event = Event::failure("hold_record_passed_over", detail);
+        (self.context.events)(event.with("shard", self.owned.number).with("offset", offset));
+    }
+
+    fn report_not_trimmed(&self, why: String) {
+        let (number, every) = (self.owned.number, format_duration(self.context.settings.trim_interval));
+        let detail = format!(
+            "the log of shard {number} of the holds cannot be trimmed and keeps growing: {why}. The next attempt follows after \
+             {every}"
+        );
+        (self.context.events)(Event::warning("holds_not_trimmed", detail).with("shard", number).with("error", why));
+    }
 }
 
-impl OwnerTask {
-    async fn run(&mut self, requests: &mut mpsc::Receiver<QueuedRequest>, stop: &CancellationToken) -> Option<String> {
-        let mut alarm = match Alarm::new() {
-            Ok(alarm) => alarm,
-            Err(error) => return Some(format!("cannot create the timer: {error}")),
-        };
-        let mut inputs = match self.start(true, requests, stop).await {
-            Ok(Some(input)) => vec![input],
-            Ok(None) => return None,
-            Err(why) => return Some(why),
-        };
-        loop {
-            let mut was_idle = true;
-            for input in inputs.drain(..) {
-                let effects = self.shard.step(self.context.reading(), input);
-                was_idle &= effects.is_empty();
-                for effect in effects {
-                    match effect {
-                        HoldEffect::Resign { why } => return Some(why),
-                        HoldEffect::StartOver | HoldEffect::OpenFence => {
-                            let must_fence = matches!(effect, HoldEffect::OpenFence);
-                            self.drop_calls().await;
-                            match self.start(must_fence, requests, stop).await {
-                                Ok(Some(input)) => self.calls.push(Box::pin(std::future::ready(input))),
-                                Ok(None) => return None,
-                                Err(why) => return Some(why),
-                            }
-                        }
-                        effect => self.perform(effect),
-                    }
-                }
-            }
-            if self.shard.is_urgent() {
-                self.urgent.notify_one();
-            }
-            if self.metrics_at.elapsed() >= METRICS_EVERY {
-                self.metrics_at = Instant::now();
-                let metrics = self.shard.metrics();
-                if let Some(holds) = self.context.registry.get(HOLDS_TOPIC) {
-                    holds.counters.fold_backlog.folded(self.number, metrics.folded);
-                }
-                self.context.metrics.of_shard(self.number, metrics);
-            }
-            let wake = self.until_wake(was_idle);
-            // Requests are read on every turn: a stream of finished calls must not delay them.
-            while inputs.len() < ASKS_AT_ONCE
-                && let Ok(request) = requests.try_recv()
-            {
-                inputs.push(self.asked(request));
-            }
-            if !inputs.is_empty() {
-                // Nor must many requests delay the calls. One call per turn, before the requests: if its result makes the shard start
-                // over, inputs queued behind it are void, but requests are not.
-                if let Some(input) = self.poll_calls() {
-                    inputs.insert(0, input);
-                }
-                if stop.is_cancelled() {
-                    return None;
-                }
-                continue;
-            }
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => return None,
-                Some(input) = self.calls.next(), if !self.calls.is_empty() => inputs.push(input),
-                input = under_way(&mut self.applying) => {
-                    self.applying = None;
-                    inputs.push(input);
-                }
-                Some(request) = requests.recv() => inputs.push(self.asked(request)),
-                () = alarm.after(wake) => inputs.push(HoldInput::Tick),
-            }
-        }
+impl Edge for HoldEdge {
+    type Machine = HoldShard;
+    type Request = QueuedRequest;
+    type Started = (Fence, HoldInput);
+    type Done = HoldInput;
+
+    /// An owner reads its clock at least this often, so that it notices clock steps in time.
+    const STEP_EVERY: Duration = Duration::from_secs(1);
+    const ANSWERS_WHILE_STARTING: bool = true;
+
+    fn clock(&self) -> &dyn Clock {
+        &*self.context.clock
     }
 
-    fn poll_calls(&mut self) -> Option<HoldInput> {
-        if let Some(Some(input)) = self.calls.next().now_or_never() {
-            return Some(input);
-        }
-        let input = under_way(&mut self.applying).now_or_never()?;
-        self.applying = None;
-        Some(input)
+    fn now(&self) -> ClockReading {
+        self.context.reading()
     }
 
-    /// How long the shard can sleep; at least 1 ms if the last step had no effects.
-    fn until_wake(&self, was_idle: bool) -> Option<Duration> {
-        let (wake_at, now) = (self.shard.wake_at()?.as_millis(), self.shard.now().as_millis());
-        // If the owner's clock is the wall clock, the fraction of the current millisecond counts too.
-        let fraction = self.context.clock.micros_into().min(999);
-        let micros = wake_at.saturating_sub(now).saturating_mul(1000).saturating_sub(fraction.into());
-        let micros = u64::try_from(micros).unwrap_or(0);
-        let wait = Duration::from_micros(if was_idle { micros.max(1000) } else { micros }) + WAKE_MARGIN;
-        Some(wait.min(CLOCK_READ_EVERY))
+    fn time_of(shard: &HoldShard) -> Timestamp {
+        shard.now()
     }
 
-    fn asked(&mut self, request: QueuedRequest) -> HoldInput {
+    fn tick() -> HoldInput {
+        HoldInput::Tick
+    }
+
+    fn start(&mut self, start: MachineStart) -> MachineCall<Result<Self::Started, String>> {
+        self.only_answers = true;
+        let fence = self.fence.take().filter(|_| start == MachineStart::Again);
+        Box::pin(find_start(Arc::clone(&self.context), Arc::clone(&self.owned), fence))
+    }
+
+    fn started(&mut self, (fence, input): Self::Started, _: &mut Calls<HoldInput>) -> Vec<HoldInput> {
+        self.fence = Some(fence);
+        self.only_answers = false;
+        vec![input]
+    }
+
+    fn poll_request(&mut self, context: &mut Context<'_>) -> Poll<Option<QueuedRequest>> {
+        self.requests.poll_recv(context)
+    }
+
+    fn try_request(&mut self) -> Option<QueuedRequest> {
+        self.requests.try_recv().ok()
+    }
+
+    fn request(&mut self, request: QueuedRequest, _: &mut Calls<HoldInput>) -> Option<HoldInput> {
         self.next_ask += 1;
         self.replies.insert(self.next_ask, request.reply);
-        HoldInput::Asked { ask: self.next_ask, what: request.ask }
+        Some(HoldInput::Asked { ask: self.next_ask, what: request.ask })
     }
 
-    /// Drops all calls in progress, but waits for a checkpoint: the store must not change after its offset is read.
-    async fn drop_calls(&mut self) {
-        self.calls.clear();
-        if let Some(applying) = self.applying.take() {
-            let _ = applying.await;
+    fn perform(&mut self, shard: &HoldShard, effect: HoldEffect, calls: &mut Calls<HoldInput>) -> Performed<HoldInput> {
+        if self.only_answers && !matches!(effect, HoldEffect::Answer { .. }) {
+            return Performed::Done;
         }
-    }
-
-    /// Reads the offsets of store and log. `must_fence`: opens a new fence first. Returns `None` if the owner is stopped. Requests are
-    /// accepted meanwhile; a request that waits too long gets an error that nothing was done.
-    async fn start(
-        &mut self,
-        must_fence: bool,
-        requests: &mut mpsc::Receiver<QueuedRequest>,
-        stop: &CancellationToken,
-    ) -> Result<Option<HoldInput>, String> {
-        let fence = self.fence.take().filter(|_| !must_fence);
-        let (context, membership) = (Arc::clone(&self.context), Arc::clone(&self.membership));
-        let starting = find_start(context, self.number, self.partition, self.epoch, membership, fence);
-        tokio::pin!(starting);
-        loop {
-            let input = tokio::select! {
-                biased;
-                () = stop.cancelled() => return Ok(None),
-                started = &mut starting => {
-                    let (fence, input) = started?;
-                    self.fence = Some(fence);
-                    return Ok(Some(input));
-                }
-                Some(request) = requests.recv() => self.asked(request),
-                () = tokio::time::sleep(RETRY_AFTER) => HoldInput::Tick,
-            };
-            for effect in self.shard.step(self.context.reading(), input) {
-                if let HoldEffect::Answer { ask, told } = effect {
-                    self.answer(ask, told);
-                }
-            }
-        }
-    }
-
-    fn perform(&mut self, effect: HoldEffect) {
         let context = Arc::clone(&self.context);
-        let (number, partition) = (self.number, self.partition);
-        let call: OwnerCall = match effect {
-            HoldEffect::Read { from } => {
-                let (urgent, last_read) = (Arc::clone(&self.urgent), self.last_read.replace(Instant::now()));
-                let is_crowd = last_read.is_some_and(|last| last.elapsed() < GATHER);
-                let gathers = is_crowd && !self.shard.is_urgent();
-                Box::pin(async move {
-                    if gathers {
-                        let _ = tokio::time::timeout(GATHER, urgent.notified()).await;
-                    }
-                    let limits = ReadLimits { max_records: PAGE_HOLDS, max_bytes: PAGE_BYTES, wait: READ_WAIT };
-                    HoldInput::Read(read(&*context.log, partition, from, limits).await)
-                })
-            }
+        let (number, partition) = (self.owned.number, self.owned.partition);
+        let call: MachineCall<HoldInput> = match effect {
+            HoldEffect::Read { from } => self.read(shard, from),
             HoldEffect::End { token } => Box::pin(async move {
                 HoldInput::End { token, end: context.log.bounds(partition).await.map(|bounds| bounds.next) }
             }),
@@ -306,11 +225,11 @@ impl OwnerTask {
             HoldEffect::Apply(write) => {
                 context.metrics.checkpoint(write.changes.len());
                 let apply = async move { HoldInput::Applied(context.timers.apply(number, write).await) };
-                self.applying = Some(Box::pin(apply));
-                return;
+                calls.begin_write(Box::pin(apply));
+                return Performed::Done;
             }
             HoldEffect::Commit { decisions, at } => {
-                let Some(fence) = self.fence.clone() else { return };
+                let Some(fence) = self.fence.clone() else { return Performed::Done };
                 Box::pin(commit_and_count(context, fence, partition, Arc::clone(&self.blocked), decisions, at))
             }
             HoldEffect::Cut { kept_since } => {
@@ -322,79 +241,75 @@ impl OwnerTask {
             HoldEffect::Trim { before } => {
                 Box::pin(async move { HoldInput::Trimmed(context.log.trim(partition, before).await) })
             }
-            HoldEffect::Answer { ask, told } => return self.answer(ask, told),
+            HoldEffect::Answer { ask, told } => {
+                self.answer(ask, told);
+                return Performed::Done;
+            }
             HoldEffect::Report { offset, why } => {
-                let detail = format!("a record of the holds cannot be decoded and was skipped: {why}");
-                let event = Event::failure("hold_record_passed_over", detail);
-                (context.events)(event.with("shard", number).with("offset", offset));
-                return;
+                self.report_skipped(offset, &why);
+                return Performed::Done;
             }
             HoldEffect::NotTrimmed { why } => {
-                let every = format_duration(context.settings.trim_interval);
-                let detail = format!(
-                    "the log of shard {number} of the holds cannot be trimmed and keeps growing: {why}. The next attempt \
-                     follows after {every}"
-                );
-                (context.events)(Event::warning("holds_not_trimmed", detail).with("shard", number).with("error", why));
-                return;
+                self.report_not_trimmed(why);
+                return Performed::Done;
             }
-            // The main loop handles these.
-            HoldEffect::StartOver | HoldEffect::OpenFence | HoldEffect::Resign { .. } => return,
+            HoldEffect::StartOver => return Performed::StartOver(MachineStart::Again),
+            HoldEffect::OpenFence => return Performed::StartOver(MachineStart::Fenced),
+            HoldEffect::Resign { why } => return Performed::Resign(why),
         };
-        self.calls.push(call);
+        calls.begin(call);
+        Performed::Done
     }
 
-    fn answer(&mut self, ask: HoldRequestId, told: Result<HoldReply, HoldsError>) {
-        let told = match told {
-            Err(HoldsError::Overloaded(_)) => Err(HoldsError::Overloaded(self.number)),
-            told => told,
-        };
-        if let Some(reply) = self.replies.remove(&ask) {
-            // The caller may have disconnected. The decision stands.
-            let _ = reply.send(told.map_err(LocalHoldsError::Holds));
-        }
+    fn finished(&mut self, input: HoldInput, _: &mut Calls<HoldInput>) -> Option<HoldInput> {
+        Some(input)
     }
 
-    /// Gives up the shard. A last checkpoint shortens the successor's start. Waiting requests get `NotHere`, or `OutcomeUnknown` if their
-    /// commit is in progress.
-    async fn end(mut self, requests: &mut mpsc::Receiver<QueuedRequest>, with_checkpoint: bool) {
-        requests.close();
-        if self.shard.is_committing() {
-            // Waits for the commit, so that its requests get the outcome.
-            let waited = tokio::time::timeout(LAST_CHECKPOINT_WITHIN, async {
-                while self.shard.is_committing()
-                    && let Some(input) = self.calls.next().await
-                {
-                    let effects = self.shard.step(self.context.reading(), input);
-                    for effect in effects {
-                        if let HoldEffect::Answer { ask, told } = effect {
-                            self.answer(ask, told);
-                        }
-                    }
-                }
-            });
-            let _ = waited.await;
+    fn turned(&mut self, shard: &mut HoldShard, _: &mut Calls<HoldInput>) -> Option<HoldInput> {
+        if shard.is_urgent() {
+            self.urgent.notify_one();
         }
-        for ask in self.shard.asks_in_doubt() {
+        if self.metrics_at.elapsed() >= METRICS_EVERY {
+            self.metrics_at = Instant::now();
+            let metrics = shard.metrics();
+            if let Some(holds) = self.context.registry.get(HOLDS_TOPIC) {
+                holds.counters.fold_backlog.folded(self.owned.number, metrics.folded);
+            }
+            self.context.metrics.of_shard(self.owned.number, metrics);
+        }
+        None
+    }
+
+    fn ending(&mut self, _: bool) -> Option<HoldInput> {
+        self.requests.close();
+        self.only_answers = true;
+        None
+    }
+
+    /// A commit in progress: its requests get the outcome.
+    fn awaits_calls(&self, shard: &HoldShard) -> bool {
+        shard.is_committing()
+    }
+
+    fn settled(&mut self, shard: &HoldShard, _: bool) {
+        for ask in shard.asks_in_doubt() {
             let why = "the owner of the hold changed during the commit".to_owned();
             self.answer(ask, Err(HoldsError::OutcomeUnknown(why)));
         }
-        if with_checkpoint {
-            let last = async {
-                if let Some(applying) = self.applying.take() {
-                    let input = applying.await;
-                    let _ = self.shard.step(self.context.reading(), input);
-                }
-                if let Some(write) = self.shard.last_checkpoint() {
-                    let _ = self.context.timers.apply(self.number, write).await;
-                }
-            };
-            let _ = tokio::time::timeout(LAST_CHECKPOINT_WITHIN, last).await;
-        }
+    }
+
+    /// The last checkpoint.
+    fn last_write(&mut self, shard: &mut HoldShard) -> Option<MachineCall<()>> {
+        let (context, number, write) = (Arc::clone(&self.context), self.owned.number, shard.last_checkpoint()?);
+        Some(Box::pin(async move { drop(context.timers.apply(number, write).await) }))
+    }
+
+    fn ended(&mut self, _: &mut HoldShard) {
+        self.requests.close();
         for (_, reply) in self.replies.drain() {
             let _ = reply.send(Err(LocalHoldsError::NotHere));
         }
-        while let Ok(request) = requests.try_recv() {
+        while let Ok(request) = self.requests.try_recv() {
             let _ = request.reply.send(Err(LocalHoldsError::NotHere));
         }
     }
@@ -404,12 +319,10 @@ impl OwnerTask {
 /// retried while the node has its session.
 async fn find_start(
     context: Arc<CenterContext>,
-    number: u32,
-    partition: PartitionId,
-    epoch: u64,
-    membership: Arc<dyn Membership>,
+    owned: Arc<OwnedShard>,
     fence: Option<Fence>,
 ) -> Result<(Fence, HoldInput), String> {
+    let OwnedShard { number, partition, epoch, ref membership } = *owned;
     let name = shard_name(HOLDS_FAMILY, number);
     let try_once = async || -> Result<(Fence, HoldInput), TakeoverError> {
         let fence = match &fence {
@@ -461,13 +374,6 @@ impl From<LogError> for TakeoverError {
 impl From<TimersError> for TakeoverError {
     fn from(error: TimersError) -> Self {
         Self::Passing(error.to_string())
-    }
-}
-
-async fn under_way(call: &mut Option<OwnerCall>) -> HoldInput {
-    match call {
-        Some(call) => call.await,
-        None => pending().await,
     }
 }
 

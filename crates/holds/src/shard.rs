@@ -32,6 +32,7 @@ use super::aside::AsideHolds;
 use super::settings::HoldsSettings;
 use super::unsaved_holds::UnsavedHolds;
 use super::window::HoldWindow;
+use whimbrel_cluster::Machine;
 use whimbrel_cluster::owner_clock::{ClockReading, OwnerClock};
 
 pub use commands::HoldRequestId;
@@ -345,8 +346,14 @@ impl HoldShard {
             saved: self.saved,
         }
     }
+}
 
-    pub fn step(&mut self, reading: ClockReading, input: HoldInput) -> Vec<HoldEffect> {
+impl Machine for HoldShard {
+    type Now = ClockReading;
+    type Input = HoldInput;
+    type Effect = HoldEffect;
+
+    fn step(&mut self, reading: ClockReading, input: HoldInput) -> Vec<HoldEffect> {
         let step_ms = self.clock.read(reading);
         (self.wall, self.expiry) = (reading.wall, reading.expiry.min(self.clock.now()));
         if let Some(step_ms) = step_ms {
@@ -383,30 +390,7 @@ impl HoldShard {
         effects
     }
 
-    /// Performs all work that is possible now, whatever the input was.
-    fn go_on(&mut self, effects: &mut Vec<HoldEffect>) {
-        self.expire(effects);
-        if self.has_fallen && !self.pending_commit.as_ref().is_some_and(PendingCommit::is_open) {
-            self.start_over(effects);
-        }
-        if self.phase == ShardPhase::Starting {
-            return;
-        }
-        self.ask_for_page_again(effects);
-        self.read_on(effects);
-        self.save(effects);
-        if self.phase != ShardPhase::Ready {
-            return;
-        }
-        self.advance_commands(effects);
-        self.fill(effects);
-        self.scan_aside(effects);
-        self.carry_on(effects);
-        self.decide(effects);
-    }
-
-    /// When the shard needs a tick if no other input arrives.
-    pub fn wake_at(&self) -> Option<Timestamp> {
+    fn wake_at(&self) -> Option<Timestamp> {
         if self.phase == ShardPhase::Starting {
             return None;
         }
@@ -430,6 +414,30 @@ impl HoldShard {
             }
         }
         times.into_iter().min()
+    }
+}
+
+impl HoldShard {
+    /// Performs all work that is possible now, whatever the input was.
+    fn go_on(&mut self, effects: &mut Vec<HoldEffect>) {
+        self.expire(effects);
+        if self.has_fallen && !self.pending_commit.as_ref().is_some_and(PendingCommit::is_open) {
+            self.start_over(effects);
+        }
+        if self.phase == ShardPhase::Starting {
+            return;
+        }
+        self.ask_for_page_again(effects);
+        self.read_on(effects);
+        self.save(effects);
+        if self.phase != ShardPhase::Ready {
+            return;
+        }
+        self.advance_commands(effects);
+        self.fill(effects);
+        self.scan_aside(effects);
+        self.carry_on(effects);
+        self.decide(effects);
     }
 
     fn started(&mut self, applied: u64, first: u64, end: u64) {

@@ -393,11 +393,11 @@ mod tests {
     use super::super::super::testing::hold;
     use super::super::HoldInput;
     use super::*;
+    use whimbrel_cluster::Machine as _;
     use whimbrel_cluster::owner_clock::ClockReading;
 
     fn at(ms: i64) -> ClockReading {
-        let wall = Timestamp::from_millis(ms);
-        ClockReading { wall, expiry: wall, steady_ms: ms as u64 }
+        ClockReading::exact(Timestamp::from_millis(ms))
     }
 
     fn decisions(effects: &[HoldEffect]) -> Option<&[Decision]> {

@@ -49,6 +49,8 @@ use pending_records::PendingRecords;
 use row_requests::RowRequests;
 use unsaved_changes::UnsavedChanges;
 use work_queue::{QueuedWork, WorkQueue};
+use whimbrel_cluster::Machine;
+use whimbrel_cluster::owner_clock::ClockReading;
 
 pub type QueryId = u64;
 pub type RowsToken = u64;
@@ -264,10 +266,23 @@ impl PushPartition {
         }
     }
 
-    pub fn step(&mut self, now: Timestamp, input: CarrierInput) -> Vec<CarrierEffect> {
+    /// The time of the last step.
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+}
+
+impl Machine for PushPartition {
+    type Now = ClockReading;
+    type Input = CarrierInput;
+    type Effect = CarrierEffect;
+
+    fn step(&mut self, reading: ClockReading, input: CarrierInput) -> Vec<CarrierEffect> {
         if self.is_over() {
             return Vec::new();
         }
+        let now = reading.wall;
+        self.clock.limit_expiry(reading.expiry);
         self.handle_clock_step(now);
         match input {
             CarrierInput::Started { applied, first, end } => self.started(applied, first, end, now),
@@ -299,11 +314,12 @@ impl PushPartition {
         self.take_effects()
     }
 
-    /// The time of the next step if no input arrives before.
-    pub fn wake_at(&self) -> Option<Timestamp> {
+    fn wake_at(&self) -> Option<Timestamp> {
         [self.deadlines.next(), self.save_due()].into_iter().flatten().min()
     }
+}
 
+impl PushPartition {
     /// All records below this offset are folded into memory.
     pub fn folded(&self) -> u64 {
         self.position.folded
@@ -498,11 +514,6 @@ impl PushPartition {
 
     fn keep_seats_ms(&self) -> i64 {
         i64::try_from(self.settings.keep_seats.as_millis()).unwrap_or(i64::MAX)
-    }
-
-    /// Sets the time by which messages expire, before a step.
-    pub fn expire_by(&mut self, time: Timestamp) {
-        self.clock.limit_expiry(time);
     }
 
     /// Removes expired messages of a user.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use whimbrel_cluster::Machine as _;
 use whimbrel_model::ports::{CountQuery, HoldQuery, HoldRequest, NewDueTime};
 use whimbrel_model::record::HEADER_FINGERPRINT;
 use whimbrel_model::{Headers, Hold, HoldId, IdMint, MessageBody, Timestamp, TopicNumber};

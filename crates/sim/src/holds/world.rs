@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use whimbrel_cluster::Machine as _;
 use whimbrel_cluster::owner_clock::ClockReading;
 use whimbrel_holds::HoldsSettings;
 use whimbrel_holds::shard::{CommitResult, Decision, HoldEffect, HoldInput, HoldRequestId, HoldShard, WrittenDecision};

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use whimbrel_cluster::Machine as _;
+use whimbrel_cluster::owner_clock::ClockReading;
 use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::{DeliveryPosition, ReadBatch, ToCarrier, ToGateway};
 use whimbrel_people::carrier::partition::{CarrierEffect, CarrierIncident, CarrierInput, PushPartition};
@@ -129,9 +131,9 @@ impl PeopleWorld {
     pub(super) fn step(&mut self, epoch: u64, input: CarrierInput) {
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
-            let now = self.clock();
+            let reading = ClockReading::exact(self.clock());
             let Some(owner) = self.owners.all.get_mut(&epoch) else { return };
-            let mut effects = owner.core.step(now, input);
+            let mut effects = owner.core.step(reading, input);
             // The core does not order its effects by gateway; a run needs a fixed order.
             effects.sort_by_key(|effect| match effect {
                 CarrierEffect::Tell { gateway, .. } => (0, Some(*gateway)),

@@ -23,6 +23,11 @@ impl PartitionClock {
         Self { began: now, last: now, expiry_max: None }
     }
 
+    /// The time of the last step.
+    pub fn now(&self) -> Timestamp {
+        self.last
+    }
+
     /// The owner starts now.
     pub fn start(&mut self, now: Timestamp) {
         self.began = now;

@@ -10,6 +10,9 @@ use whimbrel_model::people::{Platform, PlatformSettings};
 use whimbrel_model::ports::{AtOffset, PeopleQuery, ToCarrier};
 use whimbrel_model::push::{PushMessage, PushTask};
 
+use whimbrel_cluster::Machine as _;
+use whimbrel_cluster::owner_clock::ClockReading;
+
 use super::{GATEWAY, World, message, uid};
 use crate::carrier::partition::{CarrierEffect, CarrierInput};
 use crate::carrier::settings::CarrierSettings;
@@ -63,7 +66,7 @@ fn a_row_that_was_saved_after_the_read_is_read_again() {
 
 /// Takes a step and performs its effects except one, which it returns.
 fn step_without(world: &mut World, input: CarrierInput, is_meant: impl Fn(&CarrierEffect) -> bool) -> CarrierEffect {
-    let effects = world.core.step(Timestamp::from_millis(world.now), input);
+    let effects = world.core.step(ClockReading::exact(Timestamp::from_millis(world.now)), input);
     let (mut meant, others): (Vec<_>, Vec<_>) = effects.into_iter().partition(is_meant);
     others.into_iter().for_each(|effect| world.perform(effect));
     meant.pop().expect("no such effect")
@@ -99,7 +102,7 @@ fn a_write_with_an_unknown_outcome_ends_the_ownership() {
     let mut world = World::new();
     world.push(&["u"], "a");
     world.now += 1_000;
-    let effects = world.core.step(Timestamp::from_millis(world.now), CarrierInput::Tick);
+    let effects = world.core.step(ClockReading::exact(Timestamp::from_millis(world.now)), CarrierInput::Tick);
     assert!(matches!(effects[..], [CarrierEffect::Apply(_)]));
     world.step(CarrierInput::Applied(Err(whimbrel_model::ports::InboxError::Unavailable("x".into()))));
     assert!(world.resigned);

@@ -12,6 +12,9 @@ use whimbrel_model::ports::{
 use whimbrel_model::push::{PushMessage, PushTask};
 use whimbrel_model::{Record, SessionsRule, StoredRecord, Timestamp};
 
+use whimbrel_cluster::Machine as _;
+use whimbrel_cluster::owner_clock::ClockReading;
+
 use crate::carrier::partition::{CarrierEffect, CarrierInput, CarrierRecord, PushPartition};
 use crate::carrier::settings::CarrierSettings;
 use crate::carrier::user_box::PlatformRules;
@@ -94,7 +97,7 @@ impl World {
     }
 
     pub(super) fn step(&mut self, input: CarrierInput) {
-        let effects = self.core.step(Timestamp::from_millis(self.now), input);
+        let effects = self.core.step(ClockReading::exact(Timestamp::from_millis(self.now)), input);
         for effect in effects {
             self.perform(effect);
         }
@@ -281,7 +284,7 @@ pub(super) fn short(news: &ToGateway) -> String {
 impl World {
     /// Takes a step without performing its effects.
     pub(super) fn only(&mut self, input: CarrierInput) -> Vec<CarrierEffect> {
-        self.core.step(Timestamp::from_millis(self.now), input)
+        self.core.step(ClockReading::exact(Timestamp::from_millis(self.now)), input)
     }
 
     pub(super) fn perform_all(&mut self, effects: Vec<CarrierEffect>) {

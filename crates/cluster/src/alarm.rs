@@ -1,7 +1,6 @@
 //! An alarm with sub-millisecond precision. The runtime's own timer counts whole milliseconds and rounds up; on an idle machine that
 //! rounding would be most of a hold's lateness.
 
-use std::future::pending;
 use std::io;
 use std::time::Duration;
 
@@ -85,9 +84,8 @@ impl Alarm {
         Ok(Self { timer: precise::Timer::new()? })
     }
 
-    /// Returns after `wake`; never returns for `None`. Dropping the future cancels the alarm.
-    pub(super) async fn after(&mut self, wake: Option<Duration>) {
-        let Some(wake) = wake else { return pending().await };
+    /// Returns after `wake`. Dropping the future cancels the alarm.
+    pub(super) async fn after(&mut self, wake: Duration) {
         if self.timer.set(wake).is_err() || self.timer.rings().await.is_err() {
             tokio::time::sleep(wake).await;
         }
@@ -104,13 +102,13 @@ mod tests {
         let mut alarm = Alarm::new().unwrap();
         for micros in [0, 300, 2_700] {
             let (wake, began) = (Duration::from_micros(micros), Instant::now());
-            alarm.after(Some(wake)).await;
+            alarm.after(wake).await;
             assert!(began.elapsed() >= wake);
         }
-        let cancelled = alarm.after(Some(Duration::from_micros(1)));
+        let cancelled = alarm.after(Duration::from_micros(1));
         drop(cancelled);
         let (wake, began) = (Duration::from_millis(5), Instant::now());
-        alarm.after(Some(wake)).await;
+        alarm.after(wake).await;
         assert!(began.elapsed() >= wake, "a cancelled alarm does not ring for the next one");
     }
 }
