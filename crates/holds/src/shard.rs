@@ -15,10 +15,14 @@ mod carry;
 mod checkpoint;
 mod commands;
 mod fold;
+mod memory;
 mod pending_commit;
 mod queries;
+mod request_queues;
+mod store_state;
+mod time;
+mod window_fill;
 
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use whimbrel_model::ports::{
@@ -27,22 +31,21 @@ use whimbrel_model::ports::{
 };
 use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp};
 
-use super::IdMap;
-use super::aside::AsideHolds;
 use super::settings::HoldsSettings;
-use super::unsaved_holds::UnsavedHolds;
-use super::window::HoldWindow;
 use whimbrel_cluster::Machine;
-use whimbrel_cluster::owner_clock::{ClockReading, OwnerClock};
+use whimbrel_cluster::owner_clock::ClockReading;
 
-pub use commands::HoldRequestId;
 pub use pending_commit::{CommitResult, Decision, WrittenDecision};
+pub use request_queues::HoldRequestId;
 
-use carry::Carry;
-use commands::WaitingRequest;
-use fold::FoldPage;
-use pending_commit::PendingCommit;
-use queries::{PendingQuery, Sweep};
+use carry::Trim;
+use fold::FoldPosition;
+use memory::HoldMemory;
+use pending_commit::Commits;
+use request_queues::RequestQueues;
+use store_state::{StoreRead, StoreState};
+use time::ShardTime;
+use window_fill::WindowFill;
 
 /// Identifies a call, so that its result can be matched to it.
 pub type CallToken = u64;
@@ -187,78 +190,27 @@ pub struct HoldShardMetrics {
     pub saved: u64,
 }
 
+/// A shard in memory: what it knows, and what it waits for.
 #[derive(Debug)]
 pub struct HoldShard {
     settings: Arc<HoldsSettings>,
     epoch: u64,
-    clock: OwnerClock,
-    wall: Timestamp,
-    /// The time for decisions about expiry.
-    expiry: Timestamp,
+    time: ShardTime,
     phase: ShardPhase,
     next_token: CallToken,
-
-    /// The offset up to which the log is folded without a gap.
-    folded: u64,
-    is_reading: bool,
-    page: Option<FoldPage>,
-    page_again_at: Timestamp,
-
-    /// The store's offset, and the number of its changes so far.
-    saved: u64,
-    saves: u64,
-    /// The offset of the last synced checkpoint, whether the one in progress is synced, and when the next one must be.
-    synced: u64,
-    saving_synced: bool,
-    sync_at: Timestamp,
-    unsaved: UnsavedHolds,
-    saving: Option<u64>,
-    /// The next checkpoint must empty the store first: its contents cannot be folded upon.
-    must_reset: bool,
-    last_saved_at: Timestamp,
-    save_again_at: Option<Timestamp>,
-    /// The store is at an unexpected offset.
-    has_fallen: bool,
-
-    window: HoldWindow,
-    filling: Option<(CallToken, u64)>,
-    /// The range that the read in progress covers: after a place, until a time.
-    filling_after: DueCursor,
-    filling_until: Timestamp,
-    fill_again_at: Option<Timestamp>,
-
-    pending_commit: Option<PendingCommit>,
-    /// Holds that the commit in progress decides about, with the store's row of those that only the store has.
-    deciding: IdMap<Option<Arc<Hold>>>,
-    commit_again_at: Option<Timestamp>,
-    /// Holds that can never be written, with the reason.
-    doomed: Vec<(Arc<Hold>, Box<str>)>,
-    /// Holds whose topic cannot accept messages now, and the request to the store for a page of them.
-    aside: AsideHolds,
+    fold: FoldPosition,
+    store: StoreState,
+    memory: HoldMemory,
+    filling: WindowFill,
+    /// The request to the store for a page of holds that are set aside, and the number of saves before it.
     scanning: Option<(CallToken, u64)>,
-
-    arrived: Vec<WaitingRequest>,
-    /// Requests that wait for the outcome of the commit in progress.
-    blocked: Vec<WaitingRequest>,
-    asking_end: BTreeMap<CallToken, Vec<WaitingRequest>>,
-    to_fold: BTreeMap<u64, Vec<WaitingRequest>>,
-    getting: BTreeMap<CallToken, Vec<WaitingRequest>>,
-    decidable: VecDeque<WaitingRequest>,
-    queries: BTreeMap<CallToken, PendingQuery>,
-    sweeps: BTreeMap<HoldRequestId, Sweep>,
-    waiting: usize,
-    expire_at: Timestamp,
-
-    carry: Option<Carry>,
-    carry_at: Timestamp,
-    /// The log could not be trimmed, and that has been reported.
-    told_not_trimmed: bool,
+    commits: Commits,
+    requests: RequestQueues,
+    trim: Trim,
 }
 
 /// The number of turns over which the shards' checkpoints are spread within their interval.
 const TURNS: u64 = 16;
-/// How often the shard checks for requests that have waited too long, in milliseconds.
-const EXPIRE_EVERY_MS: i64 = 250;
 
 fn after(time: Timestamp, duration: std::time::Duration) -> Timestamp {
     let ms = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
@@ -270,54 +222,20 @@ impl HoldShard {
     pub fn new(settings: Arc<HoldsSettings>, shards: u32, epoch: u64, reading: ClockReading) -> Self {
         let skew = i64::try_from(settings.clock_skew.as_millis()).unwrap_or(i64::MAX);
         let now = reading.wall;
-        let window = HoldWindow::new(now, settings.window_bytes / shards.max(1) as usize);
-        let aside = AsideHolds::new(now, window.bytes_max() / aside_retry::WINDOW_PART);
+        let memory = HoldMemory::new(now, settings.window_bytes / shards.max(1) as usize);
         Self {
             epoch,
-            clock: OwnerClock::new(reading, skew),
-            wall: now,
-            expiry: reading.expiry,
+            time: ShardTime::new(reading, skew),
             phase: ShardPhase::Starting,
             next_token: 0,
-            folded: 0,
-            is_reading: false,
-            page: None,
-            page_again_at: now,
-            saved: 0,
-            saves: 0,
-            synced: 0,
-            saving_synced: false,
-            sync_at: now,
-            unsaved: UnsavedHolds::default(),
-            saving: None,
-            must_reset: false,
-            last_saved_at: now,
-            save_again_at: None,
-            has_fallen: false,
-            filling_after: window.horizon().clone(),
-            filling_until: now,
-            window,
-            filling: None,
-            fill_again_at: None,
-            pending_commit: None,
-            deciding: IdMap::default(),
-            commit_again_at: None,
-            doomed: Vec::new(),
-            aside,
+            fold: FoldPosition::default(),
+            store: StoreState::default(),
+            filling: WindowFill::new(&memory.window),
+            memory,
             scanning: None,
-            arrived: Vec::new(),
-            blocked: Vec::new(),
-            asking_end: BTreeMap::new(),
-            to_fold: BTreeMap::new(),
-            getting: BTreeMap::new(),
-            decidable: VecDeque::new(),
-            queries: BTreeMap::new(),
-            sweeps: BTreeMap::new(),
-            waiting: 0,
-            expire_at: now,
-            carry: None,
-            carry_at: after(now, settings.trim_interval),
-            told_not_trimmed: false,
+            commits: Commits::default(),
+            requests: RequestQueues::default(),
+            trim: Trim::new(after(now, settings.trim_interval)),
             settings,
         }
     }
@@ -329,21 +247,21 @@ impl HoldShard {
 
     /// Whether a commit, a request or the start of the shard waits for the log to be folded.
     pub fn is_urgent(&self) -> bool {
-        self.phase != ShardPhase::Ready || self.pending_commit.is_some() || !self.to_fold.is_empty()
+        self.phase != ShardPhase::Ready || self.commits.pending.is_some() || !self.requests.to_fold.is_empty()
     }
 
     pub fn now(&self) -> Timestamp {
-        self.clock.now()
+        self.time.now()
     }
 
     pub fn metrics(&self) -> HoldShardMetrics {
         HoldShardMetrics {
-            window_holds: self.window.count() + self.aside.count(),
-            window_bytes: self.window.bytes() + self.aside.bytes(),
-            unsaved_bytes: self.unsaved.bytes_in_all(),
-            commands: self.waiting,
-            folded: self.folded,
-            saved: self.saved,
+            window_holds: self.memory.window.count() + self.memory.aside.count(),
+            window_bytes: self.memory.window.bytes() + self.memory.aside.bytes(),
+            unsaved_bytes: self.memory.unsaved.bytes_in_all(),
+            commands: self.requests.count,
+            folded: self.fold.folded,
+            saved: self.store.saved,
         }
     }
 }
@@ -354,12 +272,10 @@ impl Machine for HoldShard {
     type Effect = HoldEffect;
 
     fn step(&mut self, reading: ClockReading, input: HoldInput) -> Vec<HoldEffect> {
-        let step_ms = self.clock.read(reading);
-        (self.wall, self.expiry) = (reading.wall, reading.expiry.min(self.clock.now()));
-        if let Some(step_ms) = step_ms {
+        if let Some(step_ms) = self.time.read(reading) {
             // The step does not change how long a command has waited.
-            let expires_at = after(self.clock.now(), self.settings.answer_within);
-            self.everyone_waiting_mut().for_each(|waiting| waiting.expires_at = expires_at);
+            let expires_at = after(self.time.now(), self.settings.answer_within);
+            self.requests.all_mut().for_each(|waiting| waiting.expires_at = expires_at);
             if step_ms < 0 {
                 self.plan_again();
             }
@@ -395,22 +311,22 @@ impl Machine for HoldShard {
             return None;
         }
         let mut times = Vec::with_capacity(6);
-        if self.waiting > 0 {
-            times.push(self.expire_at);
+        if self.requests.count > 0 {
+            times.push(self.requests.expire_at);
         }
         times.extend(self.save_at());
         times.extend(self.page_at());
         if self.phase == ShardPhase::Ready {
-            if self.pending_commit.is_none() {
-                times.extend(match self.commit_again_at {
+            if self.commits.pending.is_none() {
+                times.extend(match self.commits.again_at {
                     Some(again_at) => Some(again_at),
-                    None => self.window.next_due().into_iter().chain(self.aside.retry_at()).min(),
+                    None => self.memory.window.next_due().into_iter().chain(self.memory.aside.retry_at()).min(),
                 });
-                times.extend(self.aside.scan_at().filter(|_| self.scanning.is_none()));
+                times.extend(self.memory.aside.scan_at().filter(|_| self.scanning.is_none()));
             }
             times.extend(self.fill_at());
-            if self.carry.is_none() {
-                times.push(self.carry_at);
+            if self.trim.carry.is_none() {
+                times.push(self.trim.at);
             }
         }
         times.into_iter().min()
@@ -421,7 +337,7 @@ impl HoldShard {
     /// Performs all work that is possible now, whatever the input was.
     fn go_on(&mut self, effects: &mut Vec<HoldEffect>) {
         self.expire(effects);
-        if self.has_fallen && !self.pending_commit.as_ref().is_some_and(PendingCommit::is_open) {
+        if self.store.has_fallen && !self.commits.is_open() {
             self.start_over(effects);
         }
         if self.phase == ShardPhase::Starting {
@@ -441,28 +357,19 @@ impl HoldShard {
     }
 
     fn started(&mut self, applied: u64, first: u64, end: u64) {
-        self.saved = applied;
-        self.saves += 1;
-        self.synced = applied;
-        // A store that is behind the kept log or beyond its end does not belong to this log.
-        if applied < first || applied > end || self.must_reset {
-            self.must_reset = true;
-            self.folded = first;
-        } else {
-            self.folded = applied;
-        }
-        self.phase = ShardPhase::Folding { goal: end };
         // Shards that were taken over together spread their checkpoints over the interval.
         let turn = self.settings.checkpoint_interval * (self.epoch % TURNS) as u32 / TURNS as u32;
-        self.last_saved_at = self.clock.now().saturating_sub(turn);
+        let is_of_this_log = self.store.started(applied, first, end, self.time.now().saturating_sub(turn));
+        self.fold.folded = if is_of_this_log { applied } else { first };
+        self.phase = ShardPhase::Folding { goal: end };
         self.is_ready_now();
     }
 
     /// Enters `Ready` if the log is folded to the goal.
     fn is_ready_now(&mut self) {
         if let ShardPhase::Folding { goal } = self.phase
-            && self.folded >= goal
-            && !self.must_reset
+            && self.fold.folded >= goal
+            && !self.store.must_reset
         {
             self.phase = ShardPhase::Ready;
         }
@@ -477,14 +384,15 @@ impl HoldShard {
     /// The clock was set back, so all planned times and the wheel are wrong. The shard drops its memory and folds again, as after a store
     /// that lost writes.
     fn plan_again(&mut self) {
-        let now = self.clock.now();
-        (self.page_again_at, self.sync_at, self.last_saved_at, self.expire_at) = (now, now, now, now);
-        (self.save_again_at, self.fill_again_at, self.commit_again_at) = (None, None, None);
-        self.carry_at = after(now, self.settings.trim_interval);
+        let now = self.time.now();
+        self.store.plan_again(now);
+        (self.fold.again_at, self.requests.expire_at) = (now, now);
+        (self.filling.again_at, self.commits.again_at) = (None, None);
+        self.trim.at = after(now, self.settings.trim_interval);
         if self.phase != ShardPhase::Starting {
-            self.has_fallen = true;
+            self.store.has_fallen = true;
         } else {
-            self.window = HoldWindow::new(now, self.window.bytes_max());
+            self.memory.forget_window(now);
         }
     }
 
@@ -494,46 +402,20 @@ impl HoldShard {
     }
 
     fn forget(&mut self) {
+        let now = self.time.now();
         self.phase = ShardPhase::Starting;
-        self.has_fallen = false;
-        self.is_reading = false;
-        self.page = None;
-        self.unsaved = UnsavedHolds::default();
-        (self.saving, self.save_again_at) = (None, None);
-        self.window = HoldWindow::new(self.clock.now(), self.window.bytes_max());
-        (self.filling, self.fill_again_at) = (None, None);
-        self.carry = None;
-        self.doomed.clear();
-        self.aside = AsideHolds::new(self.clock.now(), self.aside.bytes_max());
+        self.fold.forget();
+        self.store.forget();
+        self.memory.forget(now);
+        self.filling.forget();
         self.scanning = None;
-        self.deciding.clear();
-        self.pending_commit = None;
-        self.commit_again_at = None;
-        self.commands_start_over();
-    }
-
-    /// Checks the result of a store read by the offset at which the store was.
-    fn check_read(&self, at: u64, saves_when_asked: u64) -> StoreRead {
-        if at == self.saved || self.saving == Some(at) {
-            StoreRead::Sound
-        } else if saves_when_asked != self.saves {
-            // The read began before a checkpoint ended.
-            StoreRead::AskAgain
-        } else {
-            StoreRead::Fallen
-        }
+        self.commits = Commits::default();
+        self.trim.carry = None;
+        self.requests.start_over();
     }
 
     fn token(&mut self) -> CallToken {
         self.next_token += 1;
         self.next_token
     }
-}
-
-/// Whether the result of a store read is usable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StoreRead {
-    Sound,
-    AskAgain,
-    Fallen,
 }

@@ -11,13 +11,11 @@ use whimbrel_model::{Hold, HoldId, Timestamp};
 
 use super::super::settings::RETRY_AFTER;
 use super::super::window::place_of;
-use super::commands::WaitingRequest;
+use super::request_queues::WaitingRequest;
 use super::{CallToken, Decision, HoldEffect, HoldShard, StoreRead, after};
 
 /// Holds that were set aside get at most 1/4 of a commit. The rest is for other holds.
 pub(super) const COMMIT_PART: usize = 4;
-/// Holds that are set aside may take this much memory in addition to the window: 1/4 of the window's bytes.
-pub(super) const WINDOW_PART: usize = 4;
 
 impl HoldShard {
     /// Postpones a message whose topic cannot accept messages now. It is retried soon, and other messages do not wait for it.
@@ -27,16 +25,16 @@ impl HoldShard {
         waiting: Option<WaitingRequest>,
         effects: &mut Vec<HoldEffect>,
     ) {
-        self.deciding.remove(decision.id());
-        let now = self.clock.now();
+        self.memory.deciding.remove(decision.id());
+        let now = self.time.now();
         // A hold that is not due yet was fired by a command. It stays in the window.
         if let Decision::Fire(hold) = decision
             && hold.due <= now
-            && self.window.get(&hold.id).is_some_and(|known| known.version == hold.version)
+            && self.memory.window.get(&hold.id).is_some_and(|known| known.version == hold.version)
         {
-            self.window.remove(&hold.id);
-            let is_stored = self.unsaved.get(&hold.id).is_none();
-            self.aside.put(Arc::clone(hold), after(now, RETRY_AFTER), is_stored);
+            self.memory.window.remove(&hold.id);
+            let is_stored = self.memory.unsaved.get(&hold.id).is_none();
+            self.memory.aside.put(Arc::clone(hold), after(now, RETRY_AFTER), is_stored);
         }
         if let Some(waiting) = waiting {
             let why = "the topic or partition cannot accept messages now; try again".to_owned();
@@ -46,22 +44,22 @@ impl HoldShard {
 
     /// Puts holds in memory back into the window when their pause is over.
     pub(super) fn retry_aside(&mut self, now: Timestamp) {
-        for hold in self.aside.take_due(now, (self.settings.commit_holds / COMMIT_PART).max(1)) {
-            self.window.insert(hold);
+        for hold in self.memory.aside.take_due(now, (self.settings.commit_holds / COMMIT_PART).max(1)) {
+            self.memory.window.insert(hold);
         }
     }
 
     /// Asks the store for the next page of holds that are not in memory.
     pub(super) fn scan_aside(&mut self, effects: &mut Vec<HoldEffect>) {
-        if self.scanning.is_some() || self.pending_commit.is_some() || self.has_fallen {
+        if self.scanning.is_some() || self.commits.pending.is_some() || self.store.has_fallen {
             return;
         }
-        let now = self.clock.now();
-        let window = &self.window;
+        let now = self.time.now();
+        let window = &self.memory.window;
         let is_waiting = |id: &HoldId, version| window.get(id).is_some_and(|hold| hold.version == version);
-        let Some(stretch) = self.aside.next_page(now, after(now, RETRY_AFTER), is_waiting) else { return };
+        let Some(stretch) = self.memory.aside.next_page(now, after(now, RETRY_AFTER), is_waiting) else { return };
         let token = self.token();
-        self.scanning = Some((token, self.saves));
+        self.scanning = Some((token, self.store.saves));
         let until = Timestamp::from_millis(stretch.upto.due.as_millis().saturating_add(1));
         effects.push(HoldEffect::Due { token, after: Some(stretch.after), until });
     }
@@ -69,24 +67,19 @@ impl HoldShard {
     /// Processes the store's reply to [`Self::scan_aside`]. Returns false if the reply belongs to another call.
     pub(super) fn scanned(&mut self, token: CallToken, found: &Result<AtOffset<Vec<Arc<Hold>>>, TimersError>) -> bool {
         let Some((_, saves)) = self.scanning.take_if(|(asked, _)| *asked == token) else { return false };
-        let again_at = after(self.clock.now(), RETRY_AFTER);
+        let again_at = after(self.time.now(), RETRY_AFTER);
         match found {
-            Ok(page) => match self.check_read(page.applied, saves) {
+            Ok(page) => match self.store.check_read(page.applied, saves) {
                 StoreRead::Sound => self.take_page_aside(&page.found, again_at),
                 StoreRead::AskAgain => {}
-                StoreRead::Fallen => self.has_fallen = true,
+                StoreRead::Fallen => self.store.has_fallen = true,
             },
             Err(error) => {
-                self.aside.page_failed(again_at);
-                self.store_failed(error);
+                self.memory.aside.page_failed(again_at);
+                self.store.failed(error);
             }
         }
         true
-    }
-
-    /// Whether only the store has the hold. Commits in progress are not checked: if one leaves the hold out, the window must have it.
-    fn is_only_stored(&self, id: &HoldId) -> bool {
-        self.is_new_to_window(id) && self.window.get(id).is_none()
     }
 
     /// Puts holds of a page into the window, as many as may be set aside in memory.
@@ -95,20 +88,20 @@ impl HoldShard {
         for hold in page {
             let place = place_of(hold);
             // The window itself reads the holds beyond its horizon.
-            if place > *self.window.horizon() {
+            if place > *self.memory.window.horizon() {
                 next = None;
                 break;
             }
             next = Some(place);
-            if self.is_only_stored(&hold.id) {
+            if self.memory.is_only_stored(&hold.id) {
                 bytes += hold.size();
                 tried.push((hold.id.clone(), hold.version));
-                self.window.insert(Arc::clone(hold));
+                self.memory.window.insert(Arc::clone(hold));
             }
-            if bytes >= self.aside.bytes_max() {
+            if bytes >= self.memory.aside.bytes_max() {
                 break;
             }
         }
-        self.aside.page_read(tried, next, again_at);
+        self.memory.aside.page_read(tried, next, again_at);
     }
 }

@@ -8,9 +8,25 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use whimbrel_model::ports::{AtOffset, LogError, ReadBatch, StoredHold, TimersError};
-use whimbrel_model::{Hold, HoldId, HoldRecord, MessageId};
+use whimbrel_model::{Hold, HoldId, HoldRecord, MessageId, Timestamp};
 
 use super::{CallToken, HoldEffect, HoldShard, ShardPhase, StoreRead, after};
+
+/// The trims of the log.
+#[derive(Debug)]
+pub(super) struct Trim {
+    pub(super) carry: Option<Carry>,
+    /// When the next trim begins.
+    pub(super) at: Timestamp,
+    /// The log could not be trimmed, and that has been reported.
+    was_reported: bool,
+}
+
+impl Trim {
+    pub(super) fn new(at: Timestamp) -> Self {
+        Self { carry: None, at, was_reported: false }
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Carry {
@@ -49,16 +65,16 @@ fn can_be_held_again(id: &HoldId) -> bool {
 
 impl HoldShard {
     pub(super) fn carry_on(&mut self, effects: &mut Vec<HoldEffect>) {
-        if self.phase != ShardPhase::Ready || self.has_fallen {
+        if self.phase != ShardPhase::Ready || self.store.has_fallen {
             return;
         }
-        let now = self.clock.now();
-        let Some(carry) = &mut self.carry else {
-            if now >= self.carry_at {
+        let now = self.time.now();
+        let Some(carry) = &mut self.trim.carry else {
+            if now >= self.trim.at {
                 let keep = i64::try_from(self.settings.keep_log.as_millis()).unwrap_or(i64::MAX);
-                let kept_since = whimbrel_model::Timestamp::from_millis(self.expiry.as_millis().saturating_sub(keep));
+                let kept_since = Timestamp::from_millis(self.time.expiry.as_millis().saturating_sub(keep));
                 effects.push(HoldEffect::Cut { kept_since });
-                self.carry = Some(Carry {
+                self.trim.carry = Some(Carry {
                     stage: CarryStage::Finding,
                     cut: 0,
                     walked: 0,
@@ -71,7 +87,7 @@ impl HoldShard {
             return;
         };
         // A page is done when all its ids are committed and folded.
-        if carry.stage == CarryStage::Page && carry.ids.is_empty() && self.pending_commit.is_none() {
+        if carry.stage == CarryStage::Page && carry.ids.is_empty() && self.commits.pending.is_none() {
             if carry.walked < carry.cut {
                 carry.stage = CarryStage::ClockReading;
                 effects.push(HoldEffect::Walk { from: carry.walked, upto: carry.cut });
@@ -79,14 +95,14 @@ impl HoldShard {
                 carry.stage = CarryStage::Trimming;
                 effects.push(HoldEffect::Trim { before: carry.cut });
             }
-        } else if carry.stage == CarryStage::Page && !carry.ids.is_empty() && carry.got_after != self.saves {
+        } else if carry.stage == CarryStage::Page && !carry.ids.is_empty() && carry.got_after != self.store.saves {
             self.ask_for_carried(effects);
         }
     }
 
     pub(super) fn cut_found(&mut self, cut: Result<(u64, u64), LogError>, effects: &mut Vec<HoldEffect>) {
-        let synced = self.synced;
-        let Some(carry) = &mut self.carry else { return };
+        let synced = self.store.synced;
+        let Some(carry) = &mut self.trim.carry else { return };
         match cut {
             Ok((first, cut)) if cut.min(synced) >= first + STRETCH_MIN => {
                 carry.cut = cut.min(synced);
@@ -102,20 +118,20 @@ impl HoldShard {
     /// Gives up this trim. A log that cannot be trimmed fills the disk in the end, so the failure is reported.
     fn carry_failed(&mut self, error: &LogError, effects: &mut Vec<HoldEffect>) {
         let is_loss = matches!(error, LogError::Trimmed { .. } | LogError::BeyondEnd { .. });
-        if !is_loss && !std::mem::replace(&mut self.told_not_trimmed, true) {
+        if !is_loss && !std::mem::replace(&mut self.trim.was_reported, true) {
             effects.push(HoldEffect::NotTrimmed { why: error.to_string() });
         }
         self.carry_is_over();
     }
 
     fn carry_is_over(&mut self) {
-        self.carry = None;
-        self.carry_at = after(self.clock.now(), self.settings.trim_interval);
+        self.trim.carry = None;
+        self.trim.at = after(self.time.now(), self.settings.trim_interval);
     }
 
     pub(super) fn walked(&mut self, read: Result<ReadBatch, LogError>, effects: &mut Vec<HoldEffect>) {
-        let oldest_end = self.expiry.saturating_sub(self.settings.remember);
-        let Some(carry) = &mut self.carry else { return };
+        let oldest_end = self.time.expiry.saturating_sub(self.settings.remember);
+        let Some(carry) = &mut self.trim.carry else { return };
         let batch = match read {
             Ok(batch) => batch,
             Err(error) => return self.carry_failed(&error, effects),
@@ -146,10 +162,10 @@ impl HoldShard {
     }
 
     pub(super) fn ask_for_carried(&mut self, effects: &mut Vec<HoldEffect>) {
-        let Some(carry) = &self.carry else { return };
-        let unknown: Vec<HoldId> = carry.ids.iter().filter(|id| self.resolve(id).is_none()).cloned().collect();
-        let (token, saves) = (self.token(), self.saves);
-        let Some(carry) = &mut self.carry else { return };
+        let Some(carry) = &self.trim.carry else { return };
+        let unknown: Vec<HoldId> = carry.ids.iter().filter(|id| self.memory.resolve(id).is_none()).cloned().collect();
+        let (token, saves) = (self.token(), self.store.saves);
+        let Some(carry) = &mut self.trim.carry else { return };
         carry.got.clear();
         carry.got_after = saves;
         if unknown.is_empty() {
@@ -166,30 +182,30 @@ impl HoldShard {
         token: CallToken,
         found: &Result<AtOffset<Vec<Option<StoredHold>>>, TimersError>,
     ) -> bool {
-        let Some(carry) = &self.carry else { return false };
+        let Some(carry) = &self.trim.carry else { return false };
         if carry.stage != CarryStage::Asking(token) {
             return false;
         }
         match found {
-            Ok(at) => match self.check_read(at.applied, carry.got_after) {
+            Ok(at) => match self.store.check_read(at.applied, carry.got_after) {
                 StoreRead::Sound => {
-                    let saves = self.saves;
-                    let Some(carry) = &mut self.carry else { return true };
+                    let saves = self.store.saves;
+                    let Some(carry) = &mut self.trim.carry else { return true };
                     carry.got = std::mem::take(&mut carry.asked).into_iter().zip(at.found.iter().cloned()).collect();
                     carry.got_after = saves;
                     carry.stage = CarryStage::Page;
                 }
                 StoreRead::AskAgain => {
-                    if let Some(carry) = &mut self.carry {
+                    if let Some(carry) = &mut self.trim.carry {
                         // `carry_on` detects that the query was too early.
                         carry.stage = CarryStage::Page;
                         carry.got_after = u64::MAX;
                     }
                 }
-                StoreRead::Fallen => self.has_fallen = true,
+                StoreRead::Fallen => self.store.has_fallen = true,
             },
             Err(error) => {
-                self.store_failed(error);
+                self.store.failed(error);
                 self.carry_is_over();
             }
         }
@@ -199,7 +215,7 @@ impl HoldShard {
     pub(super) fn trimmed(&mut self, trimmed: Result<(), LogError>, effects: &mut Vec<HoldEffect>) {
         match trimmed {
             Ok(()) => {
-                self.told_not_trimmed = false;
+                self.trim.was_reported = false;
                 self.carry_is_over();
             }
             Err(error) => self.carry_failed(&error, effects),
@@ -207,22 +223,22 @@ impl HoldShard {
     }
 
     pub(super) fn next_to_carry(&mut self) -> Option<HoldId> {
-        let carry = self.carry.as_mut().filter(|carry| carry.stage == CarryStage::Page)?;
+        let carry = self.trim.carry.as_mut().filter(|carry| carry.stage == CarryStage::Page)?;
         carry.ids.pop_front()
     }
 
     pub(super) fn carry_later(&mut self, ids: Vec<HoldId>) {
-        if let Some(carry) = &mut self.carry {
+        if let Some(carry) = &mut self.trim.carry {
             carry.ids.extend(ids);
         }
     }
 
     /// The pending hold, if only the store has it.
     pub(super) fn carried_from_store(&self, id: &HoldId) -> Option<Arc<Hold>> {
-        if self.resolve(id).is_some() {
+        if self.memory.resolve(id).is_some() {
             return None;
         }
-        match self.carry.as_ref()?.got.get(id)? {
+        match self.trim.carry.as_ref()?.got.get(id)? {
             Some(StoredHold::Pending(hold)) => Some(Arc::clone(hold)),
             _ => None,
         }
@@ -230,11 +246,11 @@ impl HoldShard {
 
     /// The record to carry for an id, or `Some(None)` if its hold needs none. `None`: the store must be queried again.
     pub(super) fn carried_now(&self, id: &HoldId) -> Option<Option<HoldRecord>> {
-        let state = match self.resolve(id) {
+        let state = match self.memory.resolve(id) {
             Some(resolved) => resolved.state,
             None => {
-                let carry = self.carry.as_ref()?;
-                if carry.got_after != self.saves {
+                let carry = self.trim.carry.as_ref()?;
+                if carry.got_after != self.store.saves {
                     return None;
                 }
                 // The query left out ids that memory had then. Memory may have dropped such an id since.
@@ -253,8 +269,6 @@ impl HoldShard {
 
 #[cfg(test)]
 mod tests {
-    use whimbrel_model::Timestamp;
-
     use super::super::super::settings::HoldsSettings;
     use super::super::HoldInput;
     use super::*;

@@ -9,33 +9,12 @@ use std::sync::Arc;
 use whimbrel_model::ports::{
     AtOffset, HoldReply, HoldRequest, HoldView, HoldsError, LogError, NewDueTime, StoredHold, TimersError,
 };
-use whimbrel_model::{Hold, HoldEndKind, HoldId, HoldRecord, Timestamp};
+use whimbrel_model::{Hold, HoldEndKind, HoldRecord, Timestamp};
 
 use super::super::settings::DELAY_MAX;
 use super::pending_commit::{Decision, DecisionMark};
-use super::{CallToken, EXPIRE_EVERY_MS, HoldEffect, HoldShard, ShardPhase, StoreRead, after};
-
-pub type HoldRequestId = u64;
-
-#[derive(Debug)]
-pub(super) struct WaitingRequest {
-    pub(super) ask: HoldRequestId,
-    pub(super) what: HoldRequest,
-    /// When the request is answered with an error.
-    pub(super) expires_at: Timestamp,
-    /// The log is folded to its end as of the request's arrival.
-    pub(super) is_folded: bool,
-    /// The number of saves, and the store's state of the hold then.
-    pub(super) got: Option<(u64, Option<StoredHold>)>,
-    /// The number of saves when the store was queried.
-    pub(super) asked_after: u64,
-    /// The version of the hold when a move was decided.
-    pub(super) version_before: Option<u64>,
-    /// The decision of an earlier commit with an unknown outcome.
-    pub(super) doubt: Option<DecisionMark>,
-    /// The withdrawal of a whole topic to which this request belongs.
-    pub(super) sweep: Option<HoldRequestId>,
-}
+use super::request_queues::{HoldRequestId, WaitingRequest};
+use super::{CallToken, HoldEffect, HoldShard, ShardPhase, StoreRead, after};
 
 /// The result of checking a command against the state of its hold.
 pub(super) enum CommandVerdict {
@@ -45,43 +24,14 @@ pub(super) enum CommandVerdict {
     FoldFirst,
 }
 
-impl WaitingRequest {
-    pub(super) fn id(&self) -> Option<&HoldId> {
-        match &self.what {
-            HoldRequest::Accept(hold) => Some(&hold.id),
-            HoldRequest::Extend { id, .. }
-            | HoldRequest::Withdraw { id }
-            | HoldRequest::Fire { id }
-            | HoldRequest::Look { id } => Some(id),
-            HoldRequest::List(_) | HoldRequest::Dead(_) | HoldRequest::Count(_) | HoldRequest::WithdrawTopic { .. } => {
-                None
-            }
-        }
-    }
-}
-
 impl HoldShard {
     pub(super) fn asked(&mut self, ask: HoldRequestId, what: HoldRequest, effects: &mut Vec<HoldEffect>) {
-        if self.waiting >= self.settings.commands_waiting {
+        if self.requests.count >= self.settings.commands_waiting {
             effects.push(HoldEffect::Answer { ask, told: Err(HoldsError::Overloaded(0)) });
             return;
         }
-        self.waiting += 1;
-        let now = self.clock.now();
-        if self.waiting == 1 {
-            self.expire_at = Timestamp::from_millis(now.as_millis() + EXPIRE_EVERY_MS);
-        }
-        self.arrived.push(WaitingRequest {
-            ask,
-            what,
-            expires_at: after(now, self.settings.answer_within),
-            is_folded: false,
-            got: None,
-            asked_after: 0,
-            version_before: None,
-            doubt: None,
-            sweep: None,
-        });
+        let now = self.time.now();
+        self.requests.push(WaitingRequest::new(ask, what, after(now, self.settings.answer_within)), now);
     }
 
     pub(super) fn answer(
@@ -90,7 +40,7 @@ impl HoldShard {
         told: Result<HoldReply, HoldsError>,
         effects: &mut Vec<HoldEffect>,
     ) {
-        self.waiting = self.waiting.saturating_sub(1);
+        self.requests.count = self.requests.count.saturating_sub(1);
         match waiting.sweep {
             Some(sweep) => self.swept_one(sweep, told, effects),
             None => effects.push(HoldEffect::Answer { ask: waiting.ask, told }),
@@ -99,11 +49,11 @@ impl HoldShard {
 
     /// Moves arrived requests to the queue for which each must wait.
     pub(super) fn advance_commands(&mut self, effects: &mut Vec<HoldEffect>) {
-        if self.pending_commit.is_none() {
+        if self.commits.pending.is_none() {
             self.sweep_on();
         }
         let (mut to_end, mut to_get) = (Vec::new(), Vec::new());
-        for waiting in take(&mut self.arrived) {
+        for waiting in take(&mut self.requests.arrived) {
             let Some(id) = waiting.id() else {
                 if waiting.is_folded {
                     self.look(waiting, effects);
@@ -112,15 +62,15 @@ impl HoldShard {
                 }
                 continue;
             };
-            if self.deciding.contains_key(id) {
-                self.blocked.push(waiting);
+            if self.memory.deciding.contains_key(id) {
+                self.requests.blocked.push(waiting);
                 continue;
             }
             // A hold that is pending in the store, without a newer state in memory, can be decided at once.
             match self.state_for(&waiting) {
                 Some(state) => match self.judge_command(&waiting, state.as_ref()) {
                     CommandVerdict::Answer(told) => self.answer(waiting, told, effects),
-                    CommandVerdict::Commit(_) => self.decidable.push_back(waiting),
+                    CommandVerdict::Commit(_) => self.requests.decidable.push_back(waiting),
                     CommandVerdict::FoldFirst => to_end.push(waiting),
                 },
                 None => to_get.push(waiting),
@@ -128,24 +78,24 @@ impl HoldShard {
         }
         if !to_end.is_empty() {
             let token = self.token();
-            self.asking_end.insert(token, to_end);
+            self.requests.asking_end.insert(token, to_end);
             effects.push(HoldEffect::End { token });
         }
         if !to_get.is_empty() {
             let token = self.token();
             let ids = to_get.iter().filter_map(|waiting| waiting.id().cloned()).collect();
-            to_get.iter_mut().for_each(|waiting| waiting.asked_after = self.saves);
-            self.getting.insert(token, to_get);
+            to_get.iter_mut().for_each(|waiting| waiting.asked_after = self.store.saves);
+            self.requests.getting.insert(token, to_get);
             effects.push(HoldEffect::Get { token, ids });
         }
     }
 
     /// The log's end is known. The requests that asked for it wait until the log is folded to it.
     pub(super) fn end_known(&mut self, token: CallToken, end: Result<u64, LogError>, effects: &mut Vec<HoldEffect>) {
-        let Some(asked) = self.asking_end.remove(&token) else { return };
+        let Some(asked) = self.requests.asking_end.remove(&token) else { return };
         match end {
             Ok(end) => {
-                self.to_fold.entry(end).or_default().extend(asked);
+                self.requests.to_fold.entry(end).or_default().extend(asked);
                 self.commands_folded(effects);
             }
             Err(error) => {
@@ -161,12 +111,7 @@ impl HoldShard {
         if self.phase != ShardPhase::Ready {
             return;
         }
-        while let Some(entry) = self.to_fold.first_entry()
-            && *entry.key() <= self.folded
-        {
-            let folded = entry.remove();
-            self.arrived.extend(folded.into_iter().map(|waiting| WaitingRequest { is_folded: true, ..waiting }));
-        }
+        self.requests.folded(self.fold.folded);
     }
 
     /// Dispatches the store's reply to a page of the fold, the carry, or requests.
@@ -179,30 +124,31 @@ impl HoldShard {
         if self.page_got(token, &found, effects) || self.carry_got(token, &found) {
             return;
         }
-        let Some(asked) = self.getting.remove(&token) else { return };
+        let Some(asked) = self.requests.getting.remove(&token) else { return };
         let at = match found {
             Ok(at) => at,
             Err(error) => {
-                self.store_failed(&error);
+                self.store.failed(&error);
                 for waiting in asked {
                     self.answer(waiting, Err(HoldsError::Unavailable(error.to_string())), effects);
                 }
                 return;
             }
         };
-        let asked_after = asked.first().map_or(self.saves, |waiting| waiting.asked_after);
-        match self.check_read(at.applied, asked_after) {
+        let asked_after = asked.first().map_or(self.store.saves, |waiting| waiting.asked_after);
+        match self.store.check_read(at.applied, asked_after) {
             StoreRead::Sound => {
-                let saves = self.saves;
+                let saves = self.store.saves;
                 let known = asked.into_iter().zip(at.found);
-                self.decidable
+                self.requests
+                    .decidable
                     .extend(known.map(|(waiting, known)| WaitingRequest { got: Some((saves, known)), ..waiting }));
                 self.answer_decidable(effects);
             }
-            StoreRead::AskAgain => self.arrived.extend(asked),
+            StoreRead::AskAgain => self.requests.arrived.extend(asked),
             StoreRead::Fallen => {
-                self.has_fallen = true;
-                self.arrived.extend(asked);
+                self.store.has_fallen = true;
+                self.requests.arrived.extend(asked);
             }
         }
     }
@@ -210,25 +156,25 @@ impl HoldShard {
     /// The current state of a request's hold: from memory, or from the store if that reply is still valid. `None`: query the store again.
     pub(super) fn state_for(&self, waiting: &WaitingRequest) -> Option<Option<StoredHold>> {
         let id = waiting.id()?;
-        if let Some(resolved) = self.resolve(id) {
+        if let Some(resolved) = self.memory.resolve(id) {
             return Some(resolved.state);
         }
-        waiting.got.as_ref().filter(|(saves, _)| *saves == self.saves).map(|(_, known)| known.clone())
+        waiting.got.as_ref().filter(|(saves, _)| *saves == self.store.saves).map(|(_, known)| known.clone())
     }
 
     /// Answers the requests that need no commit, and leaves the others for the next commit.
     fn answer_decidable(&mut self, effects: &mut Vec<HoldEffect>) {
-        for waiting in take(&mut self.decidable) {
-            if waiting.id().is_some_and(|id| self.deciding.contains_key(id)) {
-                self.blocked.push(waiting);
+        for waiting in take(&mut self.requests.decidable) {
+            if waiting.id().is_some_and(|id| self.memory.deciding.contains_key(id)) {
+                self.requests.blocked.push(waiting);
                 continue;
             }
             match self.state_for(&waiting) {
-                None => self.arrived.push(WaitingRequest { got: None, ..waiting }),
+                None => self.requests.arrived.push(WaitingRequest { got: None, ..waiting }),
                 Some(state) => match self.judge_command(&waiting, state.as_ref()) {
                     CommandVerdict::Answer(told) => self.answer(waiting, told, effects),
-                    CommandVerdict::Commit(_) => self.decidable.push_back(waiting),
-                    CommandVerdict::FoldFirst => self.arrived.push(waiting),
+                    CommandVerdict::Commit(_) => self.requests.decidable.push_back(waiting),
+                    CommandVerdict::FoldFirst => self.requests.arrived.push(waiting),
                 },
             }
         }
@@ -273,13 +219,13 @@ impl HoldShard {
                     NewDueTime::By(ms) => Timestamp::from_millis(hold.due.as_millis().saturating_add(*ms)),
                     NewDueTime::Until(due) => *due,
                 };
-                if due > after(self.clock.now(), DELAY_MAX) {
+                if due > after(self.time.now(), DELAY_MAX) {
                     return answer(HoldReply::TooFar);
                 }
                 CommandVerdict::Commit(Decision::Write(HoldRecord::Moved { id: id.clone(), due, key: key.clone() }))
             }
             HoldRequest::Withdraw { id } => {
-                let end = hold.ended(HoldEndKind::Withdrawn, self.clock.now());
+                let end = hold.ended(HoldEndKind::Withdrawn, self.time.now());
                 CommandVerdict::Commit(Decision::Write(HoldRecord::Ended { id: id.clone(), end }))
             }
             HoldRequest::Fire { .. } => CommandVerdict::Commit(Decision::Fire(Arc::clone(hold))),
@@ -291,73 +237,9 @@ impl HoldShard {
         }
     }
 
-    /// All waiting requests, except those in the commit in progress.
-    pub(super) fn everyone_waiting(&self) -> impl Iterator<Item = &WaitingRequest> {
-        let lists = [&self.arrived, &self.blocked].into_iter();
-        let lists = lists.chain(self.asking_end.values()).chain(self.to_fold.values()).chain(self.getting.values());
-        let looking = self.queries.values().map(|looking| &looking.waiting);
-        lists.flatten().chain(&self.decidable).chain(looking)
-    }
-
-    /// The same, mutable, with the withdrawals of whole topics.
-    pub(super) fn everyone_waiting_mut(&mut self) -> impl Iterator<Item = &mut WaitingRequest> {
-        let lists = [&mut self.arrived, &mut self.blocked].into_iter();
-        let lists = lists.chain(self.asking_end.values_mut()).chain(self.to_fold.values_mut());
-        let lists = lists.chain(self.getting.values_mut());
-        let looking = self.queries.values_mut().map(|looking| &mut looking.waiting);
-        let sweeps = self.sweeps.values_mut().filter_map(|sweep| sweep.waiting.as_mut());
-        lists.flatten().chain(&mut self.decidable).chain(looking).chain(sweeps)
-    }
-
-    /// Makes all requests start again: results of earlier queries are void.
-    pub(super) fn commands_start_over(&mut self) {
-        let mut all = take(&mut self.arrived);
-        all.extend(take(&mut self.blocked));
-        all.extend(take(&mut self.asking_end).into_values().flatten());
-        all.extend(take(&mut self.to_fold).into_values().flatten());
-        all.extend(take(&mut self.getting).into_values().flatten());
-        all.extend(take(&mut self.decidable));
-        all.extend(take(&mut self.queries).into_values().map(|looking| looking.waiting));
-        self.arrived =
-            all.into_iter().map(|waiting| WaitingRequest { is_folded: false, got: None, ..waiting }).collect();
-    }
-
     /// Answers requests that have waited too long with an error. Requests in the commit in progress wait for its outcome.
     pub(super) fn expire(&mut self, effects: &mut Vec<HoldEffect>) {
-        let now = self.clock.now();
-        if self.waiting == 0 || now < self.expire_at {
-            return;
-        }
-        self.expire_at = Timestamp::from_millis(now.as_millis() + EXPIRE_EVERY_MS);
-        let mut expired = Vec::new();
-        let mut sort = |list: &mut Vec<WaitingRequest>| {
-            expired.extend(list.extract_if(.., |waiting| waiting.expires_at <= now));
-        };
-        sort(&mut self.arrived);
-        sort(&mut self.blocked);
-        self.asking_end.values_mut().for_each(&mut sort);
-        self.to_fold.values_mut().for_each(&mut sort);
-        self.to_fold.retain(|_, list| !list.is_empty());
-        self.asking_end.retain(|_, list| !list.is_empty());
-        let mut decidable = Vec::from(take(&mut self.decidable));
-        sort(&mut decidable);
-        self.decidable = decidable.into();
-        // A store query must keep the order of its requests. All of them arrived at about the same time.
-        let late: Vec<CallToken> = self
-            .getting
-            .iter()
-            .filter(|(_, list)| list.iter().all(|waiting| waiting.expires_at <= now))
-            .map(|(token, _)| *token)
-            .collect();
-        expired.extend(late.into_iter().filter_map(|token| self.getting.remove(&token)).flatten());
-        let late: Vec<CallToken> = self
-            .queries
-            .iter()
-            .filter(|(_, looking)| looking.waiting.expires_at <= now)
-            .map(|(token, _)| *token)
-            .collect();
-        expired.extend(late.into_iter().filter_map(|token| self.queries.remove(&token)).map(|looking| looking.waiting));
-        for waiting in expired {
+        for waiting in self.requests.take_expired(self.time.now()) {
             let error = match waiting.doubt {
                 Some(_) => HoldsError::OutcomeUnknown("the log did not show the outcome in time".to_owned()),
                 None => HoldsError::Unavailable("the log or the store of holds did not answer in time".to_owned()),

@@ -10,7 +10,8 @@ use whimbrel_model::ports::{HoldReply, HoldRequest, HoldsError, LogError, Stored
 use whimbrel_model::{Hold, HoldEndKind, HoldId, HoldRecord, Timestamp};
 
 use super::super::settings::RETRY_AFTER;
-use super::commands::{CommandVerdict, HoldRequestId, WaitingRequest};
+use super::commands::CommandVerdict;
+use super::request_queues::{HoldRequestId, WaitingRequest};
 use super::{HoldEffect, HoldShard, ShardPhase, after};
 
 /// One decision. It takes effect when its commit succeeds.
@@ -87,8 +88,24 @@ pub(super) struct PendingCommit {
     end: Option<u64>,
 }
 
-impl PendingCommit {
+/// The commit in progress, and what the next one waits for or must contain.
+#[derive(Debug, Default)]
+pub(super) struct Commits {
+    pub(super) pending: Option<PendingCommit>,
+    pub(super) again_at: Option<Timestamp>,
+    /// Holds that can never be written, with the reason.
+    doomed: Vec<(Arc<Hold>, Box<str>)>,
+}
+
+impl Commits {
+    /// Whether a commit has no outcome yet.
     pub(super) fn is_open(&self) -> bool {
+        self.pending.as_ref().is_some_and(PendingCommit::is_open)
+    }
+}
+
+impl PendingCommit {
+    fn is_open(&self) -> bool {
         self.end.is_none()
     }
 }
@@ -107,17 +124,17 @@ impl CommitBatch {
 impl HoldShard {
     /// Begins a commit if none is in progress and there is a decision to make.
     pub(super) fn decide(&mut self, effects: &mut Vec<HoldEffect>) {
-        let now = self.clock.now();
-        if self.pending_commit.is_some()
-            || self.has_fallen
+        let now = self.time.now();
+        if self.commits.pending.is_some()
+            || self.store.has_fallen
             || self.phase != ShardPhase::Ready
-            || self.commit_again_at.is_some_and(|at| now < at)
+            || self.commits.again_at.is_some_and(|at| now < at)
         {
             return;
         }
-        self.commit_again_at = None;
+        self.commits.again_at = None;
         let mut batch = CommitBatch { decisions: Vec::new(), bytes: 0 };
-        for (hold, reason) in take(&mut self.doomed) {
+        for (hold, reason) in take(&mut self.commits.doomed) {
             let end = hold.ended(HoldEndKind::Dead { reason }, now);
             let record = HoldRecord::Ended { id: hold.id.clone(), end };
             self.gather(&mut batch, Decision::Write(record), None);
@@ -128,32 +145,32 @@ impl HoldShard {
         self.retry_aside(now);
         let mut decided_upon = Vec::new();
         while batch.is_within(holds_max, bytes_max)
-            && let Some(hold) = self.window.pop_due(now)
+            && let Some(hold) = self.memory.window.pop_due(now)
         {
-            if self.deciding.contains_key(&hold.id) {
+            if self.memory.deciding.contains_key(&hold.id) {
                 decided_upon.push(hold);
             } else {
                 self.gather(&mut batch, Decision::Fire(hold), None);
             }
         }
         // Holds that a command decides about are due again if they are still pending after the commit.
-        decided_upon.iter().rev().for_each(|hold| self.window.put_back(hold));
+        decided_upon.iter().rev().for_each(|hold| self.memory.window.put_back(hold));
         if batch.decisions.is_empty() {
             return;
         }
         let decisions = batch.decisions.iter().map(|(decision, _)| decision.clone()).collect();
         effects.push(HoldEffect::Commit { decisions, at: now });
-        self.pending_commit = Some(PendingCommit { at: now, decisions: batch.decisions, end: None });
+        self.commits.pending = Some(PendingCommit { at: now, decisions: batch.decisions, end: None });
     }
 
     fn gather(&mut self, batch: &mut CommitBatch, decision: Decision, waiting: Option<WaitingRequest>) {
         let id = decision.id().clone();
         // The state that only the store has is kept until the decision is folded, so that the store need not be queried again.
         let only_stored = match waiting.as_ref().and_then(|waiting| waiting.got.as_ref()) {
-            Some((_, Some(StoredHold::Pending(hold)))) if self.resolve(&id).is_none() => Some(Arc::clone(hold)),
+            Some((_, Some(StoredHold::Pending(hold)))) if self.memory.resolve(&id).is_none() => Some(Arc::clone(hold)),
             _ => None,
         };
-        self.deciding.insert(id, only_stored);
+        self.memory.deciding.insert(id, only_stored);
         batch.bytes += decision.bytes();
         batch.decisions.push((decision, waiting));
     }
@@ -161,14 +178,14 @@ impl HoldShard {
     fn gather_commands(&mut self, batch: &mut CommitBatch, effects: &mut Vec<HoldEffect>) {
         let (holds_max, bytes_max) = (self.settings.commit_holds / 2, self.settings.commit_bytes / 2);
         while batch.is_within(holds_max, bytes_max)
-            && let Some(waiting) = self.decidable.pop_front()
+            && let Some(waiting) = self.requests.decidable.pop_front()
         {
-            if waiting.id().is_some_and(|id| self.deciding.contains_key(id)) {
-                self.blocked.push(waiting);
+            if waiting.id().is_some_and(|id| self.memory.deciding.contains_key(id)) {
+                self.requests.blocked.push(waiting);
                 continue;
             }
             match self.state_for(&waiting) {
-                None => self.arrived.push(WaitingRequest { got: None, ..waiting }),
+                None => self.requests.arrived.push(WaitingRequest { got: None, ..waiting }),
                 Some(state) => match self.judge_command(&waiting, state.as_ref()) {
                     CommandVerdict::Answer(told) => self.answer(waiting, told, effects),
                     CommandVerdict::Commit(decision) => {
@@ -178,12 +195,12 @@ impl HoldShard {
                         };
                         self.gather(batch, decision, Some(WaitingRequest { version_before, ..waiting }));
                     }
-                    CommandVerdict::FoldFirst => self.arrived.push(waiting),
+                    CommandVerdict::FoldFirst => self.requests.arrived.push(waiting),
                 },
             }
         }
         // Requests that must query again do so now, not after the next input.
-        if !self.arrived.is_empty() {
+        if !self.requests.arrived.is_empty() {
             self.advance_commands(effects);
         }
     }
@@ -195,7 +212,7 @@ impl HoldShard {
         while batch.is_within(holds_max, bytes_max)
             && let Some(id) = self.next_to_carry()
         {
-            if self.deciding.contains_key(&id) {
+            if self.memory.deciding.contains_key(&id) {
                 later.push(id);
                 continue;
             }
@@ -204,7 +221,7 @@ impl HoldShard {
                     let stored = self.carried_from_store(&id);
                     self.gather(batch, Decision::Write(record), None);
                     if stored.is_some() {
-                        self.deciding.insert(id, stored);
+                        self.memory.deciding.insert(id, stored);
                     }
                 }
                 Some(None) => {}
@@ -222,7 +239,7 @@ impl HoldShard {
     }
 
     pub(super) fn committed(&mut self, outcome: CommitResult, effects: &mut Vec<HoldEffect>) {
-        let Some(mut pending_commit) = self.pending_commit.take() else { return };
+        let Some(mut pending_commit) = self.commits.pending.take() else { return };
         match outcome {
             CommitResult::Done(written) => {
                 let end = written.iter().flatten().map(|each| each.offset + 1).max().unwrap_or(0);
@@ -238,7 +255,7 @@ impl HoldShard {
                     }
                 }
                 pending_commit.end = Some(end);
-                self.pending_commit = Some(pending_commit);
+                self.commits.pending = Some(pending_commit);
                 self.commit_is_folded();
             }
             CommitResult::Fenced => {
@@ -262,12 +279,12 @@ impl HoldShard {
                     }
                 }
                 if !is_any_refused {
-                    self.commit_again_at = Some(after(self.clock.now(), RETRY_AFTER));
+                    self.commits.again_at = Some(after(self.time.now(), RETRY_AFTER));
                 }
                 self.take_back(PendingCommit { decisions: kept, ..pending_commit }, false);
             }
             CommitResult::NotNow(error) => {
-                self.commit_again_at = Some(after(self.clock.now(), RETRY_AFTER));
+                self.commits.again_at = Some(after(self.time.now(), RETRY_AFTER));
                 for (_, waiting) in &mut pending_commit.decisions {
                     if let Some(waiting) = waiting.take() {
                         self.answer(waiting, Err(HoldsError::Unavailable(error.to_string())), effects);
@@ -286,15 +303,15 @@ impl HoldShard {
         why: &str,
         effects: &mut Vec<HoldEffect>,
     ) {
-        self.deciding.remove(decision.id());
+        self.memory.deciding.remove(decision.id());
         if let Decision::Fire(hold) = decision {
             let mut end = why.len().min(whimbrel_model::hold::REASON_MAX_BYTES);
             while !why.is_char_boundary(end) {
                 end -= 1;
             }
-            self.doomed.push((hold, why[..end].into()));
+            self.commits.doomed.push((hold, why[..end].into()));
             // The request to fire it gets the answer that the hold is dead, after that is committed.
-            self.arrived.extend(waiting);
+            self.requests.arrived.extend(waiting);
         } else if let Some(waiting) = waiting {
             self.answer(waiting, Err(HoldsError::Unavailable(why.to_owned())), effects);
         }
@@ -305,55 +322,56 @@ impl HoldShard {
     fn take_back(&mut self, pending_commit: PendingCommit, in_doubt: bool) {
         // In reverse, so that holds that are put back keep their order.
         for (decision, waiting) in pending_commit.decisions.into_iter().rev() {
-            self.deciding.remove(decision.id());
+            self.memory.deciding.remove(decision.id());
             match waiting {
                 Some(mut waiting) => {
                     if in_doubt {
                         waiting.doubt = Some(decided(&decision, &waiting, pending_commit.at));
                     }
-                    self.arrived.push(waiting);
+                    self.requests.arrived.push(waiting);
                 }
                 None => match decision {
-                    Decision::Fire(hold) => self.window.put_back(&hold),
+                    Decision::Fire(hold) => self.memory.window.put_back(&hold),
                     Decision::Write(HoldRecord::Carried(Hold { id, .. }) | HoldRecord::CarriedEnd { id, .. }) => {
                         self.carry_later(vec![id]);
                     }
                     Decision::Write(HoldRecord::Ended { id, end }) => {
-                        if let (Some(hold), HoldEndKind::Dead { reason }) = (self.window.get(&id), end.how) {
-                            self.doomed.push((Arc::clone(hold), reason));
+                        if let (Some(hold), HoldEndKind::Dead { reason }) = (self.memory.window.get(&id), end.how) {
+                            self.commits.doomed.push((Arc::clone(hold), reason));
                         }
                     }
                     Decision::Write(_) => {}
                 },
             }
         }
-        self.arrived.extend(take(&mut self.blocked));
+        self.requests.arrived.extend(take(&mut self.requests.blocked));
     }
 
     pub fn is_committing(&self) -> bool {
-        self.pending_commit.as_ref().is_some_and(PendingCommit::is_open)
+        self.commits.is_open()
     }
 
     /// The requests whose decision may have been committed without a known outcome.
     pub fn asks_in_doubt(&self) -> Vec<HoldRequestId> {
-        let decisions = self.pending_commit.iter().filter(|pending_commit| pending_commit.is_open());
+        let decisions = self.commits.pending.iter().filter(|pending_commit| pending_commit.is_open());
         let in_commit =
             decisions.flat_map(|pending_commit| &pending_commit.decisions).filter_map(|(_, waiting)| waiting.as_ref());
-        let doubted = self.everyone_waiting().filter(|waiting| waiting.doubt.is_some());
+        let doubted = self.requests.all().filter(|waiting| waiting.doubt.is_some());
         in_commit.chain(doubted).map(|waiting| waiting.sweep.unwrap_or(waiting.ask)).collect()
     }
 
     /// Ends the commit once its own records are folded, and resumes the requests that waited for it.
     pub(super) fn commit_is_folded(&mut self) {
         if self
-            .pending_commit
+            .commits
+            .pending
             .as_ref()
             .and_then(|pending_commit| pending_commit.end)
-            .is_some_and(|end| end <= self.folded)
+            .is_some_and(|end| end <= self.fold.folded)
         {
-            self.pending_commit = None;
-            self.deciding.clear();
-            self.arrived.extend(take(&mut self.blocked));
+            self.commits.pending = None;
+            self.memory.deciding.clear();
+            self.requests.arrived.extend(take(&mut self.requests.blocked));
         }
     }
 }

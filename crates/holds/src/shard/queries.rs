@@ -12,7 +12,7 @@ use whimbrel_model::{Hold, HoldEnd, HoldEndKind, HoldId, Timestamp, TopicNumber}
 
 use super::super::IdMap;
 use super::super::settings::PAGE_HOLDS;
-use super::commands::{HoldRequestId, WaitingRequest};
+use super::request_queues::{HoldRequestId, WaitingRequest};
 use super::{CallToken, HoldEffect, HoldShard, StoreRead};
 
 #[derive(Debug)]
@@ -56,19 +56,19 @@ impl HoldShard {
             HoldRequest::WithdrawTopic { topic } => all_of(*topic),
             _ => HoldQuery { topic: None, from: None, to: None, after: None, limit: 0 },
         };
-        self.ask_for(PendingQuery { waiting, query, gathered: Vec::new(), asked_after: self.saves }, effects);
+        self.ask_for(PendingQuery { waiting, query, gathered: Vec::new(), asked_after: self.store.saves }, effects);
     }
 
     fn ask_for(&mut self, mut looking: PendingQuery, effects: &mut Vec<HoldEffect>) {
         let token = self.token();
-        looking.asked_after = self.saves;
+        looking.asked_after = self.store.saves;
         let query = looking.query.clone();
         effects.push(match &looking.waiting.what {
             HoldRequest::Count(query) => HoldEffect::Count { token, query: query.clone() },
             HoldRequest::Dead(_) => HoldEffect::Dead { token, query },
             _ => HoldEffect::List { token, query },
         });
-        self.queries.insert(token, looking);
+        self.requests.queries.insert(token, looking);
     }
 
     /// The store's reply if it is usable. Otherwise the query is repeated, waits for a new start, or fails.
@@ -78,18 +78,18 @@ impl HoldShard {
         found: Result<AtOffset<T>, TimersError>,
         effects: &mut Vec<HoldEffect>,
     ) -> Option<(PendingQuery, u64, T)> {
-        let looking = self.queries.remove(&token)?;
+        let looking = self.requests.queries.remove(&token)?;
         match found {
-            Ok(at) => match self.check_read(at.applied, looking.asked_after) {
+            Ok(at) => match self.store.check_read(at.applied, looking.asked_after) {
                 StoreRead::Sound => return Some((looking, at.applied, at.found)),
                 StoreRead::AskAgain => self.ask_for(looking, effects),
                 StoreRead::Fallen => {
-                    self.has_fallen = true;
-                    self.arrived.push(looking.waiting);
+                    self.store.has_fallen = true;
+                    self.requests.arrived.push(looking.waiting);
                 }
             },
             Err(error) => {
-                self.store_failed(&error);
+                self.store.failed(&error);
                 self.answer(looking.waiting, Err(HoldsError::Unavailable(error.to_string())), effects);
             }
         }
@@ -106,8 +106,9 @@ impl HoldShard {
         let query = &looking.query;
         // After the last hold of the page, the store may have holds that precede those in memory.
         let last = page.last().map(|hold| DueCursor { due: hold.due, id: hold.id.clone() });
-        let mut holds: Vec<Arc<Hold>> = page.into_iter().filter(|hold| self.unsaved.get(&hold.id).is_none()).collect();
-        for (id, state, _) in self.unsaved.each(false) {
+        let mut holds: Vec<Arc<Hold>> =
+            page.into_iter().filter(|hold| self.memory.unsaved.get(&hold.id).is_none()).collect();
+        for (id, state, _) in self.memory.unsaved.each(false) {
             if let StoredHold::Pending(hold) = state
                 && is_asked_for(query, hold.topic, hold.due, id)
                 && last.as_ref().is_none_or(|last| (hold.due, id) <= (last.due, &last.id))
@@ -120,7 +121,7 @@ impl HoldShard {
         // A hold that changed after its page was read is at its new place, or has ended. A withdrawal of a topic keeps moved holds in the
         // list, because their new place may have been passed already.
         let is_sweep = matches!(looking.waiting.what, HoldRequest::WithdrawTopic { .. });
-        looking.gathered.retain(|view| match self.unsaved.get(&view.id) {
+        looking.gathered.retain(|view| match self.memory.unsaved.get(&view.id) {
             Some(StoredHold::Pending(now)) => is_sweep || now.version == view.version,
             Some(StoredHold::Ended(_)) => false,
             None => true,
@@ -151,7 +152,7 @@ impl HoldShard {
         let query = &looking.query;
         let is_full = dead.len() >= query.limit;
         let last = dead.last().filter(|_| is_full).map(|(id, end)| (end.due, id.clone()));
-        for (id, state, _) in self.unsaved.each(false) {
+        for (id, state, _) in self.memory.unsaved.each(false) {
             if let StoredHold::Ended(end @ HoldEnd { how: HoldEndKind::Dead { .. }, .. }) = state
                 && is_asked_for(query, end.topic, end.due, id)
                 && last.as_ref().is_none_or(|(due, last)| (end.due, id) <= (*due, last))
@@ -175,8 +176,8 @@ impl HoldShard {
         let HoldRequest::Count(query) = &looking.waiting.what else { return };
         let mut buckets: BTreeMap<Timestamp, i64> =
             counts.into_iter().map(|(from, count)| (from, i64::try_from(count).unwrap_or(i64::MAX))).collect();
-        let is_saved = at != self.saved;
-        for (_, state, row) in self.unsaved.each(is_saved) {
+        let is_saved = at != self.store.saved;
+        for (_, state, row) in self.memory.unsaved.each(is_saved) {
             if let Some(row) = row
                 && is_counted(query, row.topic, row.due)
             {
@@ -197,25 +198,17 @@ impl HoldShard {
     fn sweep(&mut self, waiting: WaitingRequest, holds: Vec<HoldView>, effects: &mut Vec<HoldEffect>) {
         let ask = waiting.ask;
         if holds.is_empty() {
-            let sweep = self.sweeps.remove(&ask).unwrap_or_default();
+            let sweep = self.requests.sweeps.remove(&ask).unwrap_or_default();
             let told = sweep.failed.map_or(Ok(HoldReply::WithdrawnMany(sweep.withdrawn)), Err);
             return self.answer(waiting, told, effects);
         }
         for hold in &holds {
-            self.waiting += 1;
-            self.arrived.push(WaitingRequest {
-                ask,
-                what: HoldRequest::Withdraw { id: hold.id.clone() },
-                expires_at: waiting.expires_at,
-                is_folded: true,
-                got: None,
-                asked_after: 0,
-                version_before: None,
-                doubt: None,
-                sweep: Some(ask),
-            });
+            let withdraw = HoldRequest::Withdraw { id: hold.id.clone() };
+            let one = WaitingRequest::new(ask, withdraw, waiting.expires_at);
+            self.requests.count += 1;
+            self.requests.arrived.push(WaitingRequest { is_folded: true, sweep: Some(ask), ..one });
         }
-        let sweep = self.sweeps.entry(ask).or_default();
+        let sweep = self.requests.sweeps.entry(ask).or_default();
         sweep.outstanding = holds.len();
         sweep.waiting = Some(waiting);
     }
@@ -227,7 +220,7 @@ impl HoldShard {
         told: Result<HoldReply, HoldsError>,
         effects: &mut Vec<HoldEffect>,
     ) {
-        let Some(sweep) = self.sweeps.get_mut(&ask) else { return };
+        let Some(sweep) = self.requests.sweeps.get_mut(&ask) else { return };
         sweep.outstanding = sweep.outstanding.saturating_sub(1);
         match told {
             Ok(HoldReply::Withdrawn) => sweep.withdrawn += 1,
@@ -236,7 +229,7 @@ impl HoldShard {
         }
         if sweep.outstanding == 0
             && sweep.failed.is_some()
-            && let Some(mut sweep) = self.sweeps.remove(&ask)
+            && let Some(mut sweep) = self.requests.sweeps.remove(&ask)
             && let (Some(waiting), Some(error)) = (sweep.waiting.take(), sweep.failed)
         {
             self.answer(waiting, Err(error), effects);
@@ -245,10 +238,10 @@ impl HoldShard {
 
     /// Lists more holds for the sweeps without outstanding withdrawals. All earlier withdrawals are folded.
     pub(super) fn sweep_on(&mut self) {
-        let expires_at = super::after(self.clock.now(), self.settings.answer_within);
-        for sweep in self.sweeps.values_mut().filter(|sweep| sweep.outstanding == 0) {
+        let expires_at = super::after(self.time.now(), self.settings.answer_within);
+        for sweep in self.requests.sweeps.values_mut().filter(|sweep| sweep.outstanding == 0) {
             // A sweep may take long; each page renews its timeout.
-            self.arrived.extend(sweep.waiting.take().map(|waiting| WaitingRequest {
+            self.requests.arrived.extend(sweep.waiting.take().map(|waiting| WaitingRequest {
                 expires_at,
                 is_folded: true,
                 ..waiting
