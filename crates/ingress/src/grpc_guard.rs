@@ -72,7 +72,7 @@ fn admit(api: &Arc<ApiState>, request: Request) -> Result<Request<GuardedBody>, 
     let mut request = request.map(|body| GuardedBody {
         body,
         load: Arc::clone(&load),
-        wait: api.settings.body_wait,
+        wait: api.settings.body_timeout,
         given_up_at: None,
     });
     request.extensions_mut().insert(GrpcCall { caller, load });

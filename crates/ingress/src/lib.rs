@@ -51,7 +51,7 @@ pub use endpoints::topic_workers::LiveWorkers;
 pub use keys::{ApiKey, KeySecret, Scope};
 pub use metric_names::NAMES as METRIC_NAMES;
 pub use problem::{ApiProblem, Code};
-pub use settings::{PageInfo, ReceiveSettings};
+pub use settings::{BacklogLimits, DestinationGuards, PageInfo, ReceiveSettings};
 
 /// All paths that are served over HTTP, with their methods in lower case, for documents and metrics.
 pub fn served_paths() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {

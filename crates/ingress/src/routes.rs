@@ -20,8 +20,18 @@ pub(super) struct Route {
     pub(super) serve: MethodRouter<Arc<ApiState>>,
 }
 
+fn route(path: &'static str, methods: &'static [&'static str], serve: MethodRouter<Arc<ApiState>>) -> Route {
+    Route { path, methods, serve }
+}
+
 pub(super) fn routes() -> Vec<Route> {
-    let route = |path, methods, serve| Route { path, methods, serve };
+    let areas =
+        [topic_routes(), subscription_routes(), hold_routes(), people_routes(), legacy_routes(), operator_routes()];
+    areas.into_iter().flatten().collect()
+}
+
+/// Topics and their messages.
+fn topic_routes() -> Vec<Route> {
     vec![
         route("/v1/topics/{topic}/messages", &["get", "post"], post(publish::publish).get(read::read)),
         route("/v1/topics/{topic}/batch", &["post"], post(batch::publish_batch)),
@@ -37,6 +47,13 @@ pub(super) fn routes() -> Vec<Route> {
             &["delete", "post"],
             post(topic_workers::add_worker).delete(topic_workers::remove_worker),
         ),
+        route("/v1/messages", &["get"], get(search::search)),
+        route("/v1/messages/{id}", &["get"], get(messages::get_message)),
+    ]
+}
+
+fn subscription_routes() -> Vec<Route> {
+    vec![
         route("/v1/subscriptions", &["get"], get(subscriptions::list_subscriptions)),
         route(
             "/v1/subscriptions/{name}",
@@ -55,13 +72,22 @@ pub(super) fn routes() -> Vec<Route> {
         route("/v1/subscriptions/{name}/ack", &["post"], post(pull::ack)),
         route("/v1/subscriptions/{name}/nack", &["post"], post(pull::nack)),
         route("/v1/subscriptions/{name}/extend", &["post"], post(pull::extend)),
-        route("/v1/messages", &["get"], get(search::search)),
-        route("/v1/messages/{id}", &["get"], get(messages::get_message)),
+    ]
+}
+
+fn hold_routes() -> Vec<Route> {
+    vec![
         route("/v1/holds", &["get"], get(hold_list::list_holds)),
         route("/v1/holds/count", &["get"], get(hold_list::count_holds)),
         route("/v1/holds/{id}", &["delete", "get"], get(holds::get_hold).delete(holds::withdraw_hold)),
         route("/v1/holds/{id}/extend", &["post"], post(holds::extend_hold)),
         route("/v1/holds/{id}/fire", &["post"], post(holds::fire_hold)),
+    ]
+}
+
+/// Pushes, presence, devices and platforms.
+fn people_routes() -> Vec<Route> {
+    vec![
         route("/v1/users/messages", &["post"], post(people::push::push_many)),
         route("/v1/users/batch", &["post"], post(people::push::push_batch)),
         route("/v1/users/{uid}/messages", &["post"], post(people::push::push)),
@@ -92,11 +118,23 @@ pub(super) fn routes() -> Vec<Route> {
         route("/v1/push/redrive", &["post"], post(people::dead_pushes::redrive_pushes)),
         route("/v1/notices/dead-letters", &["get"], get(people::notices::list_dead_notices)),
         route("/v1/notices/redrive", &["post"], post(people::notices::redrive_notices)),
+    ]
+}
+
+/// The endpoints of older systems.
+fn legacy_routes() -> Vec<Route> {
+    vec![
         route("/produce", &["post"], post(mqproxy::produce)),
         route("/dq/acceptMsg", &["post"], post(delay_queue::accept_msg)),
         route("/sorakaq/msg/submit", &["post"], post(soraka::submit)),
         route("/sorakaq/msg/cancel", &["post"], post(soraka::cancel)),
         route("/sorakaq/msg/addTime", &["post"], post(soraka::add_time)),
+    ]
+}
+
+/// Events, statistics, health, documents and pages.
+fn operator_routes() -> Vec<Route> {
+    vec![
         route("/v1/events", &["get"], get(event_stream::events)),
         route("/v1/stats/topics/{topic}", &["get"], get(stats::topic_stats)),
         route("/healthz", &["get"], get(health::healthz)),

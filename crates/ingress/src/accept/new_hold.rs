@@ -61,7 +61,7 @@ impl NewHold {
 /// Rejects holds while the backlog of the shard's owner is too large, so that its reply time stays bounded.
 fn check_backlog(api: &ApiState, shard: PartitionId) -> Result<(), ApiProblem> {
     let behind = api.holds.counters.fold_backlog.behind(shard.index);
-    if behind <= api.settings.holds_behind_max {
+    if behind <= api.settings.backlog.holds {
         return Ok(());
     }
     let detail = format!("the owner of the hold's shard has a backlog of {behind} records; retry later");

@@ -129,7 +129,7 @@ async fn try_accept(api: &Arc<ApiState>, request: Request) -> Result<(), ApiProb
     let (parts, body) = request.into_parts();
     let caller = api.keys.caller(&parts.headers)?;
     let mut load = api.in_flight.begin();
-    let (wait, payload_max) = (api.settings.body_wait, api.settings.payload_bytes_max);
+    let (wait, payload_max) = (api.settings.body_timeout, api.settings.payload_bytes_max);
     let limit = payload_max.saturating_mul(ESCAPED_BYTES_MAX).saturating_add(FRAME_BYTES_MAX);
     let too_large = || check_payload_size(usize::MAX, &api.settings).expect_err("no payload is that large");
     let body = collect(body, &parts.headers, &mut load, wait, limit, too_large).await?;

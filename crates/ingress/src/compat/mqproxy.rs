@@ -101,7 +101,7 @@ async fn try_produce(api: &Arc<ApiState>, request: Request) -> Result<(String, A
     };
     let mut load = api.in_flight.begin();
     let too_large = || check_payload_size(usize::MAX, &api.settings).expect_err("no payload is that large");
-    let (wait, limit) = (api.settings.body_wait, api.settings.payload_bytes_max);
+    let (wait, limit) = (api.settings.body_timeout, api.settings.payload_bytes_max);
     let payload = collect(body, &parts.headers, &mut load, wait, limit, too_large).await?;
     let key = key.map(|key| Bytes::copy_from_slice(key.as_bytes()));
     let draft = Draft { key, payload, content_type, headers: own.take(), own_id: None, later: None, push: None };

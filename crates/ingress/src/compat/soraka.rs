@@ -170,7 +170,7 @@ async fn try_submit(api: &Arc<ApiState>, request: Request) -> Result<String, Api
     let (parts, body) = request.into_parts();
     let caller = api.keys.caller(&parts.headers)?;
     let mut load = api.in_flight.begin();
-    let (wait, payload_max) = (api.settings.body_wait, api.settings.payload_bytes_max);
+    let (wait, payload_max) = (api.settings.body_timeout, api.settings.payload_bytes_max);
     let limit = payload_max.saturating_mul(ESCAPED_BYTES_MAX).saturating_add(FRAME_BYTES_MAX);
     let too_large = || check_payload_size(usize::MAX, &api.settings).expect_err("no payload is that large");
     let body = collect(body, &parts.headers, &mut load, wait, limit, too_large).await?;
@@ -203,7 +203,7 @@ async fn try_add_time(api: &Arc<ApiState>, request: Request) -> Result<(), ApiPr
 async fn small_request(api: &ApiState, request: Request) -> Result<(Caller, SorakaRequest), ApiProblem> {
     let (parts, body) = request.into_parts();
     let caller = api.keys.caller(&parts.headers)?;
-    let (mut load, wait) = (api.in_flight.begin(), api.settings.body_wait);
+    let (mut load, wait) = (api.in_flight.begin(), api.settings.body_timeout);
     let too_large = || ApiProblem::new(Code::PayloadTooLarge, "the body is over 65536 bytes");
     let body = collect(body, &parts.headers, &mut load, wait, FRAME_BYTES_MAX, too_large).await?;
     Ok((caller, SorakaRequest::read(&body)?))
@@ -241,7 +241,7 @@ fn draft_of(request: SorakaRequest, api: &ApiState) -> Result<Draft, ApiProblem>
         return Err(ApiProblem::new(Code::BadParameter, "`callback.request_type` must be `GET` or `POST`"));
     }
     let url = required(callback.url, "callback.url")?;
-    check_url(&url, &api.settings.guard)
+    check_url(&url, &api.settings.guards.callbacks)
         .map_err(|wrong| ApiProblem::new(wrong.code, format!("`callback.url` {}", wrong.why)))?;
     let ttr = request.ttr.filter(|ttr| *ttr > 0).unwrap_or(TTR_DEFAULT_MS);
     if ttr > TTR_MAX_MS {

@@ -124,7 +124,7 @@ pub(crate) async fn read_entries(
     };
     let mut received = 0;
     let split = loop {
-        let Some(piece) = next_chunk(&mut body, settings.body_wait).await? else { break splitter.finish(&mut each) };
+        let Some(piece) = next_chunk(&mut body, settings.body_timeout).await? else { break splitter.finish(&mut each) };
         received += piece.len();
         if received > settings.batch_bytes_max {
             return Err(too_large());

@@ -68,7 +68,7 @@ pub(crate) async fn extend_hold(State(api): State<Arc<ApiState>>, request: Reque
     Query::parse(parts.uri.query())?.end()?;
     let key = text_header(&parts.headers, "idempotency-key")?;
     let too_large = || ApiProblem::new(Code::PayloadTooLarge, "the body is over 16384 bytes");
-    let (mut load, wait) = (api.in_flight.begin(), api.settings.body_wait);
+    let (mut load, wait) = (api.in_flight.begin(), api.settings.body_timeout);
     let body = collect(body, &parts.headers, &mut load, wait, EXTEND_BODY_BYTES_MAX, too_large).await?;
     let body: ExtendBody =
         serde_json::from_slice(&body).map_err(|error| ApiProblem::new(Code::BadJson, error.to_string()))?;

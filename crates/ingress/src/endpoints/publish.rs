@@ -52,7 +52,7 @@ pub(crate) async fn publish(State(api): State<Arc<ApiState>>, request: Request) 
     let mut load = api.in_flight.begin();
     let limit = api.settings.payload_bytes_max;
     let too_large = || check_payload_size(usize::MAX, &api.settings).expect_err("no payload is that large");
-    let payload = collect(body, &parts.headers, &mut load, api.settings.body_wait, limit, too_large).await?;
+    let payload = collect(body, &parts.headers, &mut load, api.settings.body_timeout, limit, too_large).await?;
     let begun = Instant::now();
     let draft = Draft {
         key: attributes.key.map(|key| Bytes::copy_from_slice(key.as_bytes())),

@@ -59,7 +59,7 @@ pub(crate) async fn find_with_fields(
 
 pub(crate) async fn small_body(api: &ApiState, parts: &Parts, body: Body) -> Result<bytes::Bytes, ApiProblem> {
     let too_large = || ApiProblem::new(Code::PayloadTooLarge, "the body is over 1048576 bytes");
-    let (mut load, wait) = (api.in_flight.begin(), api.settings.body_wait);
+    let (mut load, wait) = (api.in_flight.begin(), api.settings.body_timeout);
     collect(body, &parts.headers, &mut load, wait, BODY_BYTES_MAX, too_large).await
 }
 

@@ -55,7 +55,7 @@ pub(crate) async fn put_subscription(State(api): State<Arc<ApiState>>, request: 
     Query::parse(parts.uri.query())?.end()?;
     let body = small_body(&api, &parts, body).await?;
     let brings_callbacks = name.starts_with(soraka::SUBSCRIPTION_PREFIX);
-    let input = parse_subscription(&body, &api.settings.guard, brings_callbacks, api.ports.clock.now())?;
+    let input = parse_subscription(&body, &api.settings.guards.callbacks, brings_callbacks, api.ports.clock.now())?;
     for topic in &input.spec.topics {
         caller.require_topic_access(topic)?;
     }

@@ -59,7 +59,7 @@ pub(crate) async fn put_topic(State(api): State<Arc<ApiState>>, request: Request
     caller.require_topic(Scope::Admin, &name)?;
     Query::parse(parts.uri.query())?.end()?;
     let too_large = || ApiProblem::new(Code::PayloadTooLarge, "the body is over 65536 bytes");
-    let (mut load, wait) = (api.in_flight.begin(), api.settings.body_wait);
+    let (mut load, wait) = (api.in_flight.begin(), api.settings.body_timeout);
     let body = collect(body, &parts.headers, &mut load, wait, TOPIC_BODY_BYTES_MAX, too_large).await?;
     let change = change_of(&body)?;
     if let Some(WorkersChange::Set(choice)) = &change.workers {

@@ -19,7 +19,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Rejects pushes to a partition whose carrier has too large a backlog.
 pub(super) fn check_backlog(api: &ApiState, push: &Topic, partition: u32) -> Result<(), ApiProblem> {
     let behind = push.counters.fold_backlog.behind(partition);
-    if behind <= api.settings.push_behind_max {
+    if behind <= api.settings.backlog.push {
         return Ok(());
     }
     let detail = format!("the carrier of the user has a backlog of {behind} records; retry later");

@@ -178,7 +178,7 @@ fn check_token_url(fields: &JsonFields, url: &str, settings: &ReceiveSettings) -
     let host = host_of(url)
         .map_err(|bad| fields.wrong_as(Code::BadUrl, "token", format_args!("is not a valid URL: {}", bad.why)))?;
     // A name can resolve to any address. The horn checks the address whenever it connects.
-    settings.device_guard.check_host(&host).map_err(|Forbidden(place)| {
+    settings.guards.devices.check_host(&host).map_err(|Forbidden(place)| {
         let why = format_args!("must not lead to {place}: the operator can allow it with `horn.allow`");
         fields.wrong_as(Code::ForbiddenAddress, "token", why)
     })

@@ -128,7 +128,7 @@ async fn push_one(api: &Arc<ApiState>, caller: &Caller, parts: &Parts, body: Bod
     let topic = push_topic(api)?;
     let (mut load, limit) = (api.in_flight.begin(), api.settings.batch_bytes_max);
     let too_large = || too_large_bytes(limit);
-    let body = collect(body, &parts.headers, &mut load, api.settings.body_wait, limit, too_large).await?;
+    let body = collect(body, &parts.headers, &mut load, api.settings.body_timeout, limit, too_large).await?;
     let begun = Instant::now();
     let mut pushes = Pushes::default();
     PushReader::new(api, &topic, Code::BadParameter, body.len()).read(&body, source, &mut pushes)?;

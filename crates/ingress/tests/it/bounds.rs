@@ -71,7 +71,7 @@ async fn announced_bytes_that_do_not_arrive_count_for_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stalled_body_times_out() {
-    let api = api(ReceiveSettings { body_wait: Duration::from_secs(3), ..ReceiveSettings::default() }).await;
+    let api = api(ReceiveSettings { body_timeout: Duration::from_secs(3), ..ReceiveSettings::default() }).await;
     for uri in [MESSAGES, "/v1/topics/orders/batch"] {
         let begun = tokio::time::Instant::now();
         soon(api.post(uri, stalled("["))).await.problem(408, "body_too_slow");
@@ -84,7 +84,7 @@ async fn a_stalled_body_times_out() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_body_without_stalls_is_accepted() {
-    let api = api(ReceiveSettings { body_wait: Duration::from_secs(3), ..ReceiveSettings::default() }).await;
+    let api = api(ReceiveSettings { body_timeout: Duration::from_secs(3), ..ReceiveSettings::default() }).await;
     let slowly = |bytes: Vec<u8>| {
         let pieces: Vec<Bytes> = bytes.chunks(bytes.len().div_ceil(5)).map(Bytes::copy_from_slice).collect();
         Body::from_stream(stream::iter(pieces).then(|piece| async move {

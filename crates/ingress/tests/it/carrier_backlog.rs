@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use tokio::sync::watch;
 use whimbrel_cluster::{Resignations, ShardOwner as _, resignations};
-use whimbrel_ingress::ReceiveSettings;
+use whimbrel_ingress::{BacklogLimits, ReceiveSettings};
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, Uid};
 use whimbrel_model::ports::{
@@ -131,7 +131,10 @@ struct Scene {
 impl Scene {
     /// The carrier serves its partition, and its store does not answer. One push waits for the store.
     async fn stalled() -> Self {
-        let settings = ReceiveSettings { push_behind_max: BEHIND_MAX, ..ReceiveSettings::default() };
+        let settings = ReceiveSettings {
+            backlog: BacklogLimits { holds: BEHIND_MAX, push: BEHIND_MAX },
+            ..ReceiveSettings::default()
+        };
         let api = TestApi::with(settings).await;
         let inboxes =
             Arc::new(ScriptedInboxes { mood: watch::Sender::new(StoreMode::Stalls), applied: AtomicU64::new(0) });

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use serde_json::{Value, json};
 use whimbrel_api::endpoint::AddressGuard;
 use whimbrel_catalogue::subscriptions::ensure_notices_subscription;
-use whimbrel_ingress::{ApiKey, KeySecret, ReceiveSettings, Scope};
+use whimbrel_ingress::{ApiKey, DestinationGuards, KeySecret, ReceiveSettings, Scope};
 use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, SessionsRule, Uid};
 use whimbrel_model::ports::{
     Devices as _, InboxMessage, InboxView, OutMessage, PeopleError, PeopleQuery, PresenceError, SeatView, UserSessions,
@@ -212,7 +212,8 @@ async fn a_device_cannot_register_an_address_of_the_servers_network() {
 #[tokio::test]
 async fn an_address_that_the_operator_allows_can_be_registered() {
     let guard = AddressGuard::for_devices(&["127.0.0.0/8".to_owned()], &[]).unwrap();
-    let api = TestApi::with(ReceiveSettings { device_guard: Arc::new(guard), ..ReceiveSettings::default() }).await;
+    let guards = DestinationGuards { devices: Arc::new(guard), ..DestinationGuards::default() };
+    let api = TestApi::with(ReceiveSettings { guards, ..ReceiveSettings::default() }).await;
     let device = |host: &str| json!({ "platform": "web", "provider": "http", "token": format!("http://{host}/x") });
     api.put("/v1/users/u1/devices/d", device("127.0.0.1:9")).await.ok(200);
     api.put("/v1/users/u1/devices/d", device("10.0.0.1")).await.problem(422, "forbidden_address");

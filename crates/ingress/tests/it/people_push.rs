@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use http::Method;
 use serde_json::{Value, json};
-use whimbrel_ingress::{ApiKey, KeySecret, ReceiveSettings, Scope};
+use whimbrel_ingress::{ApiKey, BacklogLimits, KeySecret, ReceiveSettings, Scope};
 use whimbrel_model::Record;
 use whimbrel_model::people::{Platform, Uid};
 use whimbrel_model::ports::LogError;
@@ -432,7 +432,9 @@ async fn pushing_needs_the_scope_and_a_writable_log() {
 
 #[tokio::test(start_paused = true)]
 async fn pushes_are_rejected_until_a_carrier_with_a_large_backlog_has_caught_up() {
-    let api = TestApi::with(ReceiveSettings { push_behind_max: 10, ..ReceiveSettings::default() }).await;
+    let api =
+        TestApi::with(ReceiveSettings { backlog: BacklogLimits { holds: 10, push: 10 }, ..ReceiveSettings::default() })
+            .await;
     let saved = |upto| api.world.inboxes.0.store(upto, std::sync::atomic::Ordering::Relaxed);
     let body = json!({ "payload": "x" });
     let looked = || tokio::time::sleep(std::time::Duration::from_secs(2));

@@ -40,7 +40,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
         return rebuild(args);
     }
     if args.deep {
-        return deep_check::run(&args.config.resolve()?.data, args.json);
+        return deep_check::run(&args.config.resolve()?.process.data, args.json);
     }
     let mut loaded = args.config.load();
     if let Some(config) = &loaded.config {
@@ -48,7 +48,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
         loaded.findings.problems.extend(crate::serve::key_problems(config));
         loaded.findings.problems.extend(crate::serve::kafka_file_problem(config));
     }
-    let folder = loaded.config.as_ref().map(|config| DataFolderState::of(&config.data));
+    let folder = loaded.config.as_ref().map(|config| DataFolderState::of(&config.process.data));
     if args.json {
         print_json(&as_json(&loaded, folder.as_ref()))?;
     } else {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::settings::{SETTINGS, sections};
+use super::settings::SECTIONS;
 use super::value::SettingKind;
 
 /// The text of `whimbrel.example.toml`: all settings with their defaults and comments.
@@ -14,25 +14,30 @@ pub fn example() -> String {
          # the file, a flag overrides both: `log.retention` is also WHIMBREL_LOG_RETENTION and `--set log.retention=3d`.\n\
          # Durations: \"250ms\", \"30s\", \"1h30m\", \"7d\". Sizes: \"64KiB\", \"1MiB\", or bytes. `whimbrel check` shows the effective values.\n",
     );
-    let mut current = "";
-    for setting in SETTINGS {
-        let (section, key) = setting.section_and_key();
-        // TOML has no notation for an empty array of tables after a section, so `keys` stays a comment.
-        let is_comment = matches!(setting.kind, SettingKind::Keys);
-        text.push('\n');
-        if section != current && !is_comment {
-            current = section;
-            let meaning = sections().find(|(name, _)| *name == section).map_or("", |(_, meaning)| meaning);
-            let _ = write!(text, "# {meaning}\n[{section}]\n");
-        }
-        for line in setting.meaning.lines() {
-            text.push_str(if line.is_empty() { "#" } else { "# " });
-            text.push_str(line);
+    for section in SECTIONS {
+        for (index, setting) in section.settings.iter().enumerate() {
             text.push('\n');
-        }
-        if !is_comment {
-            let _ = writeln!(text, "{key} = {}", setting.default_value().to_toml());
+            if index == 0 && !section.name.is_empty() {
+                push_comment(&mut text, section.text);
+                let _ = writeln!(text, "[{}]", section.name);
+            }
+            push_comment(&mut text, setting.text);
+            // TOML has no notation for an empty array of tables after a section, so `keys` stays a comment.
+            if !matches!(setting.kind, SettingKind::Keys) {
+                let (_, key) = setting.section_and_key();
+                let _ = writeln!(text, "{key} = {}", setting.default_value().to_toml());
+            }
         }
     }
     text
+}
+
+/// Appends the lines of a declaration's text, without the space with which a doc comment begins.
+fn push_comment(text: &mut String, comment: &str) {
+    for line in comment.lines() {
+        let line = line.strip_prefix(' ').unwrap_or(line);
+        text.push_str(if line.is_empty() { "#" } else { "# " });
+        text.push_str(line);
+        text.push('\n');
+    }
 }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use toml::de::{DeArray, DeValue};
 
+use super::setting::Setting;
 use super::setting::SettingDefault::Text;
-use super::setting::{Setting, setting};
 use super::value::SettingKind;
 
 /// The scopes that a key can have.
@@ -17,18 +17,18 @@ const HASHED: &str = "sha256:";
 const NAME_MAX_CHARS: usize = 200;
 
 /// The setting of the API keys.
-pub const KEYS: Setting = setting(
-    "keys",
-    SettingKind::Keys,
-    Text("[]"),
-    "API keys. Without any, authentication is disabled: every client may do everything. An entry,\n\
+pub const KEYS: Setting = Setting {
+    path: "keys",
+    kind: SettingKind::Keys,
+    default: Text("[]"),
+    text: "API keys. Without any, authentication is disabled: every client may do everything. An entry,\n\
      whose client sends `Authorization: Bearer <secret>`:\n\n\
      [[keys]]\n\
      name = \"shop\"\n\
      secret = \"at-least-16-characters\"      # or \"sha256:\" and its 64 hexadecimal digits\n\
      scopes = [\"publish\", \"consume\"]   # publish, consume, push, admin\n\
      topics = [\"orders.*\"]             # default: all topics",
-);
+};
 
 #[derive(Clone, PartialEq, Eq)]
 pub struct KeyEntry {

@@ -5,10 +5,9 @@
 
 mod example;
 mod keys;
-mod people;
 mod people_settings;
-mod resolved;
 mod setting;
+mod setting_type;
 mod settings;
 mod sources;
 mod validation;
@@ -20,9 +19,10 @@ pub use example::example;
 pub use keys::KeyEntry;
 #[cfg(test)]
 pub use keys::SCOPES;
-pub use people::PresenceEngineName;
-pub use resolved::{Config, CoordinationEngineName, LogEngineName, StateEngineName, TelemetryFormat};
-pub use settings::{HOLD_SHARDS_MAX, SETTINGS};
+use setting::ConfigSection;
+use setting_type::SettingType;
+pub use setting_type::{CoordinationEngineName, LogEngineName, PresenceEngineName, StateEngineName, TelemetryFormat};
+pub use settings::{Config, HOLD_SHARDS_MAX, ProvidersConfig, SETTINGS};
 pub use sources::{Findings, ValueSource};
 pub use value::{SettingValue, format_bytes, parse_bytes};
 
@@ -44,6 +44,16 @@ impl EffectiveSettings {
         let index = SETTINGS.iter().position(|setting| setting.path == path);
         let (value, source) = &self.values[index.expect("the setting exists")];
         (value, source)
+    }
+
+    /// A setting as its type. A value of another kind is a bug of its declaration, which a test finds.
+    fn value<T: SettingType>(&self, path: &str) -> T {
+        let (value, _) = self.get(path);
+        T::from_value(value).unwrap_or_else(|| unreachable!("`{path}` is {value:?}"))
+    }
+
+    fn section<T: ConfigSection>(&self) -> T {
+        T::from_settings(self)
     }
 }
 
@@ -86,7 +96,8 @@ pub fn load(sources: &Sources) -> LoadedConfig {
         values[one.setting] = (one.value, one.source);
     }
     let settings = EffectiveSettings { values };
-    let config = resolved::resolve(&settings, &mut findings);
+    let config = Config::from_settings(&settings);
+    validation::validate(&config, &settings, &mut findings);
     let config = findings.problems.is_empty().then_some(config);
     LoadedConfig { settings, findings, file, config }
 }
@@ -96,6 +107,13 @@ mod tests {
     use super::*;
 
     const EXAMPLE: &str = include_str!("../../../../whimbrel.example.toml");
+
+    #[test]
+    fn the_defaults_are_valid() {
+        let loaded = load(&Sources::default());
+        assert_eq!(loaded.findings, Findings::default());
+        assert!(loaded.config.is_some());
+    }
 
     #[test]
     fn the_example_file_matches_the_code() {

@@ -6,8 +6,8 @@ use std::fmt;
 use toml::de::{DeTable, DeValue};
 
 use super::setting::{Setting, variable_of};
-use super::settings::{SETTINGS, sections};
-use super::value::{SettingKind, SettingValue};
+use super::settings::{SECTIONS, SETTINGS};
+use super::value::SettingValue;
 
 /// `WHIMBREL_…` variables that are not settings.
 const OTHER_VARIABLES: [&str; 4] = ["WHIMBREL_SERVER", "WHIMBREL_KEY", "WHIMBREL_TOKEN", "WHIMBREL_CONFIG"];
@@ -18,6 +18,17 @@ const REMOVED: [(&str, &str); 1] = [(
     "kafka.options",
     "use the named settings `kafka.tls…`, `kafka.sasl…`, `kafka.compression` and `kafka.client_id`",
 )];
+/// Renamed settings, each with its new name. A start with one of them fails: ignoring it would apply the default.
+const RENAMED: [(&str, &str); 8] = [
+    ("header_wait", "header_timeout"),
+    ("shutdown_wait", "shutdown_timeout"),
+    ("limits.body_wait", "limits.body_timeout"),
+    ("holds.behind", "holds.max_backlog"),
+    ("push.behind", "push.max_backlog"),
+    ("gateway.first_frame", "gateway.handshake_timeout"),
+    ("gateway.stuck_wait", "gateway.write_timeout"),
+    ("gateway.pong_wait", "gateway.pong_timeout"),
+];
 /// Minimum similarity of two names for a suggestion, from 0 to 1.
 const LIKENESS_MIN: f64 = 0.6;
 
@@ -84,6 +95,8 @@ pub fn from_variables(
             }
         } else if let Some((path, instead)) = REMOVED.iter().find(|(path, _)| variable_of(path) == name) {
             findings.problems.push(format!("{name}: `{path}` was removed: {instead}"));
+        } else if let Some((path, new)) = RENAMED.iter().find(|(path, _)| variable_of(path) == name) {
+            findings.problems.push(format!("{name}: `{path}` was renamed to `{new}`: set {}", variable_of(new)));
         } else if !OTHER_VARIABLES.contains(&name.as_str()) && !TEST_VARIABLES.iter().any(|test| name.starts_with(test))
         {
             let known: Vec<String> = SETTINGS.iter().map(Setting::variable).collect();
@@ -102,8 +115,8 @@ pub fn from_flags<'a>(
     let mut given = Vec::new();
     for (path, text, flag) in flags {
         let Some(index) = SETTINGS.iter().position(|setting| setting.path == path) else {
-            findings.problems.push(match removed(path) {
-                Some(instead) => format!("{flag}: `{path}` was removed: {instead}"),
+            findings.problems.push(match replacement(path) {
+                Some(replacement) => format!("{flag}: `{path}` {replacement}"),
                 None => format!("{flag}: unknown key `{path}`{}", did_you_mean(suggestion_for(path))),
             });
             continue;
@@ -129,9 +142,8 @@ impl FileReader<'_> {
             let line = line_of(self.text, key.span().start);
             let path =
                 if section.is_empty() { key.get_ref().to_string() } else { format!("{section}.{}", key.get_ref()) };
-            if let Some(instead) = removed(&path) {
-                let problem = format!("{}: `{path}` at line {line} was removed: {instead}", self.name);
-                self.findings.problems.push(problem);
+            if let Some(replacement) = replacement(&path) {
+                self.findings.problems.push(format!("{}: `{path}` at line {line} {replacement}", self.name));
                 continue;
             }
             let setting = SETTINGS.iter().position(|setting| setting.path == path);
@@ -139,7 +151,7 @@ impl FileReader<'_> {
                 (Some(index), value) => self.read_value(index, value, line),
                 (None, DeValue::Table(inner)) if is_section(&path) => self.read_table(&path, inner),
                 (None, DeValue::Table(_)) if section.is_empty() => {
-                    let suggestion = most_alike(&path, sections().map(|(name, _)| name).chain(["keys"]));
+                    let suggestion = most_alike(&path, section_names().chain(["keys"]));
                     let suggestion = suggestion.map(|name| format!("[{name}]"));
                     self.unknown("section", &format!("[{path}]"), line, suggestion.as_deref());
                 }
@@ -165,17 +177,24 @@ impl FileReader<'_> {
     }
 }
 
-fn removed(path: &str) -> Option<&'static str> {
-    REMOVED.iter().find(|(removed, _)| *removed == path).map(|(_, instead)| *instead)
+/// The rest of the error for a removed or renamed setting.
+fn replacement(path: &str) -> Option<String> {
+    let removed = REMOVED.iter().find(|(removed, _)| *removed == path);
+    let renamed = RENAMED.iter().find(|(renamed, _)| *renamed == path);
+    let removed = removed.map(|(_, instead)| format!("was removed: {instead}"));
+    removed.or_else(|| renamed.map(|(_, new)| format!("was renamed to `{new}`")))
 }
 
 /// Whether a table of that name is a section or contains sections: `horn` contains `horn.apns`.
 fn is_section(name: &str) -> bool {
-    let mut sections = SETTINGS.iter().filter(|setting| !matches!(setting.kind, SettingKind::Keys));
-    sections.any(|setting| {
-        let rest = setting.section_and_key().0.strip_prefix(name);
+    section_names().any(|section| {
+        let rest = section.strip_prefix(name);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     })
+}
+
+fn section_names() -> impl Iterator<Item = &'static str> {
+    SECTIONS.iter().map(|section| section.name).filter(|name| !name.is_empty())
 }
 
 fn line_of(text: &str, byte: usize) -> usize {
@@ -232,6 +251,23 @@ mod tests {
         let expected = ["WHIMBREL_KAFKA_OPTIONS: `kafka.options`", "--set kafka.options: `kafka.options`"];
         assert_eq!(findings.problems, expected.map(|begin| format!("{begin} was removed: {instead}")));
         assert!(findings.warnings.is_empty());
+    }
+
+    #[test]
+    fn every_source_rejects_a_renamed_setting_with_its_new_name() {
+        for (old, new) in RENAMED {
+            assert!(SETTINGS.iter().any(|setting| setting.path == new), "{new}");
+            assert_eq!(
+                problems_of(&format!("{old} = 1\n")),
+                [format!("w.toml: `{old}` at line 1 was renamed to `{new}`")]
+            );
+            let mut findings = Findings::default();
+            from_variables([(variable_of(old), "1".to_owned())], &mut findings);
+            from_flags([(old, "1", format!("--set {old}"))], &mut findings);
+            let of_variable = format!("{}: `{old}` was renamed to `{new}`: set {}", variable_of(old), variable_of(new));
+            assert_eq!(findings.problems, [of_variable, format!("--set {old}: `{old}` was renamed to `{new}`")]);
+            assert!(findings.warnings.is_empty());
+        }
     }
 
     #[test]

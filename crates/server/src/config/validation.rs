@@ -9,8 +9,8 @@ use whimbrel_model::format_duration;
 use whimbrel_model::limits::KEY_MAX_BYTES;
 
 use super::EffectiveSettings;
-use super::people::PresenceEngineName;
-use super::resolved::{Config, CoordinationEngineName, LogEngineName, StateEngineName};
+use super::setting_type::{CoordinationEngineName, LogEngineName, PresenceEngineName, StateEngineName};
+use super::settings::Config;
 use super::sources::{Findings, ValueSource};
 
 /// Minimum length of the HS256 secret in bytes: the length of its hash.
@@ -65,7 +65,7 @@ pub fn validate(config: &Config, settings: &EffectiveSettings, findings: &mut Fi
     if config.topics.replicas.zip(config.topics.min_insync).is_some_and(|(copies, least)| least > copies) {
         wrong(format!("{} is greater than {}", at("topics.min_insync"), at("topics.replicas")));
     }
-    if config.data.as_os_str().is_empty() {
+    if config.process.data.as_os_str().is_empty() {
         wrong(format!("{} is empty: name a folder", at("data")));
     }
     if config.subscriptions.breaker_pause_max < config.subscriptions.breaker_pause {
@@ -81,8 +81,8 @@ pub fn validate(config: &Config, settings: &EffectiveSettings, findings: &mut Fi
             wrong(format!("{}: {error}", at(path)));
         }
     }
-    if let Err(error) = config.telemetry_level.parse::<tracing_subscriber::filter::Targets>() {
-        wrong(format!("{}: `{}` is not a log level: {error}", at("telemetry.level"), config.telemetry_level));
+    if let Err(error) = config.telemetry.level.parse::<tracing_subscriber::filter::Targets>() {
+        wrong(format!("{}: `{}` is not a log level: {error}", at("telemetry.level"), config.telemetry.level));
     }
 }
 
@@ -103,7 +103,7 @@ fn validate_kafka(config: &Config, at: &impl Fn(&str) -> String, findings: &mut 
     if config.log.engine != LogEngineName::Kafka {
         return;
     }
-    let kafka = &config.kafka;
+    let kafka = &config.servers.kafka;
     let mut wrong = |text: String| findings.problems.push(text);
     if kafka.bootstrap.trim().is_empty() {
         wrong(format!("{} is empty: name at least one broker as host:port", at("kafka.bootstrap")));
@@ -160,40 +160,44 @@ fn validate_kafka(config: &Config, at: &impl Fn(&str) -> String, findings: &mut 
 /// Checks the addresses, API keys and internal keys.
 fn validate_addresses(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
     let mut wrong = |text: String| findings.problems.push(text);
-    if !config.listen.ip().is_loopback() && config.keys.is_empty() && !config.insecure {
+    if !config.process.listen.ip().is_loopback() && config.keys.is_empty() && !config.process.insecure {
         wrong(format!(
             "{}: {} can be reached from other machines, and no API keys are configured; add [[keys]] to the \
              configuration file, listen on 127.0.0.1, or pass --insecure to disable authentication",
             at("listen"),
-            config.listen
+            config.process.listen
         ));
     }
-    if config.listen == config.internal_listen && config.listen.port() != 0 {
+    if config.process.listen == config.process.internal_listen && config.process.listen.port() != 0 {
         wrong(format!("{} is the same address as {}", at("internal_listen"), at("listen")));
     }
-    let is_apart = config.coordination == CoordinationEngineName::Etcd;
-    if is_apart && !config.internal_listen.ip().is_loopback() && config.internal_key.0.is_empty() && !config.insecure {
+    let is_apart = config.coordination.engine == CoordinationEngineName::Etcd;
+    if is_apart
+        && !config.process.internal_listen.ip().is_loopback()
+        && config.process.internal_key.0.is_empty()
+        && !config.process.insecure
+    {
         wrong(format!(
             "{}: {} can be reached from other machines, and any of them could change holds; set internal_key, the \
              same on every node, or pass --insecure",
             at("internal_listen"),
-            config.internal_listen
+            config.process.internal_listen
         ));
     }
-    if config.internal_key.0.is_empty() && !config.internal_key_previous.0.is_empty() {
+    if config.process.internal_key.0.is_empty() && !config.process.internal_key_previous.0.is_empty() {
         wrong(format!(
             "{} needs internal_key: without internal_key every caller is accepted",
             at("internal_key_previous")
         ));
     }
-    if is_apart && config.internal_listen.ip().is_unspecified() && config.advertise.is_none() {
+    if is_apart && config.process.internal_listen.ip().is_unspecified() && config.process.advertise.is_none() {
         wrong(format!(
             "{}: {} is not an address that other nodes can reach; set advertise = \"host:port\"",
             at("internal_listen"),
-            config.internal_listen
+            config.process.internal_listen
         ));
     }
-    let advertised_port = config.advertise.as_ref().map(|place| place.rsplit_once(':').map(|(_, port)| port));
+    let advertised_port = config.process.advertise.as_ref().map(|place| place.rsplit_once(':').map(|(_, port)| port));
     if advertised_port.is_some_and(|port| port.is_none_or(|port| port.parse::<u16>().is_err())) {
         wrong(format!("{} is not a host:port", at("advertise")));
     }
@@ -202,8 +206,8 @@ fn validate_addresses(config: &Config, at: &impl Fn(&str) -> String, findings: &
 /// Checks that nodes of a cluster share all state that another node may have to take over.
 fn validate_cluster(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
     let engine = at("coordination.engine");
-    if config.coordination == CoordinationEngineName::Process {
-        if !config.roles.are_all() {
+    if config.coordination.engine == CoordinationEngineName::Process {
+        if !config.process.roles.are_all() {
             findings.problems.push(format!(
                 "{}: a node without all roles finds the others through etcd; run all roles here, or set coordination.engine = \
                  \"etcd\"; {engine} is \"process\"",
@@ -219,35 +223,37 @@ fn validate_cluster(config: &Config, at: &impl Fn(&str) -> String, findings: &mu
             at("log.engine")
         ));
     }
-    if config.timers == StateEngineName::Embedded && config.roles.center {
+    if config.timers.engine == StateEngineName::Embedded && config.process.roles.center {
         findings.problems.push(format!(
             "{engine} is \"etcd\", and {} keeps the store of holds in this node's data folder, where no other node can take it \
              over; set timers.engine = \"redis\"",
             at("timers.engine")
         ));
     }
-    if config.subscriptions.engine == StateEngineName::Embedded && config.roles.center {
+    if config.subscriptions.engine == StateEngineName::Embedded && config.process.roles.center {
         findings.problems.push(format!(
             "{engine} is \"etcd\", and {} keeps the progress of subscriptions in this node's data folder, where no other node can take \
              it over; set subscriptions.engine = \"redis\"",
             at("subscriptions.engine")
         ));
     }
-    if config.push.engine == StateEngineName::Embedded && config.roles.carrier {
+    if config.push.engine == StateEngineName::Embedded && config.process.roles.carrier {
         findings.problems.push(format!(
             "{engine} is \"etcd\", and {} keeps inboxes in this node's data folder, where no other node can take them over; set \
              push.engine = \"redis\"",
             at("push.engine")
         ));
     }
-    if config.push.engine == StateEngineName::Embedded && config.roles.receive && !config.roles.carrier {
+    if config.push.engine == StateEngineName::Embedded && config.process.roles.receive && !config.process.roles.carrier
+    {
         findings.warnings.push(format!(
             "{engine} is \"etcd\", and {} cannot read the inboxes of carriers on other nodes: this node accepts pushes whatever their \
-             backlog; set push.engine = \"redis\" to enforce push.behind",
+             backlog; set push.engine = \"redis\" to enforce push.max_backlog",
             at("push.engine")
         ));
     }
-    if config.devices == StateEngineName::Embedded && (config.roles.receive || config.roles.horn) {
+    if config.devices.engine == StateEngineName::Embedded && (config.process.roles.receive || config.process.roles.horn)
+    {
         findings.problems.push(format!(
             "{engine} is \"etcd\", and {} keeps the registry of devices in this node's data folder, where no other node can read it; \
              set devices.engine = \"redis\"",
@@ -268,14 +274,14 @@ fn validate_cluster(config: &Config, at: &impl Fn(&str) -> String, findings: &mu
             )),
         }
     }
-    if config.receipts.engine == StateEngineName::Embedded && config.roles.receive {
+    if config.receipts.engine == StateEngineName::Embedded && config.process.roles.receive {
         findings.warnings.push(format!(
             "{} keeps the receipts of this node only: a repeat that reaches another node at the same moment is not detected \
              there; receipts.engine = \"redis\" shares receipts",
             at("receipts.engine")
         ));
     }
-    if config.name.as_ref().is_some_and(|name| name.trim().is_empty()) {
+    if config.process.name.as_ref().is_some_and(|name| name.trim().is_empty()) {
         findings.problems.push(format!("{} is empty", at("name")));
     }
 }
@@ -318,30 +324,32 @@ fn validate_devices(config: &Config, at: &impl Fn(&str) -> String, findings: &mu
             centres.max(1)
         ));
     }
-    if let Some(apns) = &config.horn.apns {
+    let (apns, webpush) = (&config.providers.apns, &config.providers.webpush);
+    if apns.key_file.is_some() {
         for (path, text) in [("horn.apns.key_id", &apns.key_id), ("horn.apns.team_id", &apns.team_id)] {
             if text.trim().is_empty() {
                 wrong(format!("{} is empty, but {} is set", at(path), at("horn.apns.key_file")));
             }
         }
     }
-    if config
-        .horn
-        .webpush
-        .as_ref()
-        .is_some_and(|webpush| !(webpush.subject.starts_with("mailto:") || webpush.subject.starts_with("https://")))
-    {
+    let is_contact = webpush.subject.starts_with("mailto:") || webpush.subject.starts_with("https://");
+    if webpush.key_file.is_some() && !is_contact {
         wrong(format!("{} must be mailto:ops@shop.example or an https URL", at("horn.webpush.subject")));
     }
 }
 
 /// Checks the servers of the engines in use.
 fn validate_servers(config: &Config, at: &impl Fn(&str) -> String, findings: &mut Findings) {
-    let uses_redis =
-        [config.timers, config.receipts.engine, config.subscriptions.engine, config.push.engine, config.devices]
-            .contains(&StateEngineName::Redis)
-            || config.presence.engine == PresenceEngineName::Redis;
-    let (redis, etcd) = (&config.redis, &config.etcd);
+    let uses_redis = [
+        config.timers.engine,
+        config.receipts.engine,
+        config.subscriptions.engine,
+        config.push.engine,
+        config.devices.engine,
+    ]
+    .contains(&StateEngineName::Redis)
+        || config.presence.engine == PresenceEngineName::Redis;
+    let (redis, etcd) = (&config.servers.redis, &config.servers.etcd);
     let mut wrong = |text: String| findings.problems.push(text);
     if uses_redis && redis.urls.is_empty() {
         wrong(format!("{} is empty: name a server as redis://host:port", at("redis.urls")));
@@ -358,7 +366,7 @@ fn validate_servers(config: &Config, at: &impl Fn(&str) -> String, findings: &mu
             at("redis.urls")
         ));
     }
-    if config.coordination == CoordinationEngineName::Etcd && etcd.endpoints.is_empty() {
+    if config.coordination.engine == CoordinationEngineName::Etcd && etcd.endpoints.is_empty() {
         wrong(format!("{} is empty: name a member as http://host:port", at("etcd.endpoints")));
     }
     if etcd.user.is_empty() && !etcd.password.0.is_empty() {
@@ -415,7 +423,7 @@ mod tests {
             assert!(with_flags(&[&SHARED[..], &[("roles", role)]].concat()).config.is_some(), "{role}");
         }
         let apart = [&SHARED[..], &[("roles", "receive"), ("push.engine", "embedded")]].concat();
-        assert!(with_flags(&apart).findings.warnings.iter().any(|warning| warning.contains("push.behind")));
+        assert!(with_flags(&apart).findings.warnings.iter().any(|warning| warning.contains("push.max_backlog")));
         assert!(with_flags(&[("roles", "center,receive,worker,gateway,presence,carrier,horn")]).config.is_some());
         assert!(problems(&[("roles", "baker")]).contains("a list of all, receive, center, worker"));
     }
@@ -459,7 +467,7 @@ mod tests {
     #[test]
     fn servers_of_redis_are_separated_by_commas_and_show_no_password() {
         let several = [("timers.engine", "redis"), ("redis.urls", "redis://a:1, redis://b:2")];
-        assert_eq!(with_flags(&several).config.unwrap().redis.urls, ["redis://a:1", "redis://b:2"]);
+        assert_eq!(with_flags(&several).config.unwrap().servers.redis.urls, ["redis://a:1", "redis://b:2"]);
         assert!(problems(&[("redis.urls", "redis://u:p@a:1")]).contains("redis.password"));
         assert!(problems(&[("timers.engine", "redis"), ("redis.urls", " ,")]).contains("name a server"));
     }

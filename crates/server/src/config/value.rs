@@ -53,6 +53,17 @@ pub enum SettingValue {
 }
 
 impl SettingKind {
+    /// The kind with a word for "none" or "automatic". Only numbers, durations and sizes have one.
+    pub const fn or(self, word: &'static str) -> Self {
+        let or = Some(word);
+        match self {
+            Self::Count { min, max, .. } => Self::Count { min, max, or },
+            Self::Duration { min, max, .. } => Self::Duration { min, max, or },
+            Self::Bytes { min, max, .. } => Self::Bytes { min, max, or },
+            other => other,
+        }
+    }
+
     /// Parses the text of a variable or flag.
     pub fn read_text(&self, text: &str) -> Result<SettingValue, String> {
         match self {

@@ -42,25 +42,25 @@ pub async fn folding(engines: &Engines, registry: &Registry) -> Option<String> {
 
 pub fn render(config: &Config, address: SocketAddr, internal: Option<SocketAddr>, engines: &[String]) -> String {
     let url = local_url(address);
-    let data = std::fs::canonicalize(&config.data).unwrap_or_else(|_| config.data.clone());
+    let data = std::fs::canonicalize(&config.process.data).unwrap_or_else(|_| config.process.data.clone());
     let key = if config.keys.is_empty() { "" } else { "-H 'Authorization: Bearer <your key>' " };
     let mut text = format!("Whimbrel {}\n", env!("CARGO_PKG_VERSION"));
     let mut line = |name: &str, value: &str| text.push_str(&format!("  {name:<9} {value}\n"));
     line("data", &data.display().to_string());
-    line("roles", &config.roles.names().join(", "));
+    line("roles", &config.process.roles.names().join(", "));
     line("engines", &engines.join(", "));
     line("address", &url);
     if let Some(internal) = internal {
         line("internal", &internal.to_string());
     }
-    if !config.roles.receive {
+    if !config.process.roles.receive {
         line("serves", "/healthz, /readyz and /metrics only: this node has no role `receive`");
         return text;
     }
     line("console", &format!("{url}/"));
     line("try", &format!("curl {key}--data-binary 'hello' {url}/v1/topics/greetings/messages"));
     line("", &format!("curl {key}'{url}/v1/topics/greetings/messages?partition=0'"));
-    if config.roles.gateway && !config.clients.has_keys() {
+    if config.process.roles.gateway && !config.clients.has_keys() {
         if config.keys.is_empty() {
             line("people", &format!("{url}/people: open it twice, as alice and as bob"));
         }

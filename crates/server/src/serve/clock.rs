@@ -82,15 +82,15 @@ pub struct ProcessClock {
 
 impl ProcessClock {
     pub fn start(config: &Config) -> Self {
-        let limits = StepLimits { skew: config.clock_skew, stepout: config.clock_stepout };
-        let note = note_in(&config.data);
+        let limits = StepLimits { skew: config.coordination.clock_skew, stepout: config.coordination.clock_stepout };
+        let note = note_in(&config.process.data);
         let known = read_note(&note, boot_id().as_deref());
         let settled_us = known.and_then(Note::settled_us);
         let clock =
             GuardedClock::start(MachineClocks, limits, settled_us).trusting_until(known.and_then(Note::ahead_of));
         let clock = Arc::new(clock);
-        let finding = check_note(&config.data);
-        Self { clock, note, finding, skew: config.clock_skew, stepout: config.clock_stepout }
+        let finding = check_note(&config.process.data);
+        Self { clock, note, finding, skew: config.coordination.clock_skew, stepout: config.coordination.clock_stepout }
     }
 
     pub fn clock(&self) -> Arc<dyn Clock> {

@@ -68,14 +68,16 @@ impl NodeIdentity {
     /// `internal` is the listener of the internal port, if the node is in a cluster; `listen` is the address for clients.
     pub fn of(config: &Config, internal: Option<TcpListener>, listen: SocketAddr) -> Result<Self, CliError> {
         let set = |key: &str| Some(key.to_owned()).filter(|key| !key.is_empty());
-        let (internal_key, previous) = (set(&config.internal_key.0), set(&config.internal_key_previous.0));
+        let (internal_key, previous) =
+            (set(&config.process.internal_key.0), set(&config.process.internal_key_previous.0));
         let admission = Admission::new(internal_key.as_deref(), previous.as_deref());
         let key_check = KeyCheck::new(internal_key.as_deref()).accepting(previous.as_deref());
         let internal_address = internal.as_ref().map(TcpListener::local_addr).transpose()?;
         let peers = PeerSettings { internal_key, ..PeerSettings::default() };
         let peers = Arc::new(PeerClients::new(peers).map_err(|error| CliError::new(error.to_string()))?);
-        let name = config.name.clone().unwrap_or_else(|| name_of(listen));
-        let address = config.advertise.clone().unwrap_or_else(|| internal_address.unwrap_or(listen).to_string());
+        let name = config.process.name.clone().unwrap_or_else(|| name_of(listen));
+        let address =
+            config.process.advertise.clone().unwrap_or_else(|| internal_address.unwrap_or(listen).to_string());
         Ok(Self { name, address, peers, admission, key_check, internal, internal_address })
     }
 }
@@ -125,14 +127,14 @@ impl ClusterNode {
         });
         let member = Member {
             name: name.clone(),
-            roles: config.roles.names().into_iter().map(str::to_owned).collect(),
+            roles: config.process.roles.names().into_iter().map(str::to_owned).collect(),
             address,
             ..Member::default()
         };
         let settings = KeeperSettings {
             key_check,
-            wanted: Some(config.node),
-            clocks_apart_max: config.clock_skew,
+            wanted: Some(config.process.node),
+            clocks_apart_max: config.coordination.clock_skew,
             ..KeeperSettings::new(member)
         };
         let holds = Family {

@@ -47,16 +47,16 @@ impl Deliveries {
             events: events.clone(),
         };
         let subscriptions = Arc::new(SubscriptionRegistry::open(ports).await.map_err(cannot_start)?);
-        if config.roles.center {
+        if config.process.roles.center {
             ensure_notices_subscription(&subscriptions).await.map_err(cannot_start)?;
         }
         let stats = TopicStats::new(Arc::clone(clock), Arc::clone(&engines.notebook));
-        let worker = if config.roles.worker {
+        let worker = if config.process.roles.worker {
             Some(Worker::new(wiring::worker_settings(config, clock)?).map_err(cannot_start)?)
         } else {
             None
         };
-        let dispatcher = if config.roles.center {
+        let dispatcher = if config.process.roles.center {
             let ports = DispatchPorts {
                 log: Arc::clone(&engines.log),
                 registry: Arc::clone(registry),

@@ -63,7 +63,7 @@ pub struct CorsHeaders {
 impl Guard {
     pub fn of(config: &Config) -> Self {
         let named = &config.gateway.origins;
-        let connecting = config.roles.gateway.then(|| Origins::of(named, config.clients.has_keys()));
+        let connecting = config.process.roles.gateway.then(|| Origins::of(named, config.clients.has_keys()));
         let keyless = config.keys.is_empty().then(|| Origins::of(named, false));
         Self(Arc::new(Rules { connecting, keyless }))
     }

@@ -55,8 +55,8 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 pub struct ListenSettings {
     pub workers: usize,
     pub connections_max: usize,
-    pub header_wait: Duration,
-    pub shutdown_wait: Duration,
+    pub header_timeout: Duration,
+    pub shutdown_timeout: Duration,
     pub linger: LingerLimits,
     /// Maximum number of headers of an HTTP/1.1 request; one with more is answered 431.
     pub headers_max: usize,
@@ -74,7 +74,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Serves until `shutdown`, then drains requests for at most `shutdown_wait`. Returns when all workers have ended.
+/// Serves until `shutdown`, then drains requests for at most `shutdown_timeout`. Returns when all workers have ended.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -157,14 +157,14 @@ async fn work(
     shutdown: CancellationToken,
 ) {
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(settings.header_wait);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(settings.header_timeout);
     builder.http1().max_headers(settings.headers_max + HEADERS_PARSED_BEYOND);
     builder
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)
         .keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(settings.header_wait);
+        .keep_alive_timeout(settings.header_timeout);
     let service = TowerToHyperService::new(router);
     let graceful = GracefulShutdown::new();
     let connections = metrics::gauge!("whimbrel_connections");
@@ -200,7 +200,7 @@ async fn work(
             // A silent connection is closed: hyper's own timeout starts only after the protocol is known.
             let has_begun = tokio::select! {
                 () = ends.cancelled() => false,
-                begun = tokio::time::timeout(settings.header_wait, protocol_shows(stream.get_ref())) => matches!(begun, Ok(Ok(()))),
+                begun = tokio::time::timeout(settings.header_timeout, protocol_shows(stream.get_ref())) => matches!(begun, Ok(Ok(()))),
             };
             if !has_begun {
                 connections.decrement(1.0);
@@ -216,7 +216,7 @@ async fn work(
             drop(place);
         });
     }
-    if tokio::time::timeout(settings.shutdown_wait, graceful.shutdown()).await.is_err() {
+    if tokio::time::timeout(settings.shutdown_timeout, graceful.shutdown()).await.is_err() {
         tracing::warn!("some requests did not end in time and were aborted");
     }
 }
@@ -255,10 +255,10 @@ mod tests {
 
     const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 
-    fn settings(connections_max: usize, shutdown_wait: Duration) -> ListenSettings {
+    fn settings(connections_max: usize, shutdown_timeout: Duration) -> ListenSettings {
         let linger = LingerLimits { bytes: 1 << 20, timeout: Duration::from_secs(5) };
-        let header_wait = Duration::from_secs(30);
-        ListenSettings { workers: 2, connections_max, header_wait, shutdown_wait, linger, headers_max: 100 }
+        let header_timeout = Duration::from_secs(30);
+        ListenSettings { workers: 2, connections_max, header_timeout, shutdown_timeout, linger, headers_max: 100 }
     }
 
     fn enough() -> Arc<Descriptors> {
@@ -326,7 +326,7 @@ mod tests {
         let (address, shutdown) = (listener.local_addr().unwrap(), CancellationToken::new());
         let router = Router::new().route("/", get(|| async { "here" }));
         let settings =
-            ListenSettings { header_wait: Duration::from_millis(100), ..settings(2, Duration::from_secs(5)) };
+            ListenSettings { header_timeout: Duration::from_millis(100), ..settings(2, Duration::from_secs(5)) };
         let server = tokio::spawn(serve(listener, router, Guard::default(), settings, enough(), shutdown.clone()));
         let _silent = TcpStream::connect(address).await.unwrap();
         let mut half = TcpStream::connect(address).await.unwrap();

@@ -65,15 +65,15 @@ pub fn run(config: Config) -> Result<ExitCode, CliError> {
         let shutdown = CancellationToken::new();
         end_on_signals(shutdown.clone())?;
         // The addresses come first: if one is in use, nothing has been opened or created yet.
-        let listener = bind(config.listen)?;
-        let internal = match config.coordination {
+        let listener = bind(config.process.listen)?;
+        let internal = match config.coordination.engine {
             CoordinationEngineName::Process => None,
-            CoordinationEngineName::Etcd => Some(bind(config.internal_listen)?),
+            CoordinationEngineName::Etcd => Some(bind(config.process.internal_listen)?),
         };
         let process_clock = ProcessClock::start(&config);
         let clock = process_clock.clock();
         let events = EventWriter::new(Arc::clone(&clock));
-        let descriptors = Arc::new(Descriptors::raise_limit(config.connections_max, events.sink()));
+        let descriptors = Arc::new(Descriptors::raise_limit(config.process.connections_max, events.sink()));
         let engines = wiring::open_engines(&config, Arc::clone(&clock), events.sink()).await?;
         let closed = CancellationToken::new();
         let watch = process_clock.watch(events.sink(), closed.clone());
@@ -120,7 +120,7 @@ impl ServerRun<'_> {
         let (resign, resignations) = resignations();
         let mut deliveries =
             Deliveries::open(self.config, self.engines, &registry, &self.clock, self.events.sink()).await?;
-        let center = if self.config.roles.center {
+        let center = if self.config.process.roles.center {
             let ports = CenterPorts {
                 log: Arc::clone(&self.engines.log),
                 timers: Arc::clone(&self.engines.timers),
@@ -201,7 +201,7 @@ impl ServerRun<'_> {
         let (router, guard) = (joined.reach.mount(router), Guard::of(self.config));
 
         banner::print(&banner::render(self.config, address, joined.cluster.internal_address, &described));
-        let (reach, wait) = (joined.reach, self.config.shutdown_wait);
+        let (reach, wait) = (joined.reach, self.config.process.shutdown_timeout);
         let (asked, ends) = (self.shutdown.clone(), CancellationToken::new());
         let devices_gone = ends.clone();
         let leaving = tokio::spawn(async move {
@@ -228,7 +228,7 @@ impl ServerRun<'_> {
             log: Arc::clone(&self.engines.log),
             log_topics: Arc::clone(&self.engines.log_topics),
             catalogue: Arc::clone(&self.engines.catalogue),
-            coordination: match self.config.coordination {
+            coordination: match self.config.coordination.engine {
                 CoordinationEngineName::Process => None,
                 CoordinationEngineName::Etcd => Some(Arc::clone(&self.engines.coordination)),
             },
@@ -265,7 +265,7 @@ impl ServerRun<'_> {
         described: &[String],
     ) -> Result<PublicPort, CliError> {
         let JoinedNode { registry, cluster, deliveries, people, reach } = joined;
-        if !self.config.roles.receive {
+        if !self.config.process.roles.receive {
             return Ok(self.open_health_port(registry, cluster.node, Arc::clone(&reach.reachability)));
         }
         let ports = Ports {
@@ -291,7 +291,7 @@ impl ServerRun<'_> {
             cluster.node,
             banner::local_url(address),
             described.to_vec(),
-            [wiring::address_guard(self.config)?, wiring::device_guard(self.config)?],
+            wiring::destination_guards(self.config)?,
             &self.shutdown,
         );
         let (subscriptions, stats) = (Arc::clone(&deliveries.subscriptions), Arc::clone(&deliveries.stats));
@@ -401,12 +401,16 @@ fn bind(address: SocketAddr) -> Result<TcpListener, CliError> {
 /// Headers of a request beside those of its message, from clients, proxies and browsers.
 const HTTP_HEADERS_MAX: usize = 36;
 
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
 fn listen_settings(config: &Config) -> ListenSettings {
     ListenSettings {
-        workers: config.workers,
-        connections_max: config.connections_max,
-        header_wait: config.header_wait,
-        shutdown_wait: config.shutdown_wait,
+        workers: config.process.workers.unwrap_or_else(cores),
+        connections_max: config.process.connections_max,
+        header_timeout: config.process.header_timeout,
+        shutdown_timeout: config.process.shutdown_timeout,
         linger: LingerLimits { bytes: config.limits.linger_bytes, timeout: config.limits.linger_timeout },
         headers_max: config.limits.headers + HTTP_HEADERS_MAX,
     }

@@ -72,10 +72,10 @@ impl People {
         let PeopleParts { config, engines, registry, clock, events } = parts;
         let platforms = Arc::new(Platforms::open(Arc::clone(&engines.catalogue)).await.map_err(cannot_start)?);
         let partitions = registry.get(PUSH_TOPIC).map_or(config.push.partitions, |topic| topic.partitions());
-        let tokens = if config.roles.gateway { Some(people_wiring::tokens(config)?) } else { None };
+        let tokens = if config.process.roles.gateway { Some(people_wiring::tokens(config)?) } else { None };
         let gateways = GatewayLinks::new();
         let (resign, resignations) = resignations();
-        let carrier = if config.roles.carrier {
+        let carrier = if config.process.roles.carrier {
             let rules = Arc::clone(&platforms);
             let ports = CarrierPorts {
                 log: Arc::clone(&engines.log),
@@ -91,7 +91,7 @@ impl People {
         } else {
             None
         };
-        let horn = if config.roles.horn {
+        let horn = if config.process.roles.horn {
             let woken = Arc::clone(&platforms);
             let parts = HornParts {
                 devices: Arc::clone(&engines.devices),
@@ -108,8 +108,8 @@ impl People {
         let parts = PresenceNodeParts {
             settings: people_wiring::presence_settings(config),
             me: identity.address.clone(),
-            writes: config.roles.presence,
-            reports: config.roles.gateway,
+            writes: config.process.roles.presence,
+            reports: config.process.roles.gateway,
             sessions: Arc::clone(&engines.sessions),
             sessions_are_shared: config.presence.engine == PresenceEngineName::Redis,
             remote: Arc::new(PresencePeers::new(Arc::clone(&identity.peers))),
@@ -197,7 +197,7 @@ impl People {
         self.background.push(tokio::spawn(Arc::clone(&links).run(desk(), self.ends.clone())));
         let (presence_node, seen) = (Arc::clone(&self.presence_node), sight.clone());
         self.background.push(tokio::spawn(async move { presence_node.run(seen).await }));
-        let (roles, presence) = (&parts.config.roles, self.presence_node.reader());
+        let (roles, presence) = (&parts.config.process.roles, self.presence_node.reader());
         let reachability = Reachability::new(ReachabilityParts {
             carriers: links.clone(),
             presence: presence.clone(),

@@ -12,7 +12,7 @@ use whimbrel_people::presence::PresenceSettings;
 
 use super::wiring::device_guard;
 use crate::cli::CliError;
-use crate::config::Config;
+use crate::config::{Config, ProvidersConfig};
 
 pub fn carrier_settings(config: &Config) -> CarrierSettings {
     let push = &config.push;
@@ -38,12 +38,12 @@ pub fn gateway_settings(config: &Config) -> GatewaySettings {
     GatewaySettings {
         connections_max: gateway.connections,
         accepts_per_second: gateway.accepts_per_second,
-        handshake_wait: gateway.first_frame,
+        handshake_wait: gateway.handshake_timeout,
         frame_bytes_max: gateway.frame_bytes,
         queue_bytes_max: gateway.queue_bytes,
-        stuck_wait: gateway.stuck_wait,
+        stuck_wait: gateway.write_timeout,
         ping_interval: gateway.ping_interval,
-        pong_wait: gateway.pong_wait,
+        pong_wait: gateway.pong_timeout,
         goaway_spread: gateway.goaway_spread,
         ..GatewaySettings::default()
     }
@@ -65,7 +65,7 @@ fn token_settings(config: &Config) -> Result<TokenSettings, CliError> {
         keys.push((None, ClientKey::Pem(read("clients.public_keys", path)?)));
     }
     let jwks = clients.jwks.iter().map(|path| read("clients.jwks", path)).collect::<Result<_, _>>()?;
-    let (audiences, issuers) = (clients.audiences.clone(), clients.issuers.clone());
+    let (audiences, issuers) = (clients.audience.clone(), clients.issuer.clone());
     Ok(TokenSettings { keys, jwks, audiences, issuers, leeway: clients.leeway })
 }
 
@@ -84,20 +84,20 @@ pub fn presence_settings(config: &Config) -> PresenceSettings {
 
 /// Providers without settings for the horn of this node.
 pub fn mute_providers(config: &Config) -> Vec<Provider> {
-    let horn = &config.horn;
+    let providers = &config.providers;
     let providers = [
-        (Provider::Apns, horn.apns.is_some()),
-        (Provider::Fcm, horn.fcm.is_some()),
-        (Provider::Webpush, horn.webpush.is_some()),
+        (Provider::Apns, providers.apns.key_file.is_some()),
+        (Provider::Fcm, providers.fcm.service_account.is_some()),
+        (Provider::Webpush, providers.webpush.key_file.is_some()),
     ];
-    let mute = providers.into_iter().filter(|(_, has_settings)| config.roles.horn && !has_settings);
+    let mute = providers.into_iter().filter(|(_, has_settings)| config.process.roles.horn && !has_settings);
     mute.map(|(provider, _)| provider).collect()
 }
 
 /// Problems of the key files of these roles, which would fail a start: those of device tokens, then the horn's.
 pub fn key_problems(config: &Config) -> Vec<String> {
-    let of_tokens = if config.roles.gateway { tokens(config).map(drop) } else { Ok(()) };
-    let of_horn = if config.roles.horn { horn(config) } else { Ok(()) };
+    let of_tokens = if config.process.roles.gateway { tokens(config).map(drop) } else { Ok(()) };
+    let of_horn = if config.process.roles.horn { horn(config) } else { Ok(()) };
     [of_tokens, of_horn].into_iter().filter_map(Result::err).map(|failure| failure.message().to_owned()).collect()
 }
 
@@ -106,37 +106,37 @@ fn horn(config: &Config) -> Result<(), CliError> {
 }
 
 pub fn horn_settings(config: &Config) -> Result<HornSettings, CliError> {
-    let horn = &config.horn;
-    let apns = horn.apns.as_ref().map(|apns| {
+    let ProvidersConfig { apns, fcm, webpush, http } = &config.providers;
+    let apns = apns.key_file.as_ref().map(|key_file| {
         Ok::<_, CliError>(ApnsSettings {
-            key_pem: read("horn.apns.key_file", &apns.key_file)?,
+            key_pem: read("horn.apns.key_file", key_file)?,
             key_id: apns.key_id.clone(),
             team_id: apns.team_id.clone(),
             topic: apns.topic.clone(),
             base_url: apns.url.clone(),
         })
     });
-    let fcm = horn.fcm.as_ref().map(|fcm| {
-        let text = read("horn.fcm.service_account", &fcm.service_account)?;
+    let fcm = fcm.service_account.as_ref().map(|file| {
+        let text = read("horn.fcm.service_account", file)?;
         let bad = |error| CliError::new(format!("`horn.fcm.service_account` is not a service account: {error}"));
         let service_account = serde_json::from_str(&text).map_err(bad)?;
         Ok::<_, CliError>(FcmSettings { service_account, base_url: fcm.url.clone() })
     });
-    let webpush = horn.webpush.as_ref().map(|webpush| {
-        let private_key = read("horn.webpush.key_file", &webpush.key_file)?.trim().to_owned();
+    let webpush = webpush.key_file.as_ref().map(|key_file| {
+        let private_key = read("horn.webpush.key_file", key_file)?.trim().to_owned();
         Ok::<_, CliError>(WebPushSettings { private_key, subject: webpush.subject.clone() })
     });
-    let mut http = HttpSettings::default();
-    if !horn.http_secret.0.is_empty() {
-        http.secrets.push(SigningSecret { secret: horn.http_secret.0.clone(), until_ms: None });
+    let mut http_settings = HttpSettings::default();
+    if !http.secret.0.is_empty() {
+        http_settings.secrets.push(SigningSecret { secret: http.secret.0.clone(), until_ms: None });
     }
     Ok(HornSettings {
         apns: apns.transpose()?,
         fcm: fcm.transpose()?,
         webpush: webpush.transpose()?,
-        http: Some(http),
+        http: Some(http_settings),
         guard: device_guard(config)?,
-        timeout: horn.timeout,
+        timeout: config.horn.timeout,
         ..HornSettings::default()
     })
 }

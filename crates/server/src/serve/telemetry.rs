@@ -25,9 +25,9 @@ const COUNT_BUCKETS: [f64; 8] = [1.0, 2.0, 5.0, 10.0, 100.0, 1000.0, 10_000.0, 1
 
 pub fn start_lines(config: &Config) {
     // Validation has accepted the level. If it fails here, the default is better than no log.
-    let filter = config.telemetry_level.parse().unwrap_or_else(|_| Targets::new().with_default(tracing::Level::INFO));
-    let registry = tracing_subscriber::registry().with(quieted(filter, &config.telemetry_level));
-    let outcome = match config.telemetry_format {
+    let filter = config.telemetry.level.parse().unwrap_or_else(|_| Targets::new().with_default(tracing::Level::INFO));
+    let registry = tracing_subscriber::registry().with(quieted(filter, &config.telemetry.level));
+    let outcome = match config.telemetry.format {
         TelemetryFormat::Text => {
             let is_terminal = std::io::stderr().is_terminal();
             let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(is_terminal);

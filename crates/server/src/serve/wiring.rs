@@ -2,6 +2,7 @@
 //! this module only converts types.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use whimbrel_api::endpoint::AddressGuard;
@@ -15,7 +16,7 @@ use whimbrel_engines::resolve::{
 };
 use whimbrel_engines::stores::{ReceiptSettings, TimerSettings};
 use whimbrel_holds::HoldsSettings;
-use whimbrel_ingress::{ApiKey, KeySecret, PageInfo, ReceiveSettings, Scope};
+use whimbrel_ingress::{ApiKey, BacklogLimits, DestinationGuards, KeySecret, PageInfo, ReceiveSettings, Scope};
 use whimbrel_model::{Clock, EventSink, Retention};
 
 use crate::cli::CliError;
@@ -35,30 +36,30 @@ pub async fn open_engines(config: &Config, clock: Arc<dyn Clock>, events: EventS
 /// The configured engines with their settings.
 pub fn engine_settings(config: &Config) -> Result<EngineSettings, CliError> {
     Ok(EngineSettings {
-        data: config.data.clone(),
+        data: config.process.data.clone(),
         log: log_engine(config)?,
         coordination: coordination_engine(config)?,
         receipts: receipt_settings(config),
         receipts_engine: state_engine(config, config.receipts.engine, "receipts.engine")?,
         timers: timer_settings(config),
-        timers_engine: state_engine(config, config.timers, "timers.engine")?,
+        timers_engine: state_engine(config, config.timers.engine, "timers.engine")?,
         progress_engine: state_engine(config, config.subscriptions.engine, "subscriptions.engine")?,
         inbox_engine: state_engine(config, config.push.engine, "push.engine")?,
         sessions_engine: match config.presence.engine {
             PresenceEngineName::Memory => StateEngine::Embedded,
             PresenceEngineName::Redis => redis_engine(config, "presence.engine")?,
         },
-        devices_engine: state_engine(config, config.devices, "devices.engine")?,
+        devices_engine: state_engine(config, config.devices.engine, "devices.engine")?,
         notebook: notebook_settings(config),
     })
 }
 
 /// The engines of the ports, as lines of the banner.
 pub fn describe(config: &Config, engines: &Engines) -> Vec<String> {
-    let catalogue = match config.coordination {
+    let catalogue = match config.coordination.engine {
         CoordinationEngineName::Process => "coordination, catalogue: this process".to_owned(),
         CoordinationEngineName::Etcd => {
-            format!("coordination, catalogue: etcd at {}", config.etcd.endpoints.join(", "))
+            format!("coordination, catalogue: etcd at {}", config.servers.etcd.endpoints.join(", "))
         }
     };
     vec![format!("log: {}", engines.description), catalogue]
@@ -105,7 +106,7 @@ fn log_settings(config: &Config) -> LogSettings {
         segment_age: log.segment_age,
         tail_bytes: log.tail_bytes,
         unsaved_bytes_max: log.unsaved_bytes,
-        gather_max: log.gather,
+        gather_max: Duration::from_micros(log.gather_us),
         queue_bytes_max: log.queue_bytes,
         disk_reserve_bytes: log.disk_reserve_bytes,
         scrub_interval: log.scrub_interval,
@@ -122,7 +123,7 @@ fn kafka_engine(config: &Config) -> Result<LogEngine, CliError> {
 /// The first problem of the certificates and the key for Kafka, which would fail a start.
 #[cfg(feature = "kafka")]
 pub fn kafka_file_problem(config: &Config) -> Option<String> {
-    let is_used = config.log.engine == LogEngineName::Kafka && config.kafka.tls;
+    let is_used = config.log.engine == LogEngineName::Kafka && config.servers.kafka.tls;
     let problem = if is_used { kafka_settings(config).check_files().err() } else { None };
     problem.map(|error| error.to_string())
 }
@@ -141,7 +142,7 @@ fn kafka_engine(_: &Config) -> Result<LogEngine, CliError> {
 #[cfg(feature = "kafka")]
 fn kafka_settings(config: &Config) -> whimbrel_engines::kafka::KafkaSettings {
     use whimbrel_engines::kafka::settings::{Compression, Sasl, SaslMechanism, Tls, TlsIdentity};
-    let (kafka, limits) = (&config.kafka, &config.limits);
+    let (kafka, limits) = (&config.servers.kafka, &config.limits);
     let identity = kafka.tls_certificate_file.clone().zip(kafka.tls_key_file.clone());
     let tls = Tls {
         ca_file: kafka.tls_ca_file.clone(),
@@ -181,7 +182,7 @@ fn kafka_settings(config: &Config) -> whimbrel_engines::kafka::KafkaSettings {
 }
 
 fn coordination_engine(config: &Config) -> Result<CoordinationEngine, CliError> {
-    match config.coordination {
+    match config.coordination.engine {
         CoordinationEngineName::Process => Ok(CoordinationEngine::InProcess),
         CoordinationEngineName::Etcd => etcd_engine(config),
     }
@@ -200,7 +201,7 @@ fn etcd_engine(_: &Config) -> Result<CoordinationEngine, CliError> {
 
 #[cfg(feature = "etcd")]
 fn etcd_settings(config: &Config) -> whimbrel_engines::etcd::EtcdSettings {
-    let etcd = &config.etcd;
+    let etcd = &config.servers.etcd;
     whimbrel_engines::etcd::EtcdSettings {
         endpoints: etcd.endpoints.clone(),
         prefix: etcd.prefix.clone(),
@@ -231,7 +232,7 @@ fn redis_engine(_: &Config, setting: &str) -> Result<StateEngine, CliError> {
 
 #[cfg(feature = "redis")]
 fn redis_settings(config: &Config) -> whimbrel_engines::redis::RedisSettings {
-    let redis = &config.redis;
+    let redis = &config.servers.redis;
     whimbrel_engines::redis::RedisSettings {
         urls: redis.urls.clone(),
         user: redis.user.clone(),
@@ -252,7 +253,7 @@ pub fn holds_settings(config: &Config) -> HoldsSettings {
         keep_log: holds.keep_log,
         trim_interval: holds.trim_interval,
         remember: holds.remember,
-        clock_skew: config.clock_skew,
+        clock_skew: config.coordination.clock_skew,
         ..HoldsSettings::default()
     }
 }
@@ -313,7 +314,7 @@ fn receipt_settings(config: &Config) -> ReceiptSettings {
 
 pub fn topic_defaults(config: &Config) -> TopicDefaults {
     TopicDefaults {
-        auto_create: config.topics.auto_create,
+        auto_create: config.topics.auto_create_topics,
         partitions: config.topics.partitions,
         retention: Retention { time: config.log.retention, bytes: config.log.retention_bytes },
         replicas: config.topics.replicas,
@@ -322,13 +323,18 @@ pub fn topic_defaults(config: &Config) -> TopicDefaults {
     }
 }
 
-/// The settings of `receive`: the guards are those of callbacks and of URLs from devices.
+/// The permitted destinations of callbacks, and of notifications to URLs from devices.
+pub fn destination_guards(config: &Config) -> Result<DestinationGuards, CliError> {
+    Ok(DestinationGuards { callbacks: Arc::new(address_guard(config)?), devices: Arc::new(device_guard(config)?) })
+}
+
+/// The settings of `receive`.
 pub fn receive_settings(
     config: &Config,
     node: u16,
     address: String,
     engines: Vec<String>,
-    [guard, device_guard]: [AddressGuard; 2],
+    guards: DestinationGuards,
     shutdown: &CancellationToken,
 ) -> ReceiveSettings {
     let limits = &config.limits;
@@ -341,20 +347,18 @@ pub fn receive_settings(
         read_bytes_max: limits.read_bytes,
         in_flight_bytes_max: limits.in_flight_bytes,
         answer_bytes_max: limits.answer_bytes,
-        body_wait: limits.body_wait,
+        body_timeout: limits.body_timeout,
         search_scan_max_records: limits.search_records,
         tails_max: limits.tails,
         push_ttl_max: config.push.ttl_max,
-        holds_behind_max: config.holds.behind,
-        push_behind_max: config.push.behind,
+        backlog: BacklogLimits { holds: config.holds.max_backlog, push: config.push.max_backlog },
         node,
         keys: config.keys.iter().map(api_key).collect(),
-        guard: Arc::new(guard),
-        device_guard: Arc::new(device_guard),
+        guards,
         mute_providers: super::people_wiring::mute_providers(config),
         page: PageInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            data_folder: config.data.display().to_string(),
+            data_folder: config.process.data.display().to_string(),
             engines,
             address,
         },
@@ -392,13 +396,19 @@ mod tests {
         let worker = worker_settings(&defaults(), &clock).unwrap();
         assert_eq!(format!("{worker:?}"), format!("{:?}", WorkerSettings::default()));
         #[cfg(feature = "redis")]
-        assert_eq!(redis_settings(&defaults()), whimbrel_engines::redis::RedisSettings::new(defaults().redis.urls));
+        assert_eq!(
+            redis_settings(&defaults()),
+            whimbrel_engines::redis::RedisSettings::new(defaults().servers.redis.urls)
+        );
         #[cfg(feature = "etcd")]
-        assert_eq!(etcd_settings(&defaults()), whimbrel_engines::etcd::EtcdSettings::new(defaults().etcd.endpoints));
+        assert_eq!(
+            etcd_settings(&defaults()),
+            whimbrel_engines::etcd::EtcdSettings::new(defaults().servers.etcd.endpoints)
+        );
         #[cfg(feature = "kafka")]
         assert_eq!(
             kafka_settings(&defaults()),
-            whimbrel_engines::kafka::KafkaSettings::new(defaults().kafka.bootstrap)
+            whimbrel_engines::kafka::KafkaSettings::new(defaults().servers.kafka.bootstrap)
         );
     }
 
@@ -406,8 +416,8 @@ mod tests {
     #[test]
     fn a_check_finds_a_missing_certificate_file_of_kafka() {
         let mut config = defaults();
-        config.kafka.tls = true;
-        config.kafka.tls_ca_file = Some("/nonexistent/ca.pem".into());
+        config.servers.kafka.tls = true;
+        config.servers.kafka.tls_ca_file = Some("/nonexistent/ca.pem".into());
         assert_eq!(kafka_file_problem(&config), None, "the log is not Kafka");
         config.log.engine = LogEngineName::Kafka;
         let problem = kafka_file_problem(&config).unwrap();
@@ -416,7 +426,7 @@ mod tests {
 
     #[test]
     fn the_defaults_of_the_configuration_match_those_of_receive() {
-        let guards = [address_guard(&defaults()).unwrap(), device_guard(&defaults()).unwrap()];
+        let guards = destination_guards(&defaults()).unwrap();
         let ours = receive_settings(&defaults(), 0, String::new(), Vec::new(), guards, &CancellationToken::new());
         // The horn runs here, without keys of any provider.
         let mute_providers = ours.mute_providers.clone();

@@ -244,7 +244,7 @@ fn ctrl_c_finishes_requests_in_progress_and_exits_with_success() {
 #[test]
 fn a_second_ctrl_c_exits_at_once() {
     let folder = tempfile::tempdir().unwrap();
-    let mut server = Server::start(folder.path(), &["--set", "shutdown_wait=10m"]);
+    let mut server = Server::start(folder.path(), &["--set", "shutdown_timeout=10m"]);
     let _stream = half_sent_publish(&server);
     server.interrupt();
     eventually("refusing new connections", || TcpStream::connect(server.address()).is_err());
@@ -255,7 +255,7 @@ fn a_second_ctrl_c_exits_at_once() {
 #[test]
 fn an_open_tail_does_not_block_a_shutdown() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &["--set", "shutdown_wait=10m"]);
+    let server = Server::start(folder.path(), &["--set", "shutdown_timeout=10m"]);
     converse(async {
         let client = server.client();
         client.publish("orders", &NewMessage::text("x")).await.unwrap();
