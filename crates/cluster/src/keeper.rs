@@ -207,11 +207,11 @@ impl ClusterKeeper {
                     }
                     SessionEnd::Apart(clocks) => {
                         let detail = format!("{clocks}; until then this node owns no shards");
-                        events(Event::failure("clocks_apart", detail).with("node", membership.node()));
+                        events(Event::failure("clock_skew_exceeded", detail).with("node", membership.node()));
                         apart = Some(clocks);
                     }
                     SessionEnd::Near => {
-                        events(Event::new("clocks_agree", "the clocks agree again: this node may own shards"));
+                        events(Event::new("clock_skew_recovered", "the clocks agree again: this node may own shards"));
                         apart = None;
                     }
                 }
@@ -225,7 +225,7 @@ impl ClusterKeeper {
                 me.send_replace(Some(GatewayId { node: membership.node(), incarnation }));
                 memberships.send_replace(Some(Arc::clone(&membership)));
                 let detail = format!("this node joined again as node {}", membership.node());
-                events(Event::new("joined_again", detail).with("node", membership.node()));
+                events(Event::new("session_recovered", detail).with("node", membership.node()));
             }
         };
         tokio::select! {

@@ -181,7 +181,7 @@ async fn a_node_without_a_session_ends_its_shards_before_others_take_them_and_jo
     assert_eq!(scene.ledger.serving().len(), 8, "the second node continues");
     assert_eq!(first.cluster.me_changed().await, None);
     scene.cluster.let_go(session);
-    scene.wait_for_event("joined_again").await;
+    scene.wait_for_event("session_recovered").await;
     scene.cluster.wait_for_shares(&[(1, 8), (2, 8)]).await;
     assert_eq!(first.cluster.me(), Some(1));
 }
@@ -294,7 +294,7 @@ async fn a_node_that_joins_again_publishes_its_key_check_again() {
     let _first = scene.start(1).await;
     let session = scene.cluster.tell_lost(1);
     scene.cluster.let_go(session);
-    scene.wait_for_event("joined_again").await;
+    scene.wait_for_event("session_recovered").await;
     let refused = scene.try_start_with_key(2, center(2), 0, "other").await.err().expect("the start is rejected");
     assert!(matches!(refused, JoinError::KeyMismatch(_)), "{refused}");
 }
@@ -346,10 +346,10 @@ async fn a_node_with_a_deviating_clock_gives_up_its_shards_until_the_clock_is_co
     second.clock.set(-2000);
     scene.cluster.wait_for_shares(&[(1, 16), (2, 0)]).await;
     assert_eq!(scene.cluster.member(2).unwrap().roles, Vec::<String>::new(), "it stays a member without the role");
-    assert!(scene.events.lock().unwrap().contains(&"clocks_apart"));
+    assert!(scene.events.lock().unwrap().contains(&"clock_skew_exceeded"));
     second.clock.set(0);
     scene.cluster.wait_for_shares(&[(1, 8), (2, 8)]).await;
-    assert!(scene.events.lock().unwrap().contains(&"clocks_agree"));
+    assert!(scene.events.lock().unwrap().contains(&"clock_skew_recovered"));
 }
 
 fn with_roles(number: u16, roles: &[&str]) -> Member {
@@ -401,7 +401,7 @@ async fn a_carrier_with_a_deviating_clock_keeps_its_partitions() {
     let second = scene.try_start(2, with_roles(2, &[CENTER_ROLE, CARRIER_ROLE]), 0).await.unwrap();
     scene.cluster.wait_for_shares_of(HOLDS_FAMILY, &[(1, 8), (2, 8)]).await;
     second.clock.set(-2000);
-    scene.wait_for_event("clocks_apart").await;
+    scene.wait_for_event("clock_skew_exceeded").await;
     scene.cluster.wait_for_shares_of(HOLDS_FAMILY, &[(1, 16), (2, 0)]).await;
     scene.cluster.wait_for_shares_of(PUSH_FAMILY, &[(1, 0), (2, 6)]).await;
 }
@@ -415,7 +415,7 @@ async fn each_join_has_a_greater_incarnation_even_after_the_clock_was_set_back()
     node.clock.set(-3_600_000);
     let session = scene.cluster.tell_lost(1);
     scene.cluster.let_go(session);
-    scene.wait_for_event("joined_again").await;
+    scene.wait_for_event("session_recovered").await;
     let second = scene.cluster.member(1).unwrap().incarnation;
     assert!(second > first);
     assert_eq!(node.cluster.identity().map(|identity| identity.incarnation), Some(second));

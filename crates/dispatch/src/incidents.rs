@@ -65,7 +65,7 @@ impl Incidents {
                 let detail = format!("subscription `{name}` is stalled: {}", why.explanation());
                 Event::warning("subscription_stalled", detail).with("reason", why.word())
             }
-            None => Event::new("subscription_goes_on", format!("subscription `{name}` resumes")),
+            None => Event::new("subscription_unstalled", format!("subscription `{name}` resumes")),
         };
         Some(event.with("subscription", name))
     }

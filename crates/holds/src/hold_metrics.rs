@@ -13,7 +13,7 @@ use whimbrel_catalogue::topic_stats::TopicStats;
 pub const PENDING: &str = "whimbrel_holds_pending";
 pub const FIRED: &str = "whimbrel_holds_fired_total";
 pub const WITHDRAWN: &str = "whimbrel_holds_withdrawn_total";
-pub const MOVED: &str = "whimbrel_holds_moved_total";
+pub const EXTENDED: &str = "whimbrel_holds_extended_total";
 pub const DEAD: &str = "whimbrel_holds_dead_total";
 pub const LATENESS: &str = "whimbrel_holds_lateness_seconds";
 pub const WINDOW_HOLDS: &str = "whimbrel_holds_window";
@@ -30,7 +30,7 @@ pub const NAMES: &[(&str, &str)] = &[
     (PENDING, "Holds that are pending in the shards owned here"),
     (FIRED, "Holds whose message was written to its topic"),
     (WITHDRAWN, "Holds that were withdrawn"),
-    (MOVED, "Holds whose due time was changed"),
+    (EXTENDED, "Holds whose due time was changed"),
     (DEAD, "Holds that became dead because their message can never be appended"),
     (LATENESS, "Seconds from a hold's due time until its message is durable in its topic"),
     (WINDOW_HOLDS, "Holds in memory because they come due soon"),
@@ -70,7 +70,7 @@ impl HoldMetrics {
             pending: gauge!(PENDING),
             fired: counter!(FIRED),
             withdrawn: counter!(WITHDRAWN),
-            moved: counter!(MOVED),
+            moved: counter!(EXTENDED),
             dead: counter!(DEAD),
             lateness: histogram!(LATENESS),
             window_holds: gauge!(WINDOW_HOLDS),

@@ -125,7 +125,7 @@ impl ShardOwner for Center {
             if let Some(why) = why {
                 let detail = format!("shard {shard} of the holds was given up: {why}");
                 tracing::warn!(shard, epoch, %why, "a shard of the holds was given up");
-                (context.events)(Event::warning("holds_shard_given_up", detail).with("shard", shard));
+                (context.events)(Event::warning("holds_shard_failed", detail).with("shard", shard));
             }
         });
     }

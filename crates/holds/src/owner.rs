@@ -127,7 +127,7 @@ impl HoldEdge {
 
     fn report_skipped(&self, offset: u64, why: &str) {
         let detail = format!("a record of the holds cannot be decoded and was skipped: {why}");
-        let event = Event::failure("hold_record_passed_over", detail);
+        let event = Event::failure("hold_record_skipped", detail);
         (self.context.events)(event.with("shard", self.owned.number).with("offset", offset));
     }
 

@@ -302,7 +302,7 @@ fn grpc_code(code: Code) -> tonic::Code {
     match code {
         Code::KeyMissing | Code::KeyUnknown => tonic::Code::Unauthenticated,
         Code::Forbidden | Code::OriginNotAllowed => tonic::Code::PermissionDenied,
-        Code::UnknownPath | Code::MethodNotAllowed | Code::NotYet | Code::UnsupportedTransferCoding => {
+        Code::UnknownPath | Code::MethodNotAllowed | Code::NotImplemented | Code::UnsupportedTransferCoding => {
             tonic::Code::Unimplemented
         }
         Code::UnknownTopic
@@ -338,7 +338,7 @@ fn grpc_code(code: Code) -> tonic::Code {
         | Code::TopicGrowing
         | Code::NoSession
         | Code::PartlyAppended
-        | Code::NotFresh
+        | Code::PresenceStale
         | Code::NotReady => tonic::Code::Unavailable,
         // The deadline that passed is the one of the log, not of the caller, but the meaning is the same: the outcome is open.
         Code::OutcomeUnknown => tonic::Code::DeadlineExceeded,

@@ -111,7 +111,7 @@ codes! {
     TooManyDevices 422 "too_many_devices" "The user has the maximum number of devices",
     Overloaded 429 "overloaded" "The server is overloaded",
     TooManyRequestHeaders 431 "too_many_request_headers" "The request has too many headers",
-    NotYet 501 "not_yet" "This is not implemented yet",
+    NotImplemented 501 "not_implemented" "This is not implemented yet",
     UnsupportedTransferCoding 501 "unsupported_transfer_coding" "The transfer coding is not supported",
     DiskFull 503 "disk_full" "The disk is full",
     LogClosed 503 "log_closed" "The log accepts no writes until a restart",
@@ -120,7 +120,7 @@ codes! {
     TopicGrowing 503 "topic_growing" "The topic is growing",
     NoSession 503 "no_session" "The node has no session with the coordination service",
     PartlyAppended 503 "partly_appended" "Only some of the messages were appended",
-    NotFresh 503 "not_fresh" "Presence is not known at the moment",
+    PresenceStale 503 "presence_stale" "Presence is not known at the moment",
     NotReady 503 "not_ready" "The server is not ready",
     OutcomeUnknown 504 "outcome_unknown" "The outcome is unknown",
 }
@@ -135,7 +135,7 @@ impl Code {
             | Self::TopicGrowing
             | Self::NoSession
             | Self::PartlyAppended
-            | Self::NotFresh
+            | Self::PresenceStale
             | Self::NotReady => Some(1),
             Self::Unavailable => Some(2),
             Self::DiskFull => Some(10),
@@ -355,7 +355,7 @@ impl From<PeopleError> for ApiProblem {
 impl From<PresenceError> for ApiProblem {
     fn from(error: PresenceError) -> Self {
         let code = match error {
-            PresenceError::NotFresh { .. } => Code::NotFresh,
+            PresenceError::NotFresh { .. } => Code::PresenceStale,
             PresenceError::Unavailable(_) => Code::Unavailable,
         };
         Self::new(code, error.to_string())

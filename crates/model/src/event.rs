@@ -16,7 +16,7 @@ pub enum EventLevel {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     pub level: EventLevel,
-    /// A stable identifier: `topic_grown`, `damage_found`, `disk_full`, `disk_has_room`.
+    /// A stable identifier: `topic_grown`, `damage_found`, `disk_full`, `disk_space_recovered`.
     pub kind: &'static str,
     /// One sentence for operators.
     pub detail: String,

@@ -65,7 +65,7 @@ impl SubscriptionRegistry {
             let run = stored.run;
             if let Some(subscription) = self.write(name, stored, Some(version), &changing).await? {
                 let detail = format!("the cursor of `{name}` was moved by a seek");
-                self.report(Event::new("subscription_sought", detail).with("run", run), name);
+                self.report(Event::new("subscription_seeked", detail).with("run", run), name);
                 self.report_truncated(TruncatedBy::Seek, name, &truncated);
                 return Ok(RunOutcome { subscription, run, truncated });
             }
@@ -94,7 +94,7 @@ impl SubscriptionRegistry {
             stored.replays.push(Replay { run, from, until, key: ask.key.clone(), asked_at_ms });
             if let Some(subscription) = self.write(name, stored, Some(version), &changing).await? {
                 let detail = format!("a range is replayed to `{name}`, as run {run}");
-                self.report(Event::new("replay_begun", detail).with("run", run), name);
+                self.report(Event::new("replay_started", detail).with("run", run), name);
                 self.report_truncated(TruncatedBy::Seek, name, &truncated);
                 return Ok(RunOutcome { subscription, run, truncated });
             }

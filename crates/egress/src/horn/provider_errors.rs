@@ -35,11 +35,11 @@ impl ProviderErrors {
             }
             DeviceOutcome::Misconfigured { reason } => {
                 let detail = format!("{word} rejects the settings of a call, which is retried: {reason}");
-                Event::warning("provider_settings_refused", detail).with("reason", reason)
+                Event::warning("provider_settings_rejected", detail).with("reason", reason)
             }
             DeviceOutcome::Refused { reason } => {
                 let detail = format!("{word} rejected a notice permanently: {reason}");
-                Event::warning("notice_refused", detail).with("reason", reason)
+                Event::warning("notice_rejected", detail).with("reason", reason)
             }
             DeviceOutcome::Sent
             | DeviceOutcome::AlreadySent

@@ -350,7 +350,7 @@ fn damaged_event(replaced: &Replacement) -> Event {
         "{file} cannot be used: {why}. The version before it, {PREVIOUS}, is used: the last change of a topic, a subscription or a \
          platform may be missing"
     );
-    Event::warning("catalogue_damaged", detail).with("file", file).with("why", why).with("used", PREVIOUS)
+    Event::warning("catalogue_damaged", detail).with("file", file).with("reason", why).with("used", PREVIOUS)
 }
 
 impl CatalogueEntry {

@@ -300,7 +300,7 @@ fn commit_outcome(outcome: LogReply, places: &[(u32, u32)]) -> CommitOutcome {
 pub(super) fn file_replaced(replaced: &Replacement) -> Event {
     let (file, why, used) = (replaced.file.display(), &replaced.why, replaced.used.display());
     let detail = format!("{file} cannot be used: {why}. Its copy {used} is used, and nothing is lost; check the disk");
-    Event::warning("file_damaged", detail).with("file", file).with("why", why).with("used", used)
+    Event::warning("file_damaged", detail).with("file", file).with("reason", why).with("used", used)
 }
 
 fn event_of(event: LogEvent) -> Event {
@@ -338,7 +338,9 @@ fn event_of(event: LogEvent) -> Event {
             let detail = format!("the log cannot write its files now: {why}. It retries, and no data is lost");
             Event::warning("checkpoint_delayed", detail).with("error", why)
         }
-        LogEvent::DiskHasRoom => Event::new("disk_has_room", "the disk has space again, and the log accepts writes"),
+        LogEvent::DiskHasRoom => {
+            Event::new("disk_space_recovered", "the disk has space again, and the log accepts writes")
+        }
         LogEvent::Poisoned(why) => {
             Event::failure("log_failed", format!("the log failed and rejects writes until a restart: {why}"))
         }

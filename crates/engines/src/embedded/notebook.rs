@@ -316,7 +316,7 @@ fn answer_bytes(note: &AttemptRecord) -> usize {
 
 /// Counts notes that were dropped because the heap is full or a write failed.
 fn dropped(count: usize) {
-    metrics::counter!("whimbrel_notes_dropped_total").increment(count as u64);
+    metrics::counter!("whimbrel_statistics_dropped_total").increment(count as u64);
 }
 
 /// The state of the thread.

@@ -58,7 +58,7 @@ impl RevisionWentBack {
             "etcd went back from revision {from} to {to}: it was restored from a backup, or replaced. This node uses the entries that etcd \
              has now; changes after the backup are lost"
         );
-        Event::failure("etcd_went_back", detail).with("from", from).with("to", to)
+        Event::failure("etcd_rolled_back", detail).with("from", from).with("to", to)
     }
 }
 

@@ -28,14 +28,14 @@ use whimbrel_catalogue::topics::Topic;
         ("key" = Option<String>, Query, description = "Only messages of this partition key"),
         ("from" = Option<String>, Query, description = "Only messages appended to the topic at or after this time"),
         ("to" = Option<String>, Query, description = "Only messages appended to the topic before this time"),
-        ("state" = Option<String>, Query, description = "`published`: published without a hold; `fired`: held before. States of subscriptions are not implemented yet: 501 `not_yet`"),
+        ("state" = Option<String>, Query, description = "`published`: published without a hold; `fired`: held before. States of subscriptions are not implemented yet: 501 `not_implemented`"),
         ("limit" = Option<usize>, Query, description = "The maximum number of messages: 1 to 10000, default 100"),
         ("cursor" = Option<String>, Query, description = "The `cursor` of an earlier search with the same parameters"),
     ),
     responses(
         (status = 200, description = "The matching messages, and how far the search scanned", body = SearchAnswer, content_type = "application/json"),
         (status = "4XX", description = "`unknown_topic`, `bad_parameter`, `bad_time`, `overloaded`", body = Problem, content_type = "application/problem+json"),
-        (status = "5XX", description = "`not_yet`, `unavailable`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`not_implemented`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(crate) async fn search(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -88,7 +88,7 @@ impl SearchCriteria {
             }
             Some("delivered" | "waiting" | "retrying" | "dead") => {
                 let detail = "searching by the state in subscriptions is not implemented yet";
-                return Err(ApiProblem::new(Code::NotYet, detail));
+                return Err(ApiProblem::new(Code::NotImplemented, detail));
             }
             Some(other) => {
                 let detail = format!("unknown state `{}`: use `published` or `fired`", shown(other));

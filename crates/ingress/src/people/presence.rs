@@ -31,7 +31,7 @@ const QUERY_UIDS_MAX: usize = 1_000;
     responses(
         (status = 200, description = "The presence of the user. An unknown user is offline", body = PresenceInfo, content_type = "application/json"),
         (status = "4XX", description = "`bad_uid`, `bad_parameter`, `forbidden`", body = Problem, content_type = "application/problem+json"),
-        (status = "5XX", description = "`not_fresh`: the presence store has not answered for too long; `unavailable`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`presence_stale`: the presence store has not answered for too long; `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(crate) async fn get_presence(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
@@ -50,7 +50,7 @@ pub(crate) async fn get_presence(State(api): State<Arc<ApiState>>, request: Requ
     responses(
         (status = 200, description = "One entry for each user, in the order of the request", body = PresencePage, content_type = "application/json"),
         (status = "4XX", description = "`bad_uid`, `bad_parameter`, `bad_json`, `forbidden`", body = Problem, content_type = "application/problem+json"),
-        (status = "5XX", description = "`not_fresh`, `unavailable`", body = Problem, content_type = "application/problem+json"),
+        (status = "5XX", description = "`presence_stale`, `unavailable`", body = Problem, content_type = "application/problem+json"),
     ),
 )]
 pub(crate) async fn query_presence(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {

@@ -215,7 +215,7 @@ async fn invalid_searches_are_rejected() {
     bad("/v1/messages?topic=orders&from=x").await.problem(422, "bad_time");
     bad("/v1/messages?topic=orders&state=lost").await.problem(422, "bad_parameter");
     bad("/v1/messages?topic=orders&state=held").await.problem(422, "bad_parameter");
-    bad("/v1/messages?topic=orders&state=delivered").await.problem(501, "not_yet");
+    bad("/v1/messages?topic=orders&state=delivered").await.problem(501, "not_implemented");
     bad("/v1/messages?topic=orders&cursor=x").await.problem(422, "bad_parameter");
     bad("/v1/messages?topic=orders&limit=0").await.problem(422, "bad_parameter");
     let _: Value = bad("/v1/messages?topic=orders&cursor=99:0&state=published").await.ok(200);

@@ -47,8 +47,8 @@ async fn presence_lists_sessions_with_their_freshness() {
 async fn stale_presence_is_an_error() {
     let api = TestApi::new().await;
     *api.world.presence.refuses.lock().unwrap() = Some(PresenceError::NotFresh { ago_ms: Some(9_000) });
-    api.get("/v1/users/u1/presence").await.problem(503, "not_fresh");
-    api.post("/v1/presence/query", r#"{"uids":["u1"]}"#).await.problem(503, "not_fresh");
+    api.get("/v1/users/u1/presence").await.problem(503, "presence_stale");
+    api.post("/v1/presence/query", r#"{"uids":["u1"]}"#).await.problem(503, "presence_stale");
     *api.world.presence.refuses.lock().unwrap() = Some(PresenceError::Unavailable("away".into()));
     api.get("/v1/users/u1/presence").await.problem(503, "unavailable");
 }

@@ -78,7 +78,7 @@ async fn kick_presence_and_inbox_are_those_of_http() {
     let presence = client(&api).presence(ask.clone()).await.unwrap().into_inner();
     assert!(!presence.users[0].online && presence.fresh_as_of == "1970-01-01T00:00:02.000Z");
     *api.world.presence.refuses.lock().unwrap() = Some(PresenceError::NotFresh { ago_ms: None });
-    refused(client(&api).presence(ask).await, Code::Unavailable, "not_fresh");
+    refused(client(&api).presence(ask).await, Code::Unavailable, "presence_stale");
     let ask = InboxRequest { uid: "u1".into(), ..InboxRequest::default() };
     api.world.carriers.inbox.lock().unwrap().next_after = Some(9);
     let inbox = client(&api).inbox(ask.clone()).await.unwrap().into_inner();

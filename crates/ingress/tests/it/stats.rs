@@ -64,7 +64,7 @@ async fn events_are_followed_live_and_from_a_position() {
     assert_eq!(response.headers()["content-type"], "text/event-stream");
     let mut body = response.into_body();
     let mut text = String::new();
-    api.events.put(Event::new("disk_has_room", "second").with("bytes", 7));
+    api.events.put(Event::new("disk_space_recovered", "second").with("bytes", 7));
     soon(async {
         while !text.contains("second") {
             let frame = body.frame().await.unwrap().unwrap();
@@ -75,5 +75,5 @@ async fn events_are_followed_live_and_from_a_position() {
     assert!(text.contains("id: 0:0\nevent: event\ndata: {"), "{text}");
     let data = text.lines().filter_map(|line| line.strip_prefix("data: ")).next_back().unwrap();
     let event: serde_json::Value = serde_json::from_str(data).unwrap();
-    assert_eq!((&event["kind"], &event["fields"]["bytes"]), (&json!("disk_has_room"), &json!("7")));
+    assert_eq!((&event["kind"], &event["fields"]["bytes"]), (&json!("disk_space_recovered"), &json!("7")));
 }

@@ -92,7 +92,7 @@ async fn a_seek_is_a_new_run_with_new_starts_in_one_write() {
     assert_eq!((&sought["run"], &sought["offsets"]["orders/0"]), (&json!(3), &json!(1)));
     let sought = api.post("/v1/subscriptions/billing/seek", r#"{"to":"latest"}"#).await.ok(200);
     assert_eq!(sought["offsets"]["orders/0"], 3);
-    event(&api, "subscription_sought").await;
+    event(&api, "subscription_seeked").await;
 }
 
 #[tokio::test]

@@ -67,7 +67,7 @@ pub(super) async fn append(
 fn refused(context: &CarrierContext, number: u32, item: &CarrierRecord, why: &str) {
     let detail = format!("cannot write a carrier record: {why}");
     tracing::error!(record = ?item, why, "cannot write a carrier record");
-    (context.events)(Event::failure("push_letter_refused", detail).with("partition", number));
+    (context.events)(Event::failure("push_record_rejected", detail).with("partition", number));
 }
 
 /// Makes the dead letter of a message from its record in the log. `None` if the log no longer has the record.

@@ -7,37 +7,40 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 use super::partition::PushCounts;
 
-pub const TAKEN: &str = "whimbrel_push_taken_total";
+pub const RECEIVED: &str = "whimbrel_push_received_total";
 pub const STORED: &str = "whimbrel_push_stored_total";
 pub const DELIVERED: &str = "whimbrel_push_delivered_total";
 pub const LATENCY: &str = "whimbrel_push_latency_seconds";
 pub const ACKNOWLEDGED: &str = "whimbrel_push_acknowledged_total";
 pub const REPEATS: &str = "whimbrel_push_repeats_total";
 pub const RETRIES: &str = "whimbrel_push_retries_total";
-pub const NO_ACKS: &str = "whimbrel_push_no_ack_total";
+pub const ACK_TIMEOUTS: &str = "whimbrel_push_ack_timeouts_total";
 pub const DROPPED: &str = "whimbrel_push_dropped_total";
 pub const EXPIRED: &str = "whimbrel_push_expired_total";
 pub const LOST: &str = "whimbrel_push_truncated_total";
 pub const NOTICES: &str = "whimbrel_push_notices_total";
-pub const DEAD: &str = "whimbrel_push_dead_total";
+pub const DEAD_LETTERS: &str = "whimbrel_push_dead_letters_total";
 pub const SESSIONS: &str = "whimbrel_push_sessions";
 pub const USERS: &str = "whimbrel_push_users_in_memory";
 pub const PARTITIONS: &str = "whimbrel_push_partitions_owned";
 
 pub const NAMES: &[(&str, &str)] = &[
-    (TAKEN, "Pushes processed, counted once per user"),
+    (RECEIVED, "Pushes processed, counted once per user"),
     (STORED, "Messages put into inboxes"),
     (DELIVERED, "Messages handed to sessions, stored or not"),
     (LATENCY, "Seconds from a push's acceptance to its delivery to a session's gateway"),
     (ACKNOWLEDGED, "Stored messages that a session acknowledged"),
     (REPEATS, "Pushes dropped because their id is a repeat"),
     (RETRIES, "Retries of unacknowledged messages, counted once per seat and attempt"),
-    (NO_ACKS, "Sessions closed because the device did not acknowledge after all retries"),
+    (ACK_TIMEOUTS, "Sessions closed because the device did not acknowledge after all retries"),
     (DROPPED, "Messages dropped: not stored, and no session connected"),
     (EXPIRED, "Messages removed because their TTL expired"),
     (LOST, "Messages removed by a bound or a collapse key"),
     (NOTICES, "Notices written"),
-    (DEAD, "Pushes that became dead letters: malformed, or expired without an acknowledgement after all retries"),
+    (
+        DEAD_LETTERS,
+        "Pushes that became dead letters: malformed, or expired without an acknowledgement after all retries",
+    ),
     (SESSIONS, "Sessions of the partitions owned here"),
     (USERS, "Users whose inboxes are in memory"),
     (PARTITIONS, "Push partitions that this node owns"),
@@ -68,7 +71,7 @@ pub(super) struct CarrierMetrics {
 impl CarrierMetrics {
     pub fn new() -> Self {
         Self {
-            taken: counter!(TAKEN),
+            taken: counter!(RECEIVED),
             stored: counter!(STORED),
             delivered_stored: counter!(DELIVERED, "kind" => "stored"),
             delivered_ephemeral: counter!(DELIVERED, "kind" => "ephemeral"),
@@ -76,12 +79,12 @@ impl CarrierMetrics {
             acknowledged: counter!(ACKNOWLEDGED),
             repeats: counter!(REPEATS),
             retries: counter!(RETRIES),
-            no_acks: counter!(NO_ACKS),
+            no_acks: counter!(ACK_TIMEOUTS),
             dropped: counter!(DROPPED),
             expired: counter!(EXPIRED),
             lost: counter!(LOST),
             notices: counter!(NOTICES),
-            dead: counter!(DEAD),
+            dead: counter!(DEAD_LETTERS),
             sessions: gauge!(SESSIONS),
             users: gauge!(USERS),
             partitions: gauge!(PARTITIONS),

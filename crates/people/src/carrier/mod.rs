@@ -145,7 +145,7 @@ impl ShardOwner for Carrier {
             if let Some(why) = why {
                 let detail = format!("the owner released push partition {shard}: {why}");
                 tracing::warn!(partition = shard, epoch, %why, "the owner released a push partition");
-                (context.events)(Event::warning("push_partition_given_up", detail).with("partition", shard));
+                (context.events)(Event::warning("push_partition_failed", detail).with("partition", shard));
             }
         });
     }

@@ -149,14 +149,14 @@ impl<S: Fn(bool)> CarrierEdge<S> {
             CarrierIncident::Gap { from, to } => {
                 let detail =
                     format!("pushes {from} to {to} of partition {number} were trimmed before the carrier read them");
-                Event::failure("push_gap", detail)
+                Event::failure("push_log_truncated", detail)
             }
             CarrierIncident::OtherLog { applied, end } => {
                 let detail = format!(
                     "the inbox store of partition {number} is at offset {applied}, beyond the log's end {end}: it belongs to \
                      another log, and was emptied"
                 );
-                Event::failure("push_store_of_another_log", detail)
+                Event::failure("inbox_store_mismatch", detail)
             }
             CarrierIncident::Damaged { resume_at, what } => {
                 let detail = format!("the log of pushes is damaged ({what}); reading resumes at offset {resume_at}");
@@ -164,11 +164,11 @@ impl<S: Fn(bool)> CarrierEdge<S> {
             }
             CarrierIncident::NotUnderstood { offset, why } => {
                 let detail = format!("push {offset} of partition {number} is a dead letter: {why}");
-                Event::failure("push_not_understood", detail)
+                Event::failure("push_record_corrupted", detail)
             }
             CarrierIncident::BadBox { uid, why } => {
                 let detail = format!("the stored inbox of user {uid} is corrupted and was reset: {why}");
-                Event::failure("inbox_not_understood", detail)
+                Event::failure("inbox_corrupted", detail)
             }
             CarrierIncident::RowMissing { uid, seq } => {
                 let detail = format!("message {seq} of user {uid} is missing in the inbox store");

@@ -4,7 +4,7 @@ use metrics::{Counter, Gauge, counter, gauge};
 use whimbrel_model::people::CloseCode;
 
 pub const CONNECTIONS: &str = "whimbrel_gateway_connections";
-pub const REFUSED: &str = "whimbrel_gateway_refused_total";
+pub const REJECTED: &str = "whimbrel_gateway_rejected_total";
 pub const FRAMES_IN: &str = "whimbrel_gateway_frames_in_total";
 pub const FRAMES_OUT: &str = "whimbrel_gateway_frames_out_total";
 pub const DROPPED: &str = "whimbrel_gateway_dropped_total";
@@ -12,7 +12,7 @@ pub const CLOSED: &str = "whimbrel_gateway_closed_total";
 
 pub const NAMES: &[(&str, &str)] = &[
     (CONNECTIONS, "Open connections of devices"),
-    (REFUSED, "Rejected connections of devices, by reason: too many open, or too many per second"),
+    (REJECTED, "Rejected connections of devices, by reason: too many open, or too many per second"),
     (FRAMES_IN, "Frames received from devices"),
     (FRAMES_OUT, "Frames sent to devices"),
     (DROPPED, "Ephemeral messages dropped because a device or its gateway was too slow"),
@@ -35,8 +35,8 @@ impl GatewayMetrics {
     pub(super) fn new() -> Self {
         Self {
             connections: gauge!(CONNECTIONS),
-            refused_many: counter!(REFUSED, "why" => "connections"),
-            refused_rate: counter!(REFUSED, "why" => "rate"),
+            refused_many: counter!(REJECTED, "reason" => "connections"),
+            refused_rate: counter!(REJECTED, "reason" => "rate"),
             frames_in: counter!(FRAMES_IN),
             frames_out: counter!(FRAMES_OUT),
             dropped: counter!(DROPPED),

@@ -77,7 +77,9 @@ impl From<ClientError> for CliError {
                 "unknown_topic" => failure.with_hint("`whimbrel topic list` lists the topics"),
                 "unknown_subscription" => failure.with_hint("`whimbrel sub list` lists the subscriptions"),
                 "unknown_hold" => failure.with_hint("`whimbrel holds list` lists pending holds"),
-                "not_fresh" => failure.with_hint("the writer of presence has not reported in time; retry in a moment"),
+                "presence_stale" => {
+                    failure.with_hint("the writer of presence has not reported in time; retry in a moment")
+                }
                 "no_owner" => failure.with_hint("another node is taking over the shard; retrying is safe"),
                 _ => failure,
             },

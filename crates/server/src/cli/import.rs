@@ -76,7 +76,7 @@ fn show(planned: &[PlannedSubscription], outcomes: &[&str], json: bool) -> Resul
         print_json(&json!({ "subscriptions": shown.collect::<Vec<_>>() }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut shown = table(["subscription", "", "topics", "url", "at a time", "retries", "then"]);
+    let mut shown = table(["subscription", "", "topics", "url", "concurrency", "retries", "after retries"]);
     for (planned, outcome) in planned.iter().zip(outcomes) {
         let settings = &planned.settings;
         let retry = settings.retry.clone().unwrap_or_default();

@@ -102,7 +102,7 @@ section! {
         writers: Vec<Vec<String>> = Text("");
         /// This node's data centre in presence.writers, counted from 0.
         data_centre: usize = Count(0), count(0, 15);
-        /// Maximum age of a presence answer. If a live gateway or a shard's writer has not reported for longer, the answer is 503 not_fresh.
+        /// Maximum age of a presence answer. If a live gateway or a shard's writer has not reported for longer, the answer is 503 presence_stale.
         stale_after: Duration = Text("3s"), duration(SECOND, MINUTE);
         /// Changes of a user within this time are reported once, with the last state.
         debounce: Duration = Text("1s"), duration(Duration::ZERO, MINUTE);

@@ -100,7 +100,7 @@ impl ProcessClock {
     /// Reports how the log engine judged the clock against its latest record. Then watches the clock until `ends` is cancelled.
     pub fn watch(self, events: EventSink, ends: CancellationToken) -> JoinHandle<()> {
         metrics::gauge!("whimbrel_clock_step_seconds").set(0.0);
-        for outcome in ["doubted", "returned", "followed"] {
+        for outcome in ["detected", "returned", "followed"] {
             metrics::counter!("whimbrel_clock_steps_total", "outcome" => outcome).absolute(0);
         }
         self.finding.iter().for_each(|finding| events(note_damaged(finding)));
@@ -165,7 +165,7 @@ impl ProcessClock {
         let stepout = format_duration(self.stepout);
         match change {
             ClockChange::Doubted { by_ms } => {
-                metrics::counter!("whimbrel_clock_steps_total", "outcome" => "doubted").increment(1);
+                metrics::counter!("whimbrel_clock_steps_total", "outcome" => "detected").increment(1);
                 let detail = format!(
                     "the wall clock was set {} by {}; the limit is {}. Whimbrel ignores the step, and nothing expires, until the \
                      clock has kept its new time for {stepout} or was set back",
@@ -202,7 +202,7 @@ fn note_damaged(finding: &DamageFinding) -> Event {
     let detail = format!(
         "{file} cannot be used: {why}. This start compares the wall clock only with the log, and no message is affected; check the disk"
     );
-    Event::warning("file_damaged", detail).with("file", file).with("why", why).with("used", used)
+    Event::warning("file_damaged", detail).with("file", file).with("reason", why).with("used", used)
 }
 
 /// The id of the boot that the steady clock counts from.

@@ -60,7 +60,7 @@ fn a_shard_of_holds_continues_after_an_unreadable_segment() {
     let client = server.client();
     eventually("the holds after the place fire", || converse(read_all(&client, "later", 0, 0)).0.len() == FEW);
     eventually("the place is reported", || has_event(&client, "damage_found", "00000.segment"));
-    assert!(has_event(&client, "hold_record_passed_over", "\"shard\":\"0\""));
+    assert!(has_event(&client, "hold_record_skipped", "\"shard\":\"0\""));
 }
 
 #[test]

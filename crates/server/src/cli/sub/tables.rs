@@ -61,8 +61,17 @@ pub fn list(subscriptions: &[SubscriptionInfo], json: bool) -> Result<ExitCode, 
         print_line("no subscriptions yet; create one with `whimbrel sub create`")?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut shown =
-        table(["subscription", "state", "topics", "to", "lag", "in flight", "parked", "per second", "last error"]);
+    let mut shown = table([
+        "subscription",
+        "state",
+        "topics",
+        "endpoint",
+        "lag",
+        "in flight",
+        "parked",
+        "per second",
+        "last error",
+    ]);
     for one in subscriptions {
         let all = members(one);
         shown.add_row([
@@ -102,7 +111,7 @@ pub fn one(subscription: &SubscriptionInfo, json: bool) -> Result<ExitCode, CliE
         print_line(note)?;
     }
     if let Some(partitions) = &subscription.status.partitions {
-        let mut shown = table(["partition", "done up to", "read up to", "end", "unfinished"]);
+        let mut shown = table(["partition", "watermark", "read offset", "end offset", "unfinished"]);
         for of in partitions {
             let place = format!("{}/{}", of.topic, of.partition);
             let [watermark, read_to, end, unfinished] =
@@ -123,7 +132,7 @@ pub fn dead(page: &DeadLetterPage, json: bool) -> Result<ExitCode, CliError> {
         print_line("no dead letters")?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut shown = table(["died", "message", "key", "attempts", "status", "reason", "id"]);
+    let mut shown = table(["failed at", "message", "key", "attempts", "status", "reason", "id"]);
     for letter in &page.dead_letters {
         shown.add_row([
             letter.died_at.clone().unwrap_or_default(),
