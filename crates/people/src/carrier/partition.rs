@@ -48,9 +48,9 @@ use partition_clock::PartitionClock;
 use pending_records::PendingRecords;
 use row_requests::RowRequests;
 use unsaved_changes::UnsavedChanges;
-use work_queue::{QueuedWork, WorkQueue};
 use whimbrel_cluster::Machine;
 use whimbrel_cluster::owner_clock::ClockReading;
+use work_queue::{QueuedWork, WorkQueue};
 
 pub type QueryId = u64;
 pub type RowsToken = u64;
