@@ -23,7 +23,7 @@ pub mod retry_hold_count;
 pub mod retry_schedule;
 mod runner;
 pub mod runner_clock;
-pub mod saved_rows;
+pub mod saved_progress;
 pub mod settings;
 pub mod source_topics;
 mod subscription_metrics;

@@ -37,7 +37,7 @@ use super::pending_appends::{AppendDone, PendingAppends};
 use super::redriven_letters::RedrivenLetters;
 use super::retry_hold_count::RetryHoldCount;
 use super::runner_clock::RunnerClock;
-use super::saved_rows::SavedRows;
+use super::saved_progress::SavedProgress;
 use super::settings::DispatchSettings;
 use super::source_topics::SourceTopics;
 use super::subscription_metrics::SubscriptionMetrics;
@@ -105,7 +105,7 @@ pub struct SubscriptionRunner {
     subscription: Arc<Subscription>,
     lines: LineSet,
     sources: SourceTopics,
-    rows: SavedRows,
+    rows: SavedProgress,
     targets: HashMap<Arc<str>, Arc<CallTarget>>,
     health: EndpointHealth,
     retry_holds: RetryHoldCount,
@@ -225,7 +225,7 @@ impl SubscriptionRunner {
             began_at_ms: reading.wall.as_millis(),
             lines: LineSet::default(),
             sources: SourceTopics::default(),
-            rows: SavedRows::new(rows),
+            rows: SavedProgress::new(rows),
             targets: HashMap::new(),
             health: EndpointHealth::new(&subscription.stored, context.settings.breaker),
             retry_holds: RetryHoldCount::new(context.settings.retry_holds, clock.steady()),

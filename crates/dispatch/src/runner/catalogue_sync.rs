@@ -12,7 +12,7 @@ use crate::delivery_line::LineRules;
 use crate::line_set::CURSOR;
 use crate::message_filter::MessageFilter;
 use crate::progress_format::{self, MalformedProgress};
-use crate::saved_rows::SavedStart;
+use crate::saved_progress::SavedStart;
 use crate::window::{PartitionResume, WindowLimits};
 use whimbrel_catalogue::topics::Topic;
 

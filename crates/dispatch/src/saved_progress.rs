@@ -19,11 +19,11 @@ pub enum SavedStart {
     Malformed(MalformedProgress),
 }
 
-pub struct SavedRows {
+pub struct SavedProgress {
     rows: HashMap<ProgressKey, ProgressRow>,
 }
 
-impl SavedRows {
+impl SavedProgress {
     pub fn new(rows: Vec<ProgressRow>) -> Self {
         Self { rows: rows.into_iter().map(|row| (row.place, row)).collect() }
     }
@@ -92,8 +92,8 @@ mod tests {
         line
     }
 
-    fn rows(run: u32) -> SavedRows {
-        let mut rows = SavedRows::new(Vec::new());
+    fn rows(run: u32) -> SavedProgress {
+        let mut rows = SavedProgress::new(Vec::new());
         rows.keep(&line(run), PARTITION, run, Some(Timestamp::from_millis(5)));
         rows
     }
@@ -117,7 +117,7 @@ mod tests {
     fn a_row_that_cannot_be_read_is_not_a_fresh_start() {
         let place = ProgressKey { line: 0, partition: PARTITION };
         let row = |state: &'static [u8]| ProgressRow { place, run: 2, state: state.into() };
-        let start = |state| SavedRows::new(vec![row(state)]).take(&line(2), PARTITION, false);
+        let start = |state| SavedProgress::new(vec![row(state)]).take(&line(2), PARTITION, false);
         assert_eq!(start(&[9, 1]), SavedStart::Malformed(MalformedProgress::OtherFormat(9)));
         assert_eq!(start(&[1, 1]), SavedStart::Malformed(MalformedProgress::Garbled));
     }
