@@ -1,9 +1,8 @@
 //! Dispatch: delivers the messages of topics to subscriptions, in order, and retries failed deliveries.
 //!
-//! [`window`], [`delivery_line`], [`retry_schedule`], [`breaker`], [`concurrency_limit`], [`throttle`], [`message_filter`],
-//! [`call_verdict`] and [`outbound_message`] decide, and are pure. [`runner`] is the shell around one subscription. The [`Dispatcher`]
-//! runs the subscriptions of the shards that this node owns. Each subscription stays on one thread, so that its calls need no
-//! synchronization.
+//! [`runner`] is the state machine of one subscription, and is pure like its parts: [`window`], [`delivery_line`], [`endpoint_health`] and
+//! the other modules beside it. The shell performs its effects. The [`Dispatcher`] runs the subscriptions of the shards that this node
+//! owns. Each subscription stays on one thread, so that its calls need no synchronization.
 
 pub mod attempt_history;
 pub mod breaker;
@@ -14,6 +13,7 @@ pub mod delivery_line;
 pub mod endpoint_health;
 pub mod incidents;
 pub mod line_set;
+pub mod machine;
 pub mod message_filter;
 pub mod outbound_message;
 pub mod pending_appends;
@@ -21,10 +21,11 @@ pub mod progress_format;
 pub mod redriven_letters;
 pub mod retry_hold_count;
 pub mod retry_schedule;
-mod runner;
+pub mod runner;
 pub mod runner_clock;
 pub mod saved_progress;
 pub mod settings;
+mod shell;
 pub mod source_topics;
 mod subscription_metrics;
 pub mod throttle;
@@ -45,7 +46,8 @@ use whimbrel_model::ports::{
 };
 use whimbrel_model::{Clock, EventSink, HOLDS_TOPIC, SubscriptionNumber, Timestamp, TopicNumber};
 
-use runner::{DispatchContext, JoinedPorts, RunEnd, SubscriptionRequest, run};
+use runner::RunEnd;
+use shell::{DispatchContext, JoinedPorts, SubscriptionRequest, run};
 use whimbrel_catalogue::subscriptions::SubscriptionRegistry;
 use whimbrel_catalogue::topic_stats::TopicStats;
 use whimbrel_catalogue::topics::Registry;

@@ -10,6 +10,7 @@ use whimbrel_model::subscription::Ordering;
 use whimbrel_model::{Record, Timestamp};
 
 use super::delivery_line::{DeliveryLine, LineRules};
+use super::outbound_message::OutboundMessage;
 use super::progress_format;
 use super::window::{DeliveryTicket, ReadyDelivery, WindowLimits};
 
@@ -22,6 +23,16 @@ pub struct DeliveryRef {
     pub line: u32,
     pub incarnation: u64,
     pub ticket: DeliveryTicket,
+}
+
+/// A message that is in flight.
+#[derive(Debug, Clone)]
+pub struct OutgoingMessage {
+    pub out: DeliveryRef,
+    /// Attempts are numbered from 1.
+    pub attempt: u32,
+    pub started: Timestamp,
+    pub message: OutboundMessage,
 }
 
 #[derive(Default)]

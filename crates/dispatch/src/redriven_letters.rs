@@ -1,6 +1,19 @@
 //! The dead letters of a subscription that were redriven: their offsets in the dead-letter topic. Pure. At most one redrive runs at a time.
 
 use roaring::RoaringTreemap;
+use whimbrel_model::PartitionId;
+use whimbrel_model::ports::{ProgressKey, ProgressRow};
+
+use super::line_set::CURSOR;
+use super::progress_format;
+use super::window::PartitionProgress;
+
+/// The row that saves the offsets of redriven letters. It has the place of the cursor's progress in the partition of the dead letters.
+pub fn redriven_row(partition: PartitionId, run: u32, redriven: RoaringTreemap) -> ProgressRow {
+    let progress = PartitionProgress { watermark: 0, read_to: 0, unfinished: redriven, retries: Vec::new() };
+    let place = ProgressKey { line: CURSOR, partition };
+    ProgressRow { place, run, state: progress_format::encode(&progress, None).into() }
+}
 
 #[derive(Default)]
 pub struct RedrivenLetters {

@@ -18,13 +18,14 @@ pub struct RunnerClock {
     steady: Duration,
     housekeeping_due: Duration,
     save_due: Duration,
+    is_saving: bool,
 }
 
 impl RunnerClock {
     pub fn new(reading: ClockReading, save_interval: Duration) -> Self {
         let steady = Duration::from_millis(reading.steady_ms);
         let clock = OwnerClock::new(reading, CLOCK_SLACK_MS);
-        Self { clock, steady, housekeeping_due: steady, save_due: steady + save_interval }
+        Self { clock, steady, housekeeping_due: steady, save_due: steady + save_interval, is_saving: false }
     }
 
     /// Updates the clock. Returns by how much it was set back, if it was. After a forward step, waiting work is due at once, as after the
@@ -52,13 +53,17 @@ impl RunnerClock {
         is_due
     }
 
-    /// Whether a save is due. Then the next one is planned.
+    /// Whether a save is due, and none is in progress. Then the next one is planned.
     pub fn takes_save(&mut self, interval: Duration) -> bool {
-        let is_due = self.steady >= self.save_due;
+        let is_due = !self.is_saving && self.steady >= self.save_due;
         if is_due {
             self.save_due = self.steady + interval;
         }
         is_due
+    }
+
+    pub fn set_saving(&mut self, is_saving: bool) {
+        self.is_saving = is_saving;
     }
 
     /// The first of these times and of the periodic work. A time that has passed had its chance.
@@ -93,6 +98,9 @@ mod tests {
         assert_eq!(clock.next_time([at(9_000), at(10_000), at(10_100)].into_iter()), at(10_100));
         clock.read(reading(10_300, 350));
         assert_eq!(clock.next_time(std::iter::empty()), at(10_301), "a save that waits for another one");
+        clock.set_saving(true);
+        assert!(!clock.takes_save(Duration::from_secs(60)));
+        clock.set_saving(false);
         assert!(clock.takes_save(Duration::from_secs(60)) && !clock.takes_save(Duration::from_secs(60)));
         assert_eq!(clock.next_time(std::iter::empty()), at(10_500), "the housekeeping");
     }

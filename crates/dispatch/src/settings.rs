@@ -12,6 +12,8 @@ pub struct DispatchSettings {
     pub parked_bytes: usize,
     /// The most retries of one subscription that wait as holds. Beyond that, it delivers no new messages.
     pub retry_holds: u64,
+    /// The most messages lost to retention that become dead letters at once.
+    pub lost_at_once: usize,
     pub save_interval: Duration,
     pub breaker: BreakerSettings,
     /// The number of dispatch threads; a subscription is on one of them. Zero: one for each core.
@@ -26,6 +28,7 @@ impl Default for DispatchSettings {
             prefetch_bytes: 4 << 20,
             parked_bytes: 8 << 20,
             retry_holds: 10_000,
+            lost_at_once: 500,
             save_interval: Duration::from_secs(1),
             breaker: BreakerSettings::default(),
             threads: 0,

@@ -2,6 +2,8 @@
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
+use super::runner::{DeliveryCount, RunnerGauges};
+
 pub const DELIVERED: &str = "whimbrel_deliveries_total";
 pub const FAILED: &str = "whimbrel_delivery_failures_total";
 pub const BURIED: &str = "whimbrel_dead_letters_total";
@@ -25,15 +27,15 @@ pub const NAMES: &[(&str, &str)] = &[
 ];
 
 pub(super) struct SubscriptionMetrics {
-    pub delivered: Counter,
-    pub failed: Counter,
-    pub buried: Counter,
-    pub dropped: Counter,
-    pub in_flight: Gauge,
-    pub parked: Gauge,
-    pub prefetched: Gauge,
-    pub delay: Histogram,
-    pub breaker: Gauge,
+    delivered: Counter,
+    failed: Counter,
+    buried: Counter,
+    dropped: Counter,
+    in_flight: Gauge,
+    parked: Gauge,
+    prefetched: Gauge,
+    delay: Histogram,
+    breaker: Gauge,
 }
 
 impl SubscriptionMetrics {
@@ -50,6 +52,25 @@ impl SubscriptionMetrics {
             delay: histogram!(DELAY),
             breaker: gauge!(BREAKER, "subscription" => name),
         }
+    }
+
+    pub fn count(&self, count: DeliveryCount) {
+        match count {
+            DeliveryCount::Delivered { delay_ms, .. } => {
+                self.delivered.increment(1);
+                self.delay.record(delay_ms as f64 / 1e3);
+            }
+            DeliveryCount::Failed { .. } | DeliveryCount::Gone => self.failed.increment(1),
+            DeliveryCount::Buried => self.buried.increment(1),
+            DeliveryCount::Dropped => self.dropped.increment(1),
+        }
+    }
+
+    pub fn set(&self, gauges: RunnerGauges) {
+        self.in_flight.set(gauges.in_flight as f64);
+        self.parked.set(gauges.parked as f64);
+        self.prefetched.set(gauges.prefetched_bytes as f64);
+        self.breaker.set(if gauges.is_breaker_closed { 0.0 } else { 1.0 });
     }
 
     /// Resets the gauges: the subscription no longer runs on this node.

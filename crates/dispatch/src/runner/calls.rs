@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use whimbrel_model::ports::{AfterFailure, AttemptOutcome, AttemptRecord, Call, CallReport};
+use whimbrel_model::ports::{AfterFailure, AttemptOutcome, AttemptRecord};
 use whimbrel_model::subscription::{Envelope, Mode};
 use whimbrel_model::{EVENTS_TOPIC, Event, Record, Timestamp};
 
-use super::{RETRY_AFTER, SubscriptionRunner};
+use super::{CallDone, DeliveryCount, RETRY_AFTER, RunnerEffect, SubscriptionRunner};
 use crate::call_verdict::{CallVerdict, DeliveryFailure, classify_response};
 use crate::delivery_line::AfterAttempt;
-use crate::line_set::DeliveryRef;
+use crate::line_set::{DeliveryRef, OutgoingMessage};
 use crate::outbound_message::OutboundMessage;
 use crate::pending_appends::DeathReason;
 use crate::runner_clock::later;
@@ -18,20 +18,6 @@ use crate::window::ReadyDelivery;
 
 /// The status of an endpoint that is permanently gone.
 const GONE: u16 = 410;
-
-/// A message that is in flight.
-pub(super) struct OutgoingMessage {
-    pub out: DeliveryRef,
-    /// Attempts are numbered from 1.
-    pub attempt: u32,
-    pub started: Timestamp,
-    pub message: OutboundMessage,
-}
-
-pub(super) struct CallDone {
-    outgoing: OutgoingMessage,
-    called: CallReport,
-}
 
 impl SubscriptionRunner {
     pub(super) fn start_calls(&mut self, now: Timestamp) {
@@ -48,29 +34,13 @@ impl SubscriptionRunner {
     }
 
     fn start_call(&mut self, outgoing: OutgoingMessage) {
-        let message = &outgoing.message;
-        let target = self.target(&message.topic);
+        let spec = &self.subscription.stored.spec;
         // The other envelopes contain the payload as text.
-        let is_raw = target.envelope == Envelope::Binary && !target.secrets.is_empty();
-        if is_raw && std::str::from_utf8(&message.record.value).is_err() {
+        let is_raw = spec.envelope == Envelope::Binary && !spec.secrets.is_empty();
+        if is_raw && std::str::from_utf8(&outgoing.message.record.value).is_err() {
             self.history.called_unverifiably();
         }
-        let call = Call {
-            target,
-            topic: Arc::clone(&message.topic),
-            partition: message.place.index,
-            offset: message.offset,
-            attempt: outgoing.attempt,
-            id: message.id.clone(),
-            published_at: message.published_at,
-            record: message.record.clone(),
-            rule: message.rule.clone(),
-        };
-        let callbacks = Arc::clone(&self.joined.callbacks);
-        self.work.calls.push(Box::pin(async move {
-            let called = callbacks.call(call).await;
-            CallDone { outgoing, called }
-        }));
+        self.effects.push(RunnerEffect::Call(outgoing));
     }
 
     /// The next message to send. Lines take turns.
@@ -93,7 +63,8 @@ impl SubscriptionRunner {
             match OutboundMessage::from_origin_record(&delivery.body) {
                 Some((message, _)) => message,
                 None => {
-                    tracing::warn!(offset = delivery.offset, topic = %source.topic, "skipped a record without an origin");
+                    let topic = Arc::clone(&source.topic);
+                    self.effects.push(RunnerEffect::SkippedRetry { topic, offset: delivery.offset });
                     line.window.done(delivery.ticket);
                     return None;
                 }
@@ -142,7 +113,7 @@ impl SubscriptionRunner {
     /// Records the attempt for display, although it does not count against the retries.
     fn note_gone(&mut self, outgoing: &OutgoingMessage, took: Duration, until: Timestamp, now: Timestamp) {
         let (status, reason) = (Some(GONE), format!("answered {GONE}"));
-        self.metrics.failed.increment(1);
+        self.effects.push(RunnerEffect::Count(DeliveryCount::Gone));
         self.history.failed(now);
         self.history.set_last_error(now, status, reason.clone());
         let (reason, answer, next) = (reason.into(), bytes::Bytes::new(), AfterFailure::RetryAt(until));
@@ -153,22 +124,21 @@ impl SubscriptionRunner {
         if self.health.succeeded() {
             let name = &self.subscription.name;
             let event = Event::new("breaker_closed", format!("the endpoint of `{name}` works again"));
-            (self.context.events)(event.with("subscription", name));
+            self.publish(Some(event.with("subscription", name)));
         }
         self.fails_no_more();
         let Some(line) = self.lines.at(outgoing.out.line, outgoing.out.incarnation) else { return };
         if line.succeeded(outgoing.out.ticket) == AfterAttempt::Stale {
             return;
         }
-        self.metrics.delivered.increment(1);
         self.history.delivered(now);
         let message = &outgoing.message;
         let delay_ms = (now.as_millis() - message.since.as_millis()).max(0) as u64;
-        self.metrics.delay.record(delay_ms as f64 / 1e3);
         let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         // The time that a consumer held a message is not the duration of a callback.
         let callback_us = (self.subscription.stored.spec.mode == Mode::Push).then_some(took_us);
-        self.context.stats.delivered(message.place.topic, delay_ms.saturating_mul(1000), callback_us);
+        let topic = message.place.topic;
+        self.effects.push(RunnerEffect::Count(DeliveryCount::Delivered { topic, delay_ms, callback_us }));
         self.note(&outgoing, took, AttemptOutcome::Delivered { status });
     }
 
@@ -188,11 +158,11 @@ impl SubscriptionRunner {
         if next == AfterAttempt::Stale {
             return;
         }
-        self.metrics.failed.increment(1);
         self.history.failed(now);
         let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let callback_us = (self.subscription.stored.spec.mode == Mode::Push).then_some(took_us);
-        self.context.stats.failed(outgoing.message.place.topic, callback_us);
+        let topic = outgoing.message.place.topic;
+        self.effects.push(RunnerEffect::Count(DeliveryCount::Failed { topic, callback_us }));
         let after = match next {
             AfterAttempt::Parked(until) | AfterAttempt::Hold(until) => AfterFailure::RetryAt(until),
             AfterAttempt::Bury => AfterFailure::DeadLetter,
@@ -230,12 +200,12 @@ impl SubscriptionRunner {
             let name = &self.subscription.name;
             let detail = format!("the endpoint of `{name}` fails; calls to it are paused: {}", failure.reason);
             let event = Event::warning("breaker_opened", detail).with("subscription", name);
-            (self.context.events)(event.with("reason", &failure.reason));
+            self.publish(Some(event.with("reason", &failure.reason)));
         }
     }
 
     fn dropped(&mut self, message: &OutboundMessage, failure: &DeliveryFailure) {
-        self.metrics.dropped.increment(1);
+        self.effects.push(RunnerEffect::Count(DeliveryCount::Dropped));
         // A dropped event causes no event, or a loop could result.
         if *message.topic == *EVENTS_TOPIC {
             return;
@@ -246,7 +216,7 @@ impl SubscriptionRunner {
             message.id, message.topic, failure.reason
         );
         let event = Event::warning("message_dropped", detail).with("subscription", name).with("id", &message.id);
-        (self.context.events)(event);
+        self.publish(Some(event));
     }
 
     pub(super) fn note(&mut self, outgoing: &OutgoingMessage, took: Duration, outcome: AttemptOutcome) {

@@ -3,20 +3,32 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use whimbrel_model::ports::{CallTarget, DispatchReply};
-use whimbrel_model::subscription::{Mode, Ordering, dead_topic, retry_topic, start_in};
+use whimbrel_model::ports::DispatchReply;
+use whimbrel_model::subscription::{Mode, Ordering, start_in};
 use whimbrel_model::{Event, TopicNumber};
 
-use super::SubscriptionRunner;
+use super::leases::wrong_mode;
+use super::{RunnerEffect, SubscriptionRunner};
 use crate::delivery_line::LineRules;
 use crate::line_set::CURSOR;
 use crate::message_filter::MessageFilter;
 use crate::progress_format::{self, MalformedProgress};
 use crate::saved_progress::SavedStart;
+use crate::source_topics::SubscriptionTopics;
 use crate::window::{PartitionResume, WindowLimits};
+use whimbrel_catalogue::subscriptions::Subscription;
 use whimbrel_catalogue::topics::Topic;
 
 impl SubscriptionRunner {
+    pub(super) fn catalogue_changed(&mut self, subscription: Arc<Subscription>, topics: SubscriptionTopics) {
+        self.sources.set_view(topics);
+        if self.subscription.version == subscription.version {
+            return self.follow_topics();
+        }
+        self.subscription = subscription;
+        self.follow();
+    }
+
     /// Applies the present entry of the catalogue.
     pub(super) fn follow(&mut self) {
         let subscription = Arc::clone(&self.subscription);
@@ -28,7 +40,6 @@ impl SubscriptionRunner {
             let now = self.now();
             self.lines.hurry(now);
         }
-        self.targets.clear();
         let rules = LineRules {
             retry: spec.retry.clone(),
             on_exhausted: spec.on_exhausted,
@@ -49,7 +60,9 @@ impl SubscriptionRunner {
         let lines = &mut self.lines;
         self.leases.forget_lines(|line, incarnation| lines.at(line, incarnation).is_some());
         if spec.mode == Mode::Push {
-            self.leases.refuse_pulls();
+            for request in self.leases.take_pulls() {
+                self.reply(request, Err(wrong_mode()));
+            }
             let now = self.now();
             for out in self.leases.take_all() {
                 if let Some(line) = self.lines.at(out.line, out.incarnation) {
@@ -57,9 +70,8 @@ impl SubscriptionRunner {
                 }
             }
         }
-        for reply in self.changes.take_reached(subscription.version) {
-            // The caller may have left.
-            let _ = reply.send(Ok(DispatchReply::CaughtUp));
+        for request in self.changes.take_reached(subscription.version) {
+            self.reply(request, Ok(DispatchReply::CaughtUp));
         }
     }
 
@@ -73,7 +85,7 @@ impl SubscriptionRunner {
                 }
             }
         }
-        let settings = &self.context.settings;
+        let settings = &self.settings;
         let limits = WindowLimits { body_bytes: settings.prefetch_bytes, parked_bytes: settings.parked_bytes };
         self.lines.begin(number, run, ordering, limits, rules);
         self.sources.open_again();
@@ -81,19 +93,11 @@ impl SubscriptionRunner {
 
     /// Opens new partitions, closes those of deleted topics, and updates growths.
     pub(super) fn follow_topics(&mut self) {
-        let subscription = Arc::clone(&self.subscription);
-        let retry_name = retry_topic(&subscription.name);
-        let names = subscription.stored.spec.topics.iter().map(String::as_str).chain([retry_name.as_str()]);
-        let topics: Vec<Arc<Topic>> = names.filter_map(|name| self.context.registry.get(name)).collect();
-        for number in self.sources.leave_all_but(&topics) {
+        for number in self.sources.leave() {
             self.close_topic(number);
         }
-        for topic in topics {
-            let is_retry = *topic.name == *retry_name;
-            if self.sources.follow(&topic, is_retry) {
-                self.targets.remove(&topic.name);
-                self.open_topic(&topic, is_retry);
-            }
+        for (topic, is_retry) in self.sources.follow() {
+            self.open_topic(&topic, is_retry);
         }
         self.take_redriven();
     }
@@ -108,7 +112,7 @@ impl SubscriptionRunner {
             }
             let Some(line) = self.lines.get_mut(number) else { continue };
             if self.rows.are_ahead(line) {
-                tracing::warn!(subscription = %subscription.name, "the saved progress belongs to a seek that this node has not seen yet");
+                self.effects.push(RunnerEffect::BehindSeek);
                 continue;
             }
             for partition in topic.all_partitions().filter(|partition| !line.window.has(*partition)).collect::<Vec<_>>()
@@ -134,7 +138,8 @@ impl SubscriptionRunner {
                         let name = &subscription.name;
                         let detail =
                             format!("the progress of `{name}` in {partition} is lost; delivery starts again: {error}");
-                        (self.context.events)(Event::warning("progress_lost", detail).with("subscription", name));
+                        let event = Event::warning("progress_lost", detail).with("subscription", name);
+                        self.effects.push(RunnerEffect::Publish(event));
                         PartitionResume::at(start)
                     }
                 };
@@ -156,36 +161,12 @@ impl SubscriptionRunner {
 
     /// Loads the saved offsets of redriven dead letters.
     fn take_redriven(&mut self) {
-        let Some(topic) = self.context.registry.get(&dead_topic(&self.subscription.name)) else { return };
-        if let Some(row) = self.rows.take_row(CURSOR, topic.partition(0))
+        let Some(dead) = self.sources.dead() else { return };
+        if let Some(row) = self.rows.take_row(CURSOR, dead)
             && let Ok((resume, _)) = progress_format::decode(&row.state)
         {
             self.redriven.load(resume.unfinished);
         }
-    }
-
-    /// The target of calls with messages of a topic.
-    pub(super) fn target(&mut self, topic: &Arc<str>) -> Arc<CallTarget> {
-        if let Some(target) = self.targets.get(topic) {
-            return Arc::clone(target);
-        }
-        let spec = &self.subscription.stored.spec;
-        let of_topic = || self.context.registry.get(topic).and_then(|topic| topic.stored.workers.clone());
-        let endpoint = spec.endpoint.clone().unwrap_or_else(|| whimbrel_model::subscription::Endpoint {
-            url: None,
-            timeout_ms: whimbrel_model::subscription::TIMEOUT_DEFAULT.as_millis() as u64,
-            connect_timeout_ms: None,
-            headers: Vec::new(),
-        });
-        let target = Arc::new(CallTarget {
-            subscription: self.subscription.name.to_string(),
-            endpoint,
-            envelope: spec.envelope,
-            secrets: spec.secrets.clone(),
-            workers: spec.workers.clone().or_else(of_topic),
-        });
-        self.targets.insert(Arc::clone(topic), Arc::clone(&target));
-        target
     }
 
     pub(super) fn filter_of(&self, line: u32) -> MessageFilter {
@@ -203,24 +184,7 @@ impl SubscriptionRunner {
             if self.sources.are_unopened() || !self.changes.begin_end(run) {
                 continue;
             }
-            let (subscriptions, progress) =
-                (Arc::clone(&self.context.subscriptions), Arc::clone(&self.context.progress));
-            let (number, epoch) = (self.subscription.number(), self.epoch);
-            self.work.background.push(Box::pin(async move {
-                let ended = subscriptions.end_replay(number, run).await;
-                if ended.is_ok()
-                    && let Err(error) = progress.end_line(number, epoch, run).await
-                {
-                    tracing::debug!(%error, run, "cannot delete the progress of a completed replay");
-                }
-                let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
-                    runner.changes.ended(run);
-                    if let Err(error) = ended {
-                        tracing::warn!(%error, run, "cannot remove a completed replay from the catalogue; retrying");
-                    }
-                });
-                after
-            }));
+            self.effects.push(RunnerEffect::EndReplay(run));
         }
     }
 }

@@ -8,10 +8,9 @@ use whimbrel_model::Timestamp;
 use whimbrel_model::ports::{DispatchError, DispatchReply, LeasedMessage};
 use whimbrel_model::subscription::{Mode, RetryPolicy};
 
-use super::calls::OutgoingMessage;
-use super::{DispatchReplySender, SubscriptionRunner};
+use super::{RequestId, SubscriptionRunner};
 use crate::call_verdict::DeliveryFailure;
-use crate::line_set::DeliveryRef;
+use crate::line_set::{DeliveryRef, OutgoingMessage};
 use crate::runner_clock::later;
 
 const PULLS_WAITING_MAX: usize = 1000;
@@ -20,8 +19,9 @@ const PULL_WAIT_MAX: Duration = Duration::from_secs(60);
 const LEASE_MAX: Duration = Duration::from_secs(12 * 3600);
 
 /// The leased messages, and the waiting pulls.
-#[derive(Default)]
 pub(super) struct Leases {
+    /// Distinguishes the ack ids of this runner from those of other epochs and other runners.
+    prefix: String,
     out: HashMap<String, PullLease>,
     ends: BTreeSet<(Timestamp, String)>,
     pulls: VecDeque<WaitingPull>,
@@ -35,10 +35,15 @@ struct PullLease {
 struct WaitingPull {
     max: usize,
     until: Timestamp,
-    reply: DispatchReplySender,
+    request: RequestId,
 }
 
 impl Leases {
+    pub fn new(epoch: u64, began_at: Timestamp) -> Self {
+        let prefix = format!("{epoch:x}-{:x}", began_at.as_millis());
+        Self { prefix, out: HashMap::new(), ends: BTreeSet::new(), pulls: VecDeque::new() }
+    }
+
     pub fn next_time(&self) -> Option<Timestamp> {
         let pulls = self.pulls.iter().map(|pull| pull.until);
         self.ends.first().map(|(until, _)| *until).into_iter().chain(pulls).min()
@@ -57,11 +62,14 @@ impl Leases {
         self.ends.retain(|(_, id)| self.out.contains_key(id));
     }
 
-    /// Rejects the waiting pulls: the subscription has the mode push now.
-    pub fn refuse_pulls(&mut self) {
-        for pull in self.pulls.drain(..) {
-            let _ = pull.reply.send(Err(wrong_mode()));
-        }
+    /// Takes the waiting pulls.
+    pub fn take_pulls(&mut self) -> Vec<RequestId> {
+        self.pulls.drain(..).map(|pull| pull.request).collect()
+    }
+
+    /// Drops a waiting pull whose consumer has left.
+    pub fn abandon(&mut self, request: RequestId) {
+        self.pulls.retain(|pull| pull.request != request);
     }
 
     /// Takes all leased messages: they can no longer be acknowledged.
@@ -77,24 +85,22 @@ impl Leases {
     }
 }
 
-fn wrong_mode() -> DispatchError {
+pub(super) fn wrong_mode() -> DispatchError {
     DispatchError::WrongMode("the subscription has the mode `push`; a pull requires `mode` = \"pull\"".to_owned())
 }
 
 impl SubscriptionRunner {
-    pub(super) fn pull(&mut self, max: usize, wait_ms: u64, reply: DispatchReplySender) {
+    pub(super) fn pull(&mut self, max: usize, wait_ms: u64, request: RequestId) {
         if self.subscription.stored.spec.mode != Mode::Pull {
-            let _ = reply.send(Err(wrong_mode()));
-            return;
+            return self.reply(request, Err(wrong_mode()));
         }
         if self.leases.pulls.len() >= PULLS_WAITING_MAX {
             let why = format!("{PULLS_WAITING_MAX} pulls wait already");
-            let _ = reply.send(Err(DispatchError::Unavailable(why)));
-            return;
+            return self.reply(request, Err(DispatchError::Unavailable(why)));
         }
         let now = self.now();
         let until = later(now, Duration::from_millis(wait_ms).min(PULL_WAIT_MAX));
-        self.leases.pulls.push_back(WaitingPull { max: max.clamp(1, PULL_MESSAGES_MAX), until, reply });
+        self.leases.pulls.push_back(WaitingPull { max: max.clamp(1, PULL_MESSAGES_MAX), until, request });
         self.serve_pulls(now);
         self.end_pulls(now);
     }
@@ -105,9 +111,6 @@ impl SubscriptionRunner {
             return;
         }
         while let Some(pull) = self.leases.pulls.pop_front() {
-            if pull.reply.is_closed() {
-                continue;
-            }
             let mut pulled = Vec::new();
             while pulled.len() < pull.max && self.health.rate_allows(now) {
                 let Some(outgoing) = self.next_outgoing(now) else { break };
@@ -118,7 +121,7 @@ impl SubscriptionRunner {
                 return;
             }
             // If the consumer has left, the leases expire and the messages are handed out again.
-            let _ = pull.reply.send(Ok(DispatchReply::Pulled(pulled)));
+            self.reply(pull.request, Ok(DispatchReply::Pulled(pulled)));
         }
     }
 
@@ -126,7 +129,7 @@ impl SubscriptionRunner {
         let until = later(now, Duration::from_millis(self.subscription.stored.spec.lease_ms));
         let DeliveryRef { line, incarnation, ticket } = outgoing.out;
         // Tickets restart with each runner. The id must not match a message of an earlier runner.
-        let ack_id = format!("{:x}-{:x}-{line:x}-{incarnation:x}-{:x}", self.epoch, self.began_at_ms, ticket.0);
+        let ack_id = format!("{}-{line:x}-{incarnation:x}-{:x}", self.leases.prefix, ticket.0);
         let message = &outgoing.message;
         let pulled = LeasedMessage {
             ack_id: ack_id.clone(),
@@ -158,14 +161,10 @@ impl SubscriptionRunner {
     }
 
     fn end_pulls(&mut self, now: Timestamp) {
-        let waiting = std::mem::take(&mut self.leases.pulls);
-        for pull in waiting {
-            if pull.until <= now {
-                let _ = pull.reply.send(Ok(DispatchReply::Pulled(Vec::new())));
-            } else if !pull.reply.is_closed() {
-                self.leases.pulls.push_back(pull);
-            }
-        }
+        let pulls = std::mem::take(&mut self.leases.pulls);
+        let (ended, waiting): (VecDeque<_>, VecDeque<_>) = pulls.into_iter().partition(|pull| pull.until <= now);
+        self.leases.pulls = waiting;
+        ended.into_iter().for_each(|pull| self.reply(pull.request, Ok(DispatchReply::Pulled(Vec::new()))));
     }
 
     pub(super) fn ack(&mut self, ack_ids: Vec<String>) -> DispatchReply {

@@ -2,33 +2,19 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
-use whimbrel_model::ports::{LogError, ReadBatch, ReadLimits};
+use whimbrel_model::ports::{LogError, ReadBatch};
 use whimbrel_model::{Event, PartitionId};
 
-use super::{RETRY_AFTER, SubscriptionRunner};
+use super::{ReadDone, RunnerEffect, SubscriptionRunner};
 use crate::incidents::StallReason;
 use crate::line_set::DeliveryRef;
 use crate::outbound_message::{OutboundMessage, RetryData};
 use crate::pending_appends::DeathReason;
-use crate::source_topics::SourceTopic;
 use crate::window::{DeliveryTicket, ReadMessage, ReadRequest};
 
-/// How long a read waits at the end of the log before it is repeated.
-const READ_WAIT: Duration = Duration::from_secs(10);
-const READ_RECORDS: usize = 4096;
-/// The most messages lost to retention that become dead letters at once.
-const LOST_AT_ONCE: usize = 500;
 /// The approximate memory of a message beside its bytes.
 const MESSAGE_BYTES: usize = 200;
-
-pub(super) struct ReadDone {
-    line: u32,
-    incarnation: u64,
-    wanted: ReadRequest,
-    outcome: Result<ReadBatch, LogError>,
-}
 
 impl SubscriptionRunner {
     pub(super) fn start_reads(&mut self) {
@@ -37,22 +23,8 @@ impl SubscriptionRunner {
         }
         for line in self.lines.iter_mut() {
             while let Some(wanted) = line.window.next_read() {
-                let (number, incarnation) = (line.number, line.incarnation);
-                let (log, registry) = (Arc::clone(&self.context.log), Arc::clone(&self.context.registry));
-                let wait = if wanted.again { Duration::ZERO } else { READ_WAIT };
-                let limits = ReadLimits { max_records: READ_RECORDS, max_bytes: wanted.max_bytes, wait };
-                self.work.reads.push(Box::pin(async move {
-                    let outcome = log.read(wanted.partition, wanted.from, limits).await;
-                    // The messages may be behind barriers that this node has not read yet.
-                    registry.wait_for_barriers(wanted.partition.topic).await;
-                    let is_known = matches!(outcome, Ok(_) | Err(LogError::Trimmed { .. } | LogError::Damaged { .. }));
-                    // A store that lost writes may not have the bodies again yet. They are requested again after a pause.
-                    let is_empty = wanted.again && matches!(&outcome, Ok(batch) if batch.next <= wanted.from);
-                    if !is_known || is_empty {
-                        tokio::time::sleep(RETRY_AFTER).await;
-                    }
-                    ReadDone { line: number, incarnation, wanted, outcome }
-                }));
+                let (line, incarnation) = (line.number, line.incarnation);
+                self.effects.push(RunnerEffect::Read { line, incarnation, wanted });
             }
         }
     }
@@ -73,7 +45,6 @@ impl SubscriptionRunner {
                 self.skip(line, wanted, wanted.from..resume_at, "is damaged in the log")
             }
             Err(error) => {
-                tracing::debug!(%error, partition = %wanted.partition, "a read for a subscription failed");
                 if matches!(error, LogError::Unavailable(_) | LogError::Poisoned(_)) {
                     let stalled = Some(StallReason::LogUnavailable);
                     let event = self.incidents.set_stalled(stalled, &self.subscription.name);
@@ -84,14 +55,9 @@ impl SubscriptionRunner {
         }
     }
 
+    /// Takes messages in. Growths are followed, and their partitions opened, before any message published after them: the shell passes the
+    /// topics of the catalogue before the result of a read.
     fn take_batch(&mut self, number: u32, wanted: ReadRequest, batch: ReadBatch) {
-        // Growths are followed, and their partitions opened, before any message published after them is taken in.
-        let is_followed = |source: &SourceTopic| {
-            self.context.registry.get(&source.topic).is_some_and(|topic| self.sources.is_followed(&topic))
-        };
-        if !self.sources.get(wanted.partition.topic).is_some_and(is_followed) {
-            self.follow_topics();
-        }
         let Some(source) = self.sources.get(wanted.partition.topic) else { return };
         let filter = self.filter_of(number);
         let is_retry = source.is_retry;
@@ -138,7 +104,7 @@ impl SubscriptionRunner {
         let before = line.window.read_to(wanted.partition).unwrap_or(to);
         line.window.end_read(wanted);
         // If there are more, the next read returns the same error.
-        let lost = line.window.gone(wanted.partition, gone, LOST_AT_ONCE);
+        let lost = line.window.gone(wanted.partition, gone, self.settings.lost_at_once);
         let after = line.window.read_to(wanted.partition).unwrap_or(before);
         if after > before {
             let name = &self.subscription.name;
@@ -147,7 +113,7 @@ impl SubscriptionRunner {
                 wanted.partition
             );
             let event = Event::warning("subscription_truncated", detail).with("subscription", name);
-            (self.context.events)(event.with("from", before).with("to", after));
+            self.publish(Some(event.with("from", before).with("to", after)));
         }
         self.bury_lost(number, wanted.partition, lost, what);
     }

@@ -1,64 +1,65 @@
 //! Answers requests about the subscription.
 
-use std::sync::Arc;
-
-use futures_util::future::join_all;
-use tokio::sync::oneshot;
 use whimbrel_model::ports::{
-    AfterFailure, AttemptOutcome, AttemptRecord, DeliveryState, DispatchReply, DispatchRequest, MessageDelivery,
-    PartitionDelivery, ReadLimits, ReplayProgress, SubscriptionStatus,
+    AfterFailure, AttemptOutcome, AttemptRecord, DeliveryState, DispatchError, DispatchReply, DispatchRequest,
+    MessageDelivery, PartitionDelivery, ReplayProgress, SubscriptionStatus,
 };
-use whimbrel_model::subscription::{dead_topic, start_in};
+use whimbrel_model::subscription::start_in;
 use whimbrel_model::{PartitionId, Record, Timestamp};
 
-use super::{DispatchReplySender, SubscriptionRequest, SubscriptionRunner};
+use super::{RequestId, RunnerEffect, SubscriptionRunner};
 use crate::delivery_line::DeliveryLine;
 use crate::line_set::CURSOR;
 use crate::window::WindowMessageState;
 
 impl SubscriptionRunner {
-    pub(super) fn answer(&mut self, request: SubscriptionRequest) {
-        let SubscriptionRequest { ask, reply } = request;
-        let told = match ask {
-            DispatchRequest::Status => return self.tell_status(reply),
+    pub(super) fn answer(&mut self, request: RequestId, ask: DispatchRequest) {
+        let reply = match ask {
+            DispatchRequest::Status => return self.read_ends(request),
             DispatchRequest::CaughtUp { version } if self.subscription.version < version => {
-                // Requests whose callers have left are dropped.
-                self.changes.drop_waiting(oneshot::Sender::is_closed);
-                self.changes.wait(version, reply);
-                return;
+                return self.changes.wait(version, request);
             }
             DispatchRequest::CaughtUp { .. } => DispatchReply::CaughtUp,
-            DispatchRequest::Pull { max, wait_ms } => return self.pull(max, wait_ms, reply),
+            DispatchRequest::Pull { max, wait_ms } => return self.pull(max, wait_ms, request),
             DispatchRequest::Ack { ack_ids } => self.ack(ack_ids),
             DispatchRequest::Nack { ack_ids, delay_ms } => self.nack(ack_ids, delay_ms),
             DispatchRequest::Extend { ack_ids, lease_ms } => self.extend(ack_ids, lease_ms),
-            DispatchRequest::Message { partition, offset } => return self.tell_message(partition, offset, reply),
-            DispatchRequest::DeadLetters { from, limit } => return self.tell_dead_letters(from, limit, reply),
-            DispatchRequest::Redrive { ids } => return self.redrive(ids, reply),
+            DispatchRequest::Message { partition, offset } => {
+                // The answer includes all attempts so far.
+                self.record_attempts();
+                return self.effects.push(RunnerEffect::FindMessage { request, partition, offset });
+            }
+            DispatchRequest::DeadLetters { from, limit } => match self.sources.dead() {
+                None => DispatchReply::DeadLetters { letters: Vec::new(), next: None },
+                Some(partition) => {
+                    let redriven = self.redriven.offsets().clone();
+                    let effect = RunnerEffect::ListDeadLetters { request, partition, from, limit, redriven };
+                    return self.effects.push(effect);
+                }
+            },
+            DispatchRequest::Redrive { ids } => return self.redrive(request, ids),
         };
-        // The caller may have left.
-        let _ = reply.send(Ok(told));
+        self.reply(request, Ok(reply));
     }
 
-    /// Answers with the status, after reading the ends of all partitions in the background.
-    fn tell_status(&mut self, reply: DispatchReplySender) {
-        let log = Arc::clone(&self.context.log);
+    fn redrive(&mut self, request: RequestId, ids: Option<Vec<String>>) {
+        if !self.redriven.begin() {
+            let why = "a redrive of this subscription is in progress".to_owned();
+            return self.reply(request, Err(DispatchError::Unavailable(why)));
+        }
+        let redriven = self.redriven.offsets().clone();
+        self.effects.push(RunnerEffect::Redrive { request, ids, redriven });
+    }
+
+    /// Answers with the status, after the ends of all partitions were read.
+    fn read_ends(&mut self, request: RequestId) {
         let partitions = self.lines.cursor().map(|line| line.window.partition_ids()).unwrap_or_default();
-        let dead = self.context.registry.get(&dead_topic(&self.subscription.name)).map(|topic| topic.partition(0));
-        self.work.background.push(Box::pin(async move {
-            let bounds = join_all(partitions.iter().map(|partition| log.bounds(*partition))).await;
-            let ends: Vec<(PartitionId, Option<u64>)> =
-                partitions.into_iter().zip(bounds).map(|(id, bounds)| (id, bounds.ok().map(|b| b.next))).collect();
-            let dead = match dead {
-                Some(dead) => log.bounds(dead).await.map_or(0, |bounds| bounds.next - bounds.first),
-                None => 0,
-            };
-            let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
-                let status = runner.status(&ends, dead);
-                let _ = reply.send(Ok(DispatchReply::Status(Box::new(status))));
-            });
-            after
-        }));
+        self.effects.push(RunnerEffect::ReadEnds { request, partitions, dead: self.sources.dead() });
+    }
+
+    pub(super) fn reply_status(&mut self, request: RequestId, ends: &[(PartitionId, Option<u64>)], dead: u64) {
+        let status = self.status(ends, dead);
+        self.reply(request, Ok(DispatchReply::Status(Box::new(status))));
     }
 
     fn status(&mut self, ends: &[(PartitionId, Option<u64>)], dead: u64) -> SubscriptionStatus {
@@ -128,22 +129,15 @@ impl SubscriptionRunner {
     }
 
     /// Answers with the delivery state of a message: from the window, or from recorded attempts if the window has finished it.
-    fn tell_message(&mut self, partition: PartitionId, offset: u64, reply: DispatchReplySender) {
-        self.record_attempts();
-        let (notebook, log) = (Arc::clone(&self.context.notebook), Arc::clone(&self.context.log));
-        let number = self.subscription.number();
-        self.work.background.push(Box::pin(async move {
-            let attempts = notebook.attempts(number, partition, offset).await;
-            let limits = ReadLimits { max_records: 1, max_bytes: 1, wait: std::time::Duration::ZERO };
-            let read = log.read(partition, offset, limits).await.ok();
-            let record = read.and_then(|batch| batch.records.into_iter().find(|each| each.offset == offset));
-            let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
-                let record = record.map(|stored| stored.record);
-                let is = runner.standing(partition, offset, &attempts, record.as_ref());
-                let _ = reply.send(Ok(DispatchReply::Message(MessageDelivery { is, attempts })));
-            });
-            after
-        }));
+    pub(super) fn reply_message(
+        &mut self,
+        request: RequestId,
+        (partition, offset): (PartitionId, u64),
+        attempts: Vec<AttemptRecord>,
+        record: Option<Record>,
+    ) {
+        let is = self.standing(partition, offset, &attempts, record.as_ref());
+        self.reply(request, Ok(DispatchReply::Message(MessageDelivery { is, attempts })));
     }
 
     fn standing(

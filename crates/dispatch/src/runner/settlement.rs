@@ -1,12 +1,9 @@
 //! Settles failed messages: appends a hold for the retry topic or a dead letter. The message is done when that is durable.
 
-use std::sync::Arc;
-
-use whimbrel_model::ports::{Entry, LogError};
-use whimbrel_model::subscription::dead_topic;
+use whimbrel_model::ports::Entry;
 use whimbrel_model::{EVENTS_TOPIC, HoldRecord, Timestamp};
 
-use super::{RETRY_AFTER, SubscriptionRunner};
+use super::{DeliveryCount, RunnerEffect, SubscriptionRunner};
 use crate::line_set::DeliveryRef;
 use crate::outbound_message::{OutboundMessage, RetryTopic, dead_letter_origin};
 use crate::pending_appends::{AppendDone, DeathReason, Settlement, SettlementKind};
@@ -61,34 +58,18 @@ impl SubscriptionRunner {
                 let (number, name) = self.sources.retry()?;
                 let to = RetryTopic { number, name };
                 let hold = message.hold(self.subscription.number(), origin, to, *due);
-                let partition = self.holds_partition(&hold.id)?;
+                let partition = self.sources.holds_partition(&hold.id)?;
                 Some(Entry { partition, record: HoldRecord::Held(hold).to_record(now) })
             }
             SettlementKind::DeadLetter => {
-                let topic = self.context.registry.get(&dead_topic(&self.subscription.name))?;
-                Some(Entry { partition: topic.partition(0), record: message.origin_record(origin, now) })
+                Some(Entry { partition: self.sources.dead()?, record: message.origin_record(origin, now) })
             }
         }
     }
 
     pub(super) fn start_appends(&mut self) {
         while let Some(settlements) = self.pending.begin() {
-            let log = Arc::clone(&self.context.log);
-            let entries: Vec<Entry> = settlements.iter().filter_map(|each| each.entry.clone()).collect();
-            self.work.appends.push(Box::pin(async move {
-                let mut appended = if entries.is_empty() { Vec::new() } else { log.append(entries).await }.into_iter();
-                let no_topic =
-                    || Err(LogError::Unavailable("the topic of the retry or dead letter does not exist".to_owned()));
-                let outcome_of = |each: &Settlement| match each.entry {
-                    Some(_) => appended.next().unwrap_or_else(no_topic),
-                    None => no_topic(),
-                };
-                let outcomes: Vec<_> = settlements.iter().map(outcome_of).collect();
-                if outcomes.iter().any(Result::is_err) {
-                    tokio::time::sleep(RETRY_AFTER).await;
-                }
-                AppendDone { settlements, outcomes }
-            }));
+            self.effects.push(RunnerEffect::Append(settlements));
         }
     }
 
@@ -108,7 +89,7 @@ impl SubscriptionRunner {
                     match kind {
                         SettlementKind::Hold => self.retry_holds.held(),
                         SettlementKind::DeadLetter => {
-                            self.metrics.buried.increment(1);
+                            self.effects.push(RunnerEffect::Count(DeliveryCount::Buried));
                             // A dead letter of an event causes no event, or a loop could result.
                             if *settlement.message.topic != *EVENTS_TOPIC {
                                 self.incidents.buried(settlement.origin.reason.unwrap_or_default());
@@ -117,7 +98,6 @@ impl SubscriptionRunner {
                     }
                 }
                 Err(error) if settlement.is_repeated_after(&error) => {
-                    tracing::warn!(%error, subscription = %self.subscription.name, "cannot append a retry or dead letter; retrying");
                     // The hold's id follows from the message and the attempt. If the hold was written after all, its repeat is ignored.
                     self.settle(settlement, now);
                 }

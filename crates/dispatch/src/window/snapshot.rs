@@ -3,11 +3,16 @@
 use whimbrel_model::PartitionId;
 
 use super::partition::WindowPartition;
-use super::{DeliveryWindow, PartitionProgress, WindowMessageState};
+use super::{DeliveryTicket, DeliveryWindow, PartitionProgress, WindowMessageState};
 
 impl<B: Clone> DeliveryWindow<B> {
     pub fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    /// The partition and offset of a message in flight, or being settled.
+    pub fn place_of(&self, ticket: DeliveryTicket) -> Option<(PartitionId, u64)> {
+        self.out.get(&ticket).copied()
     }
 
     pub fn body_bytes(&self) -> usize {

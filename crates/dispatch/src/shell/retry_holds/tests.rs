@@ -1,6 +1,6 @@
 //! Tests of the check on a list of holds and a log with one partition.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use whimbrel_model::ports::{AppendOutcome, Bounds, CommitOutcome, Entry, Fence, PortFuture, ReadBatch};

@@ -1,16 +1,15 @@
 //! Dead letters: lists them and redrives them.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
 use roaring::RoaringTreemap;
 use whimbrel_model::ports::{DeadLetter, DispatchError, DispatchReply, Entry, Log, ProgressError};
 use whimbrel_model::subscription::{MessageOrigin, dead_topic, retry_topic};
 use whimbrel_model::{PartitionId, StoredRecord};
 
-use super::progress_save::redriven_row;
-use super::{DispatchContext, DispatchReplySender, SubscriptionRunner};
+use super::DispatchContext;
 use crate::outbound_message::OutboundMessage;
+use crate::redriven_letters::redriven_row;
 use whimbrel_catalogue::subscriptions::Subscription;
 use whimbrel_model::log_walk::LogWalk;
 
@@ -18,69 +17,30 @@ use whimbrel_model::log_walk::LogWalk;
 const STEP_RECORDS: usize = 1000;
 const LISTED_MAX: usize = 1000;
 
-impl SubscriptionRunner {
-    pub(super) fn tell_dead_letters(&mut self, from: u64, limit: usize, reply: DispatchReplySender) {
-        let Some(topic) = self.context.registry.get(&dead_topic(&self.subscription.name)) else {
-            let _ = reply.send(Ok(DispatchReply::DeadLetters { letters: Vec::new(), next: None }));
-            return;
-        };
-        let (log, redriven) = (Arc::clone(&self.context.log), self.redriven.offsets().clone());
-        self.work.background.push(Box::pin(async move {
-            let listed = list(&*log, topic.partition(0), from, limit.clamp(1, LISTED_MAX), &redriven).await;
-            let _ = reply.send(listed);
-            let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(|_| {});
-            after
-        }));
-    }
-
-    pub(super) fn redrive(&mut self, ids: Option<Vec<String>>, reply: DispatchReplySender) {
-        if !self.redriven.begin() {
-            let why = "a redrive of this subscription is in progress".to_owned();
-            let _ = reply.send(Err(DispatchError::Unavailable(why)));
-            return;
-        }
-        let (context, subscription) = (Arc::clone(&self.context), Arc::clone(&self.subscription));
-        let (redriven, epoch) = (self.redriven.offsets().clone(), self.epoch);
-        self.work.background.push(Box::pin(async move {
-            let mut done = RoaringTreemap::new();
-            let outcome = redrive(&context, &subscription, ids, &redriven, &mut done).await;
-            // Saved before the answer: otherwise a dead letter could be redriven, and delivered, twice.
-            let noted = note_redriven(&context, &subscription, epoch, redriven | &done).await;
-            let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
-                runner.redriven.end(done, noted.is_ok());
-                if let Err(error) = noted {
-                    tracing::warn!(%error, subscription = %runner.subscription.name, "cannot save the redriven dead letters yet; retrying");
-                }
-                let _ = reply.send(outcome);
-            });
-            after
-        }));
-    }
-}
-
-async fn note_redriven(
+/// Saves the offsets of redriven letters.
+pub(super) async fn save_redriven(
     context: &DispatchContext,
     subscription: &Subscription,
     epoch: u64,
     redriven: RoaringTreemap,
 ) -> Result<(), ProgressError> {
-    match redriven_row(context, subscription, redriven) {
-        Some(row) => context.progress.save(subscription.number(), epoch, vec![row]).await,
-        None => Ok(()),
-    }
+    let Some(topic) = context.registry.get(&dead_topic(&subscription.name)) else { return Ok(()) };
+    let row = redriven_row(topic.partition(0), subscription.stored.run, redriven);
+    context.progress.save(subscription.number(), epoch, vec![row]).await
 }
 
 fn unavailable(why: impl ToString) -> DispatchError {
     DispatchError::Unavailable(why.to_string())
 }
 
-async fn list(
+pub(super) async fn list(
     log: &dyn Log,
     partition: PartitionId,
     from: u64,
     limit: usize,
     redriven: &RoaringTreemap,
 ) -> Result<DispatchReply, DispatchError> {
+    let limit = limit.clamp(1, LISTED_MAX);
     let mut walk = LogWalk::new(log, partition, from, u64::MAX);
     let mut letters = Vec::new();
     while let Some(records) = walk.step(STEP_RECORDS).await.map_err(unavailable)? {
@@ -100,7 +60,7 @@ async fn list(
 }
 
 /// Appends dead letters to the retry topic, under a new run. `done` gets the offsets of the appended ones, also if an error follows.
-async fn redrive(
+pub(super) async fn redrive(
     context: &DispatchContext,
     subscription: &Subscription,
     ids: Option<Vec<String>>,

@@ -6,7 +6,6 @@
 //! now. A hold is not rescheduled if its message, and so the message's own retry rule, cannot be read.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -17,10 +16,8 @@ use whimbrel_model::ports::{
 use whimbrel_model::subscription::{DerivedId, MessageOrigin, RETRY_AFTER_MAX, RetryPolicy};
 use whimbrel_model::{Clock, PartitionId, Timestamp, TopicNumber};
 
-use super::SubscriptionRunner;
 use crate::delivery_line::LineRules;
 use crate::outbound_message::{RETRY_PURPOSE, RetryData};
-use crate::retry_hold_count::COUNT_EVERY;
 use crate::runner_clock::later;
 
 /// The width of a count's buckets: so wide that an answer has one bucket or a few.
@@ -30,74 +27,27 @@ const CHECKED_AT_ONCE: usize = 256;
 /// The limits of one read of the messages of such holds.
 const READ: ReadLimits = ReadLimits { max_records: 256, max_bytes: 256 << 10, wait: Duration::ZERO };
 
-impl SubscriptionRunner {
-    /// Counts the retries that wait as holds every [`COUNT_EVERY`]. The incremental count between them drifts when holds are withdrawn.
-    pub(super) fn count_retry_holds(&mut self) {
-        if self.subscription.stored.spec.retries_in_place() || !self.retry_holds.is_count_due(self.clock.steady()) {
-            return;
-        }
-        let Some((topic, _)) = self.sources.retry() else { return };
-        self.retry_holds.count_began(self.clock.steady());
-        let holds = Arc::clone(&self.joined.holds);
-        self.work.background.push(Box::pin(async move {
-            let mut counted = Some(0);
-            for shard in 0..holds.shards() {
-                let count = count(&*holds, shard, topic, None).await.ok();
-                counted = counted.zip(count).map(|(total, count)| total + count);
-            }
-            let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
-                if let Some(counted) = counted {
-                    runner.retry_holds.counted(counted);
-                }
-            });
-            after
-        }));
+/// Counts the holds of a retry topic. `None` if an owner does not answer.
+pub(super) async fn count_retry_holds(holds: &dyn Holds, topic: TopicNumber) -> Option<u64> {
+    let mut total = 0;
+    for shard in 0..holds.shards() {
+        total += count(holds, shard, topic, None).await.ok()?;
     }
-
-    /// Reschedules retries that are due too late because the clock was ahead when they were made.
-    pub(super) fn check_retry_holds(&mut self) {
-        if self.subscription.stored.spec.retries_in_place() || !self.retry_holds.is_check_due(self.clock.steady()) {
-            return;
-        }
-        let (Some((topic, _)), Some(line)) = (self.sources.retry(), self.lines.cursor()) else { return };
-        self.retry_holds.check_began();
-        let (context, holds) = (Arc::clone(&self.context), Arc::clone(&self.joined.holds));
-        let rules = line.rules.clone();
-        self.work.background.push(Box::pin(async move {
-            let check =
-                RetryHoldCheck { holds: &*holds, log: &*context.log, clock: &*context.clock, rules: &rules, topic };
-            let outcome = check.run().await;
-            let after: Box<dyn FnOnce(&mut Self) + Send> = Box::new(move |runner| {
-                let name = &runner.subscription.name;
-                match outcome {
-                    Ok(0) => {}
-                    Ok(moved) => tracing::info!(
-                        moved,
-                        subscription = %name,
-                        "rescheduled retries that were due too late because the clock was ahead when they failed"
-                    ),
-                    Err(why) => {
-                        tracing::debug!(why, subscription = %name, "cannot check the due times of retries; retrying");
-                        runner.retry_holds.check_at(runner.clock.steady() + COUNT_EVERY);
-                    }
-                }
-            });
-            after
-        }));
-    }
+    Some(total)
 }
 
-struct RetryHoldCheck<'a> {
-    holds: &'a dyn Holds,
-    log: &'a dyn Log,
-    clock: &'a dyn Clock,
-    rules: &'a LineRules,
-    topic: TopicNumber,
+/// Reschedules retries that are due too late because the clock was ahead when they were made.
+pub(super) struct RetryHoldCheck<'a> {
+    pub holds: &'a dyn Holds,
+    pub log: &'a dyn Log,
+    pub clock: &'a dyn Clock,
+    pub rules: &'a LineRules,
+    pub topic: TopicNumber,
 }
 
 impl RetryHoldCheck<'_> {
     /// Returns the number of holds that were rescheduled.
-    async fn run(&self) -> Result<usize, String> {
+    pub async fn run(&self) -> Result<usize, String> {
         let mut moved = 0;
         for shard in 0..self.holds.shards() {
             moved += self.check_shard(shard).await?;
