@@ -21,6 +21,8 @@ const PARTITIONS_MAX: u32 = 9;
 const STEPS_AT_ONE_TIME_MAX: u64 = 20_000;
 /// Time for which the endpoint continues to fail while everything else settles.
 const SETTLE_FAILS_MS: i64 = 60_000;
+/// The time that passes if nothing has a time of its own. The periodic work of the runner takes place meanwhile.
+const IDLE_MS: i64 = 500;
 /// Limit of time steps until everything must have settled.
 const SETTLE_ROUNDS_MAX: u64 = 50_000;
 
@@ -127,9 +129,9 @@ impl DeliveriesDriver {
     /// Advances one random operation of a node. Returns false if there is none.
     fn advance(&mut self, node: usize) -> CheckResult<bool> {
         let Some(owner) = &self.world.nodes[node] else { return Ok(false) };
-        if owner.save_due <= self.world.time {
+        if owner.saving.is_some() {
             let is_lost = self.rng.one_in(self.faults.save_answer_lost);
-            self.world.save(node, is_lost)?;
+            self.world.finish_save(node, is_lost)?;
             return Ok(true);
         }
         let (reads, calls, settling) = (owner.reads.len(), owner.calls.len(), owner.settling.len());
@@ -250,7 +252,7 @@ impl DeliveriesDriver {
             if self.is_at_rest() {
                 return self.world.truth.nothing_is_missing(&self.world.log);
             }
-            let next = self.world.next_time().unwrap_or(self.world.time + 1);
+            let next = self.world.next_time().unwrap_or(self.world.time + IDLE_MS);
             self.world.pass((next - self.world.time).max(1))?;
             self.each_turns()?;
         }
@@ -271,9 +273,9 @@ impl DeliveriesDriver {
         let others = (0..NODES).filter(|node| *node != self.owner);
         let mut others = others.filter_map(|node| self.world.nodes[node].as_ref());
         let Some(owner) = &self.world.nodes[self.owner] else { return false };
-        let is_through = |id: PartitionId| owner.line.window.watermark(id) == Some(self.world.log.end(id));
+        let is_through = |id: PartitionId| owner.line().window.watermark(id) == Some(self.world.log.end(id));
         self.world.holds.waiting() == 0
-            && owner.settling.is_empty()
+            && owner.runner.has_appended_all()
             && owner.calls.is_empty()
             && self.world.log.ids().chain([RETRIES]).all(is_through)
             && others.all(|zombie| zombie.calls.is_empty() && zombie.settling.is_empty())

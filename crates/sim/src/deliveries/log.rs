@@ -2,15 +2,19 @@
 //! retries into the retry topic.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use whimbrel_catalogue::topics::Growth;
+use whimbrel_catalogue::topics::stored::StoredTopic;
+use whimbrel_catalogue::topics::{Growth, Topic};
+use whimbrel_dispatch::source_topics::SubscriptionTopics;
 use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::ports::{LogError, ReadBatch};
-use whimbrel_model::{Hold, HoldId, PartitionId, Record, StoredRecord, Timestamp, TopicNumber};
+use whimbrel_model::{HOLDS_TOPIC, Hold, HoldId, PartitionId, Record, StoredRecord, Timestamp, TopicNumber};
 
 pub const TOPIC: TopicNumber = TopicNumber(1);
 pub const RETRIES: PartitionId = PartitionId { topic: TopicNumber(2), index: 0 };
 pub const DEAD: PartitionId = PartitionId { topic: TopicNumber(3), index: 0 };
+pub const HOLDS: PartitionId = PartitionId { topic: TopicNumber(4), index: 0 };
 
 #[derive(Debug, Default)]
 struct SimPartition {
@@ -37,6 +41,34 @@ impl SimTopic {
     /// The partitions of the topic.
     pub fn ids(&self) -> impl Iterator<Item = PartitionId> + use<> {
         (0..self.count).map(|index| PartitionId::new(TOPIC, index))
+    }
+
+    /// The catalogue's entries of the topics, for a subscription to `orders`.
+    pub fn view(&self) -> SubscriptionTopics {
+        let topic = |name: &str, number, partitions, growths: &[Growth]| {
+            let stored = StoredTopic {
+                number,
+                partitions,
+                retention_ms: None,
+                retention_bytes: None,
+                replicas: None,
+                min_insync: None,
+                created_at_ms: 0,
+                adopted: false,
+                deleting: false,
+                identity: None,
+                growths: growths.to_vec(),
+                growing: None,
+                workers: None,
+            };
+            Arc::new(Topic::new(name, stored, growths.len() as u64 + 1))
+        };
+        SubscriptionTopics {
+            sources: vec![topic("orders", TOPIC, self.count, &self.growths)],
+            retry: Some(topic("_retry.billing", RETRIES.topic, 1, &[])),
+            dead: Some(topic("_dead.billing", DEAD.topic, 1, &[])),
+            holds: Some(topic(HOLDS_TOPIC, HOLDS.topic, 1, &[])),
+        }
     }
 
     pub fn place_of(&self, key: Option<&[u8]>, spread: u64) -> PartitionId {

@@ -1,5 +1,5 @@
-//! Deliveries under simulated faults: the real window, line, ladder and saved progress of a subscription. Several owners run them on a log,
-//! a store and an endpoint that fail in every way that their contracts allow.
+//! Deliveries under simulated faults: the real runner of a subscription. Several owners run it on a log, a store and an endpoint that fail
+//! in every way that their contracts allow.
 //!
 //! - [`DeliveryWorld`](world::DeliveryWorld) has every single step that can happen. A seed or a scene chooses the steps.
 //! - [`DeliveryTruth`](truth::DeliveryTruth) records the true history of each message and reports violations.

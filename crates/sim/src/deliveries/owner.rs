@@ -1,14 +1,17 @@
-//! One owner of the subscription: the real line, and its operations in progress. It does the work of the shell around a line, step by step.
+//! One owner of the subscription: the real runner, and its operations in progress. It keeps a record of its own of each message, which the
+//! runner's calls and saved rows are compared with.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use whimbrel_dispatch::delivery_line::DeliveryLine;
-use whimbrel_dispatch::outbound_message::OutboundMessage;
-use whimbrel_dispatch::progress_format;
-use whimbrel_dispatch::window::{DeliveryTicket, PartitionResume, ReadRequest};
-use whimbrel_model::ports::CallOutcome;
-use whimbrel_model::{Hold, PartitionId, Record, Timestamp};
+use whimbrel_dispatch::line_set::{DeliveryRef, OutgoingMessage};
+use whimbrel_dispatch::pending_appends::Settlement;
+use whimbrel_dispatch::runner::SubscriptionRunner;
+use whimbrel_dispatch::source_topics::SubscriptionTopics;
+use whimbrel_dispatch::window::ReadRequest;
+use whimbrel_model::ports::{CallOutcome, ProgressRow};
+use whimbrel_model::{PartitionId, Record, Timestamp};
 
 use super::log::RETRIES;
 use super::store::{OwnerMemory, SavedRow, SavedRows};
@@ -21,112 +24,107 @@ pub struct SimCatalogue {
     pub starts: Starts,
 }
 
-/// A message in flight.
-#[derive(Debug, Clone)]
-pub struct OpenDelivery {
-    pub incarnation: u64,
-    pub run: u32,
-    pub ticket: DeliveryTicket,
-    /// The place where it was read: its own, or one in the retry topic.
-    pub read_at: (PartitionId, u64),
-    pub attempt: u32,
-    pub parcel: OutboundMessage,
-}
+/// The place where a message was read: its own, or one in the retry topic.
+pub type ReadPlace = (PartitionId, u64);
 
 /// A call with its outcome, and the time at which the outcome arrives.
 #[derive(Debug, Clone)]
 pub struct OpenCall {
-    pub out: OpenDelivery,
+    pub outgoing: OutgoingMessage,
+    pub read_at: ReadPlace,
     pub outcome: CallOutcome,
     pub answered_at: i64,
 }
 
-#[derive(Debug, Clone)]
-pub enum AppendBody {
-    Hold(Box<Hold>),
-    Dead(Box<Record>),
+/// Holds and dead letters that are being appended to the log, each with the place of its message.
+pub struct OpenAppend {
+    pub settlements: Vec<Settlement>,
+    pub read_at: Vec<ReadPlace>,
 }
 
-/// A hold or a dead letter that is being appended to the log.
-#[derive(Debug, Clone)]
-pub struct OpenAppend {
-    pub out: OpenDelivery,
-    pub letter: AppendBody,
+/// A save that is in progress, with the owner's memory at its beginning.
+pub struct OpenSave {
+    pub rows: Vec<ProgressRow>,
+    pub saved: SavedRows,
+}
+
+/// A call whose answer is being handled.
+pub struct AnsweredCall {
+    pub read_at: ReadPlace,
+    pub run: u32,
+    pub message: usize,
+    pub is_recorded: bool,
 }
 
 pub struct DeliveryOwner {
     pub epoch: u64,
+    pub runner: SubscriptionRunner,
     pub followed: SimCatalogue,
-    pub line: DeliveryLine<Record>,
+    pub topics: SubscriptionTopics,
+    /// Reads of the cursor, each with the incarnation of its line.
     pub reads: Vec<(u64, ReadRequest)>,
     pub calls: Vec<OpenCall>,
     pub settling: Vec<OpenAppend>,
+    pub saving: Option<OpenSave>,
     pub save_due: i64,
     /// Saved rows that are not used yet.
     pub rows: SavedRows,
-    /// The record that the owner keeps of each partition, apart from the line.
+    /// The record that the owner keeps of each partition, apart from the runner.
     pub memory: HashMap<PartitionId, OwnerMemory>,
     /// The end of the last check of each watermark.
     pub looked_at: HashMap<PartitionId, u64>,
+    /// The incarnation of the line that has opened each partition.
+    pub opened: HashMap<PartitionId, u64>,
+    pub answering: Option<AnsweredCall>,
 }
 
 impl DeliveryOwner {
-    /// Opens a partition if it is not open.
-    pub fn open(&mut self, id: PartitionId) {
-        let is_ahead = progress_format::are_ahead(self.rows.values().map(|row| row.run), self.followed.run);
-        if is_ahead || self.line.window.has(id) {
-            return;
-        }
-        let is_retry = id == RETRIES;
-        let start = self.followed.starts.get(&id).copied().unwrap_or(0);
-        let row = self.rows.remove(&id).filter(|row| progress_format::counts(row.run, self.followed.run, is_retry));
-        let (resume, memory) = match row {
-            Some(row) => {
-                let (resume, _) = progress_format::decode(&row.state).expect("a saved row can be decoded");
-                (resume, OwnerMemory::clone(&row.memory))
+    pub fn line(&self) -> &DeliveryLine<Record> {
+        self.runner.lines().cursor().expect("the cursor has a line")
+    }
+
+    /// Notes partitions that the runner has opened, with the memory that belongs to the saved row that counts. Retries belong to no run.
+    pub fn load_memory(&mut self) {
+        let line = self.runner.lines().cursor().expect("the cursor has a line");
+        for id in line.window.partition_ids() {
+            if self.opened.insert(id, line.incarnation) == Some(line.incarnation) {
+                continue;
             }
-            None => (PartitionResume::at(start), OwnerMemory::default()),
-        };
-        self.memory.insert(id, memory);
-        self.looked_at.remove(&id);
-        self.line.window.open(id, resume, None, is_retry);
-    }
-
-    /// The changed rows, to be saved.
-    pub fn unsaved(&mut self) -> SavedRows {
-        let rows = self.line.window.unsaved().into_iter().map(|(id, standing)| {
-            let memory = Arc::new(self.memory.get(&id).cloned().unwrap_or_default());
-            (id, SavedRow { run: self.line.run, state: progress_format::encode(&standing, None).into(), memory })
-        });
-        rows.collect()
-    }
-
-    /// Switches to another entry of the catalogue. A seek begins a new line; the retries continue.
-    pub fn follow(&mut self, catalogue: &SimCatalogue, make: impl FnOnce(u32, u64) -> DeliveryLine<Record>) {
-        if self.followed == *catalogue {
-            return;
+            let row = self.rows.remove(&id).filter(|row| row.run == line.run || id == RETRIES);
+            let kept = self.memory.remove(&id).filter(|_| id == RETRIES);
+            let memory = row.map(|row| OwnerMemory::clone(&row.memory)).or(kept).unwrap_or_default();
+            self.memory.insert(id, memory);
+            self.looked_at.remove(&id);
         }
-        self.line.window.not_saved([RETRIES]);
-        let retries = self.unsaved().remove(&RETRIES);
-        self.rows.extend(retries.map(|row| (RETRIES, SavedRow { run: catalogue.run, ..row })));
-        self.line = make(catalogue.run, self.line.incarnation + 1);
-        self.memory.clear();
-        self.looked_at.clear();
-        self.followed = catalogue.clone();
     }
 
-    pub fn is_current(&self, out: &OpenDelivery) -> bool {
-        self.line.incarnation == out.incarnation
+    /// The rows of a save, with the present memory.
+    pub fn saved(&self, rows: &[ProgressRow]) -> SavedRows {
+        let saved = rows.iter().map(|row| {
+            let id = row.place.partition;
+            let memory = Arc::new(self.memory.get(&id).cloned().unwrap_or_default());
+            (id, SavedRow { run: row.run, state: row.state.clone(), memory })
+        });
+        saved.collect()
+    }
+
+    pub fn is_current(&self, out: DeliveryRef) -> bool {
+        self.line().incarnation == out.incarnation
+    }
+
+    /// Whether an answer to this delivery still counts.
+    pub fn is_in_flight(&self, out: DeliveryRef) -> bool {
+        self.is_current(out) && self.line().window.is_in_flight(out.ticket)
     }
 
     /// Records that a message is done.
-    pub fn remember_done(&mut self, (id, offset): (PartitionId, u64)) {
+    pub fn remember_done(&mut self, (id, offset): ReadPlace) {
         let memory = self.memory.entry(id).or_default();
         memory.done.insert(offset);
         memory.tries.remove(&offset);
     }
 
-    pub fn remember_try(&mut self, (id, offset): (PartitionId, u64), counts: bool, until: Timestamp) {
+    pub fn remember_try(&mut self, (id, offset): ReadPlace, counts: bool, until: Timestamp) {
         let tries = &mut self.memory.entry(id).or_default().tries;
         let attempts = tries.get(&offset).map_or(0, |(attempts, _)| *attempts) + u32::from(counts);
         if attempts > 0 {
@@ -135,13 +133,14 @@ impl DeliveryOwner {
     }
 
     /// The recorded attempts of a message, and the earliest time of the next one.
-    pub fn tries_of(&self, (id, offset): (PartitionId, u64)) -> (u32, i64) {
+    pub fn tries_of(&self, (id, offset): ReadPlace) -> (u32, i64) {
         self.memory.get(&id).and_then(|memory| memory.tries.get(&offset)).copied().unwrap_or((0, 0))
     }
 
     /// The watermark of each partition.
     pub fn watermarks(&self) -> BTreeMap<PartitionId, u64> {
-        let ids = self.line.window.partition_ids().into_iter();
-        ids.filter_map(|id| Some((id, self.line.window.watermark(id)?))).collect()
+        let window = &self.line().window;
+        let ids = window.partition_ids().into_iter();
+        ids.filter_map(|id| Some((id, window.watermark(id)?))).collect()
     }
 }

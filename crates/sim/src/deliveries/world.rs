@@ -6,18 +6,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use whimbrel_dispatch::call_verdict::{CallVerdict, DeliveryFailure, classify_response};
-use whimbrel_dispatch::delivery_line::{AfterAttempt, DeliveryLine, LineRules};
-use whimbrel_dispatch::outbound_message::{OutboundMessage, RetryData, RetryTopic, dead_letter_origin};
-use whimbrel_dispatch::window::{DeliveryTicket, ReadMessage, WindowLimits};
-use whimbrel_model::ports::{LogError, ProgressError};
-use whimbrel_model::subscription::{Mode, OnExhausted, Ordering, RetryPolicy};
-use whimbrel_model::{Headers, PartitionId, Record, SubscriptionNumber, SubscriptionSpec, Timestamp};
+use whimbrel_catalogue::subscriptions::Subscription;
+use whimbrel_cluster::owner_clock::ClockReading;
+use whimbrel_dispatch::DispatchSettings;
+use whimbrel_dispatch::line_set::{CURSOR, OutgoingMessage};
+use whimbrel_dispatch::machine::Machine as _;
+use whimbrel_dispatch::pending_appends::{AppendDone, Settlement};
+use whimbrel_dispatch::runner::{
+    CallDone, RETRY_AFTER, ReadDone, RunnerEffect, RunnerInput, RunnerStart, SaveDone, SubscriptionRunner,
+};
+use whimbrel_dispatch::source_topics::SubscriptionTopics;
+use whimbrel_dispatch::window::WindowLimits;
+use whimbrel_model::ports::{
+    AfterFailure, AttemptOutcome, AttemptRecord, CallReport, LogError, ProgressError, ProgressKey, ProgressRow,
+};
+use whimbrel_model::subscription::{Mode, OnExhausted, Ordering, RetryPolicy, RunState, TopicStart};
+use whimbrel_model::{
+    Headers, HoldRecord, PartitionId, Record, StoredSubscription, SubscriptionNumber, SubscriptionSpec, Timestamp,
+};
 
 use super::endpoint::SimEndpoint;
-use super::log::{DEAD, RETRIES, SimHolds, SimTopic, TOPIC};
-use super::owner::{AppendBody, DeliveryOwner, OpenAppend, OpenCall, OpenDelivery, SimCatalogue};
-use super::store::{OwnerMemory, SimProgress};
+use super::log::{DEAD, HOLDS, RETRIES, SimHolds, SimTopic, TOPIC};
+use super::owner::{AnsweredCall, DeliveryOwner, OpenAppend, OpenCall, OpenSave, ReadPlace, SimCatalogue};
+use super::store::{OwnerMemory, SavedRow, SavedRows, SimProgress};
 use super::truth::{DeliveryTruth, Starts};
 use crate::trace::Trace;
 use crate::{CheckResult, Rng};
@@ -26,8 +37,6 @@ const NUMBER: SubscriptionNumber = SubscriptionNumber(1);
 const NAME: &str = "billing";
 /// Limit of the messages removed by retention that become dead letters at one time.
 const LOST_AT_ONCE: usize = 3;
-/// Time for which a message waits after no worker could call.
-const NO_WORKER_MS: i64 = 500;
 
 /// How the subscription delivers.
 #[derive(Debug, Clone)]
@@ -58,6 +67,8 @@ pub struct DeliveryWorld {
     spec: SubscriptionSpec,
     pub time: i64,
     pub log: SimTopic,
+    /// The catalogue's entries of the log's topics.
+    topics: SubscriptionTopics,
     pub holds: SimHolds,
     pub store: SimProgress,
     pub endpoint: SimEndpoint,
@@ -81,14 +92,20 @@ impl DeliveryWorld {
     pub fn new(settings: RunSettings, nodes: usize, partitions: u32, rng: Rng, trace: Trace) -> Self {
         let spec = SubscriptionSpec {
             ordering: settings.ordering,
+            concurrency: settings.concurrency as u32,
+            retry: settings.retry.clone(),
+            on_exhausted: settings.on_exhausted,
+            blocked_sleep_ms: settings.blocked_sleep_ms,
             ..SubscriptionSpec::new(vec!["orders".to_owned()], Mode::Push, None)
         };
+        let log = SimTopic::new(partitions);
         Self {
             truth: DeliveryTruth::new(settings.ordering),
             spec,
             settings,
             time: 1_000_000,
-            log: SimTopic::new(partitions),
+            topics: log.view(),
+            log,
             holds: SimHolds::default(),
             store: SimProgress::default(),
             endpoint: SimEndpoint::default(),
@@ -165,6 +182,7 @@ impl DeliveryWorld {
     pub fn grow(&mut self, to: u32) {
         self.note(|| format!("the topic has {to} partitions"));
         self.log.grow(to);
+        self.topics = self.log.view();
     }
 
     /// Makes the node own the subscription; the previous owner does not notice. Returns `false` if the store is unavailable.
@@ -182,22 +200,70 @@ impl DeliveryWorld {
         };
         self.epoch = epoch;
         self.note(|| format!("node {node} owns the subscription with epoch {epoch}"));
-        let owner = DeliveryOwner {
+        let row = |(id, row): (&PartitionId, &SavedRow)| ProgressRow {
+            place: ProgressKey { line: CURSOR, partition: *id },
+            run: row.run,
+            state: row.state.clone(),
+        };
+        let start = RunnerStart {
+            settings: self.dispatch_settings(),
             epoch,
-            line: self.make_line(followed.run, epoch << 32),
+            subscription: self.subscription(&followed),
+            topics: self.topics.clone(),
+            rows: rows.iter().map(row).collect(),
+        };
+        let mut owner = DeliveryOwner {
+            epoch,
+            runner: SubscriptionRunner::new(start, self.reading()),
             followed,
+            topics: self.topics.clone(),
             reads: Vec::new(),
             calls: Vec::new(),
             settling: Vec::new(),
+            saving: None,
             save_due: self.time + self.settings.save_every_ms,
             rows,
             memory: Default::default(),
             looked_at: Default::default(),
+            opened: Default::default(),
+            answering: None,
         };
+        owner.load_memory();
         self.nodes[node] = Some(owner);
-        self.open_partitions(node);
         self.turn(node)?;
         Ok(true)
+    }
+
+    fn dispatch_settings(&self) -> DispatchSettings {
+        DispatchSettings {
+            prefetch_bytes: self.settings.limits.body_bytes,
+            parked_bytes: self.settings.limits.parked_bytes,
+            retry_holds: self.settings.retry_holds as u64,
+            lost_at_once: LOST_AT_ONCE,
+            save_interval: Duration::from_millis(self.settings.save_every_ms as u64),
+            ..DispatchSettings::default()
+        }
+    }
+
+    /// The subscription as an entry of the catalogue has it.
+    fn subscription(&self, catalogue: &SimCatalogue) -> Arc<Subscription> {
+        let offsets = self.log.ids().map(|id| catalogue.starts.get(&id).copied().unwrap_or(0)).collect();
+        let stored = StoredSubscription {
+            number: NUMBER,
+            spec: self.spec.clone(),
+            state: RunState::Active,
+            run: catalogue.run,
+            last_run: catalogue.run,
+            starts: vec![TopicStart { topic: "orders".to_owned(), number: TOPIC, offsets }],
+            replays: Vec::new(),
+            created_at_ms: 0,
+            deleting: false,
+        };
+        Arc::new(Subscription { name: NAME.into(), stored, version: catalogue.run.into() })
+    }
+
+    fn reading(&self) -> ClockReading {
+        ClockReading { wall: self.now(), expiry: self.now(), steady_ms: self.time as u64 }
     }
 
     pub fn crash(&mut self, node: usize) {
@@ -205,108 +271,151 @@ impl DeliveryWorld {
         self.nodes[node] = None;
     }
 
-    fn make_line(&self, run: u32, incarnation: u64) -> DeliveryLine<Record> {
-        let settings = &self.settings;
-        let rules = LineRules {
-            retry: settings.retry.clone(),
-            on_exhausted: settings.on_exhausted,
-            blocked_sleep: Duration::from_millis(settings.blocked_sleep_ms),
-            in_place: settings.ordering != Ordering::None,
-        };
-        DeliveryLine::new(0, run, incarnation, settings.ordering, settings.limits, rules)
-    }
-
-    fn open_partitions(&mut self, node: usize) {
-        let Some(owner) = &mut self.nodes[node] else { return };
-        self.log.ids().chain([RETRIES]).for_each(|id| owner.open(id));
-        owner.line.window.set_growths(TOPIC, &self.log.growths);
-    }
-
     // ---- steps of a node -----------------------------------------------------------------------------------------
 
     /// The node reads the current entry of the catalogue and the growths of the topic.
     pub fn follow(&mut self, node: usize) -> CheckResult {
-        if let Some(mut owner) = self.nodes[node].take() {
-            owner.follow(&self.catalogue, |run, incarnation| self.make_line(run, incarnation));
-            self.nodes[node] = Some(owner);
-            self.open_partitions(node);
-        }
-        self.turn(node)
+        let catalogue = self.catalogue.clone();
+        let Some(owner) = &mut self.nodes[node] else { return Ok(()) };
+        owner.followed = catalogue;
+        let input = self.catalogue_of(node);
+        self.step(node, input.into_iter().collect())
+    }
+
+    /// The entry that the node follows, with the present topics.
+    fn catalogue_of(&mut self, node: usize) -> Option<RunnerInput> {
+        let topics = self.topics.clone();
+        let owner = self.nodes[node].as_mut()?;
+        owner.topics = topics.clone();
+        let followed = owner.followed.clone();
+        Some(RunnerInput::Catalogue { subscription: self.subscription(&followed), topics })
     }
 
     /// Begins every operation that can begin now.
     pub fn turn(&mut self, node: usize) -> CheckResult {
-        let Some(mut owner) = self.nodes[node].take() else { return Ok(()) };
-        let in_place = self.settings.ordering != Ordering::None;
-        let outcome = (|| {
-            loop {
-                while let Some(wanted) = owner.line.window.next_read() {
-                    owner.reads.push((owner.line.incarnation, wanted));
-                }
-                let fresh = in_place || self.holds.waiting() < self.settings.retry_holds;
-                if owner.line.window.in_flight() >= self.settings.concurrency {
-                    return Ok(());
-                }
-                let Some(delivery) = owner.line.window.next_delivery(self.now(), fresh) else { return Ok(()) };
-                let read_at = (delivery.partition, delivery.offset);
-                let parcel = if delivery.partition == RETRIES {
-                    OutboundMessage::from_origin_record(&delivery.body)
-                        .ok_or("a record of the retry topic is not a retry")?
-                        .0
-                } else {
-                    OutboundMessage::of(
-                        &"orders".into(),
-                        delivery.partition,
-                        delivery.offset,
-                        owner.line.run,
-                        delivery.body,
-                    )
-                };
-                let attempt = parcel.attempts_before + delivery.attempts + 1;
-                let (incarnation, run) = (owner.line.incarnation, owner.line.run);
-                let out = OpenDelivery { incarnation, run, ticket: delivery.ticket, read_at, attempt, parcel };
-                self.call(node, &mut owner, out, delivery.attempts)?;
-            }
-        })();
-        let sound = self.is_sound(&mut owner);
-        self.nodes[node] = Some(owner);
-        outcome.and(sound)
+        self.step(node, Vec::new())
     }
 
-    fn call(&mut self, node: usize, owner: &mut DeliveryOwner, out: OpenDelivery, attempts: u32) -> CheckResult {
+    /// Passes inputs to the node's runner, performs its effects, and checks the rules.
+    fn step(&mut self, node: usize, mut inputs: Vec<RunnerInput>) -> CheckResult {
+        let Some(mut owner) = self.nodes[node].take() else { return Ok(()) };
+        if owner.save_due <= self.time {
+            owner.save_due = self.time + self.settings.save_every_ms;
+        }
+        let mut has_ended = false;
+        loop {
+            let effects = owner.runner.step(self.reading(), std::mem::take(&mut inputs));
+            owner.load_memory();
+            for effect in effects {
+                has_ended |= matches!(effect, RunnerEffect::End(_));
+                inputs.extend(self.perform(node, &mut owner, effect)?);
+            }
+            if inputs.is_empty() {
+                break;
+            }
+        }
+        let sound = self.is_sound(&mut owner);
+        if has_ended {
+            self.note(|| format!("node {node} gives up: another owns it"));
+        } else {
+            self.nodes[node] = Some(owner);
+        }
+        sound
+    }
+
+    /// Performs an effect. Returns its result, if it is known at once.
+    fn perform(
+        &mut self,
+        node: usize,
+        owner: &mut DeliveryOwner,
+        effect: RunnerEffect,
+    ) -> CheckResult<Option<RunnerInput>> {
+        match effect {
+            RunnerEffect::Read { incarnation, wanted, .. } => owner.reads.push((incarnation, wanted)),
+            RunnerEffect::Call(outgoing) => self.call(node, owner, outgoing)?,
+            RunnerEffect::Append(settlements) => {
+                let window = &owner.line().window;
+                let place = |each: &Settlement| window.place_of(each.out.ticket).unwrap_or((DEAD, 0));
+                let read_at = settlements.iter().map(place).collect();
+                owner.settling.push(OpenAppend { settlements, read_at });
+            }
+            RunnerEffect::Save(rows) => {
+                let saved = owner.saved(&rows);
+                owner.saving = Some(OpenSave { rows, saved });
+            }
+            RunnerEffect::RecordAttempts(records) => {
+                records.into_iter().for_each(|record| self.attempted(owner, record));
+            }
+            RunnerEffect::CountRetryHolds(_) => {
+                return Ok(Some(RunnerInput::RetryHoldsCounted(self.holds.waiting() as u64)));
+            }
+            RunnerEffect::CheckRetryHolds { .. } => return Ok(Some(RunnerInput::RetryHoldsChecked(true))),
+            RunnerEffect::SkippedRetry { .. } => return Err("a record of the retry topic is not a retry".to_owned()),
+            RunnerEffect::Publish(_)
+            | RunnerEffect::Count(_)
+            | RunnerEffect::Gauges(_)
+            | RunnerEffect::BehindSeek
+            | RunnerEffect::End(_) => {}
+            _ => return Err("the runner has an effect that nothing asked for".to_owned()),
+        }
+        Ok(None)
+    }
+
+    /// The runner has recorded the attempt whose answer it handles.
+    fn attempted(&mut self, owner: &mut DeliveryOwner, record: AttemptRecord) {
+        let Some(answered) = &mut owner.answering else { return };
+        answered.is_recorded = true;
+        let (read_at, run, message) = (answered.read_at, answered.run, answered.message);
+        let is_dropped = matches!(record.outcome, AttemptOutcome::Failed { next: AfterFailure::Dropped, .. });
+        match record.outcome {
+            AttemptOutcome::Failed { next: AfterFailure::RetryAt(until), .. } if self.spec.retries_in_place() => {
+                owner.remember_try(read_at, true, until);
+            }
+            AttemptOutcome::Failed { next: AfterFailure::RetryAt(_) | AfterFailure::DeadLetter, .. } => {}
+            AttemptOutcome::Delivered { .. } | AttemptOutcome::Failed { .. } => {
+                owner.remember_done(read_at);
+                self.truth.settled(run, read_at.0, read_at.1);
+                self.truth.messages[message].is_dropped |= is_dropped;
+                self.truth.dropped += u64::from(is_dropped);
+            }
+        }
+    }
+
+    fn call(&mut self, node: usize, owner: &mut DeliveryOwner, outgoing: OutgoingMessage) -> CheckResult {
         self.calls += 1;
-        let (id, offset) = out.read_at;
+        let read_at = owner.line().window.place_of(outgoing.out.ticket).ok_or("a call has no ticket in flight")?;
+        let (id, offset) = read_at;
         if owner.memory.get(&id).is_some_and(|memory| memory.done.contains(offset)) {
             return Err(format!("{id}:{offset} is delivered again, although it was saved as done"));
         }
-        let (tries, until) = owner.tries_of(out.read_at);
+        let attempts = outgoing.attempt - 1 - outgoing.message.attempts_before;
+        let (tries, until) = owner.tries_of(read_at);
         if attempts != tries || self.time < until {
             return Err(format!(
                 "{id}:{offset} is delivered with {attempts} attempts at {}, not {tries} at {until}",
                 self.time
             ));
         }
-        if self.settings.ordering == Ordering::Key && out.parcel.record.key.is_some() && id != RETRIES {
-            let mut others = owner.calls.iter().filter(|call| owner.is_current(&call.out));
+        let key = outgoing.message.record.key.clone();
+        if self.settings.ordering == Ordering::Key && key.is_some() && id != RETRIES {
             let is_beside = |call: &OpenCall| {
-                call.out.parcel.record.key == out.parcel.record.key
-                    && call.out.read_at.0 != RETRIES
-                    && owner.line.window.is_in_flight(call.out.ticket)
+                call.outgoing.message.record.key == key
+                    && call.read_at.0 != RETRIES
+                    && owner.is_in_flight(call.outgoing.out)
             };
-            if others.any(is_beside) {
+            if owner.calls.iter().any(is_beside) {
                 return Err(format!("{id}:{offset} is in flight together with another message of its key"));
             }
         }
-        let message = message_number(&out.parcel.record);
-        let key = out.parcel.record.key.as_deref();
-        let planned = self.endpoint.call(key, self.time, self.settings.timeout_ms, &mut self.rng);
-        self.note(|| format!("node {node} calls with message {message}, attempt {}: {planned:?}", out.attempt));
+        let message = message_number(&outgoing.message.record);
+        let planned = self.endpoint.call(key.as_deref(), self.time, self.settings.timeout_ms, &mut self.rng);
+        self.note(|| format!("node {node} calls with message {message}, attempt {}: {planned:?}", outgoing.attempt));
         if let Some(after) = planned.taken_after_ms {
             self.takings += 1;
-            self.taking.insert((self.time + after, self.takings), (message, out.run));
+            self.taking.insert((self.time + after, self.takings), (message, outgoing.message.run));
         }
         let answered_at = self.time + planned.after_ms;
-        let calling = OpenCall { out, outcome: planned.outcome, answered_at };
+        let calling = OpenCall { outgoing, read_at, outcome: planned.outcome, answered_at };
         if planned.is_twice {
             owner.calls.push(OpenCall { answered_at: answered_at + 5, ..calling.clone() });
         }
@@ -316,7 +425,7 @@ impl DeliveryWorld {
 
     /// Checks the rules that hold for an owner at every moment.
     fn is_sound(&self, owner: &mut DeliveryOwner) -> CheckResult {
-        let window = &owner.line.window;
+        let window = &owner.line().window;
         let limits = self.settings.limits;
         if window.body_bytes() >= limits.body_bytes + 2 * (self.largest + MESSAGE_BYTES) {
             return Err(format!("{} bytes of bodies in memory, largest {}", window.body_bytes(), self.largest));
@@ -329,196 +438,135 @@ impl DeliveryWorld {
         }
         for (id, watermark) in owner.watermarks() {
             let from = owner.looked_at.insert(id, watermark).unwrap_or(0);
-            self.truth.check_watermark(owner.line.run, id, from, watermark, &self.log)?;
+            self.truth.check_watermark(owner.line().run, id, from, watermark, &self.log)?;
         }
         Ok(())
     }
 
     /// A read is answered. Returns false if it waits at the tail.
     pub fn finish_read(&mut self, node: usize, index: usize, fails: bool) -> CheckResult<bool> {
-        let now = self.now();
         let Some(owner) = &mut self.nodes[node] else { return Ok(false) };
         let (incarnation, wanted) = owner.reads[index];
-        if incarnation != owner.line.incarnation {
-            owner.reads.swap_remove(index);
-            return Ok(true);
-        }
-        if !wanted.again && !fails && self.log.end(wanted.partition) <= wanted.from {
+        let is_current = incarnation == owner.line().incarnation;
+        if is_current && !wanted.again && !fails && self.log.end(wanted.partition) <= wanted.from {
             return Ok(false);
         }
         owner.reads.swap_remove(index);
-        let read = self.log.read(wanted.partition, wanted.from, wanted.max_bytes);
-        let lost = match read {
-            _ if fails => {
-                owner.line.window.end_read(wanted);
-                Vec::new()
-            }
-            Ok(batch) => {
-                // The growths of the topic are applied, and its partitions are open, before any later message is taken in.
-                self.log.ids().for_each(|id| owner.open(id));
-                owner.line.window.set_growths(TOPIC, &self.log.growths);
-                for stored in batch.records.iter().filter(|_| !wanted.again) {
-                    let brought = match wanted.partition {
-                        RETRIES => RetryData::from_origin_record(&stored.record),
-                        _ => RetryData::of(&stored.record),
-                    };
-                    owner.line.judge_saved_retry(wanted.partition, stored.offset, &brought, now);
-                }
-                let arrivals = batch.records.into_iter().map(|stored| ReadMessage {
-                    offset: stored.offset,
-                    key: stored.record.key.clone(),
-                    size: stored.record.size() + MESSAGE_BYTES,
-                    body: Some(stored.record),
-                });
-                if wanted.again {
-                    owner.line.window.take_again(wanted, arrivals.collect(), batch.next)
-                } else {
-                    owner.line.window.take_in(wanted.partition, arrivals.collect(), batch.next);
-                    Vec::new()
-                }
-            }
-            Err(LogError::Trimmed { first, .. }) => {
-                owner.line.window.end_read(wanted);
-                owner.line.window.gone(wanted.partition, 0..first, LOST_AT_ONCE)
-            }
-            Err(error) => return Err(format!("a read fails: {error}")),
+        let outcome = if fails {
+            Err(LogError::Unavailable("simulated".to_owned()))
+        } else {
+            self.log.read(wanted.partition, wanted.from, wanted.max_bytes)
         };
-        lost.into_iter().for_each(|(ticket, offset)| self.bury_lost(node, ticket, wanted.partition, offset));
         self.note(|| format!("node {node} has read {} from {}", wanted.partition, wanted.from));
-        self.turn(node).map(|()| true)
-    }
-
-    fn bury_lost(&mut self, node: usize, ticket: DeliveryTicket, id: PartitionId, offset: u64) {
-        let now = self.now();
-        let Some(owner) = &mut self.nodes[node] else { return };
-        let parcel = OutboundMessage::lost(&"orders".into(), id, offset, owner.line.run, now);
-        let letter = dead_letter_origin(parcel.origin(NAME, 0), "retention", None, now);
-        let letter = AppendBody::Dead(Box::new(parcel.origin_record(&letter, now)));
-        let (incarnation, run) = (owner.line.incarnation, owner.line.run);
-        let out = OpenDelivery { incarnation, run, ticket, read_at: (id, offset), attempt: 0, parcel };
-        owner.settling.push(OpenAppend { out, letter });
+        // The growths of the topic are passed before any later message.
+        let mut inputs = Vec::new();
+        if self.nodes[node].as_ref().is_some_and(|owner| !owner.topics.is_same(&self.topics)) {
+            inputs.extend(self.catalogue_of(node));
+        }
+        inputs.push(RunnerInput::Read(ReadDone { line: CURSOR, incarnation, wanted, outcome }));
+        self.step(node, inputs).map(|()| true)
     }
 
     /// The answer of a call arrives. Returns false if it is not due.
     pub fn finish_call(&mut self, node: usize, index: usize) -> CheckResult<bool> {
         // Earlier receipts of the endpoint come first.
         self.pass(0)?;
-        let now = self.now();
-        let random = self.rng.draw();
         let Some(owner) = &mut self.nodes[node] else { return Ok(false) };
         if owner.calls[index].answered_at > self.time {
             return Ok(false);
         }
-        let OpenCall { out, outcome, .. } = owner.calls.swap_remove(index);
-        if !owner.is_current(&out) {
-            self.note(|| format!("node {node} hears of an earlier line"));
-            return Ok(true);
+        let OpenCall { outgoing, read_at, outcome, .. } = owner.calls.swap_remove(index);
+        if owner.is_in_flight(outgoing.out) {
+            let (run, message) = (outgoing.message.run, message_number(&outgoing.message.record));
+            owner.answering = Some(AnsweredCall { read_at, run, message, is_recorded: false });
         }
-        match classify_response(&self.spec, None, outcome) {
-            CallVerdict::Success { .. } => {
-                if owner.line.succeeded(out.ticket) == AfterAttempt::Done {
-                    owner.remember_done(out.read_at);
-                    self.truth.settled(out.run, out.read_at.0, out.read_at.1);
-                }
-            }
-            CallVerdict::Failure(failure) => self.failed(node, out, &failure, random),
-            CallVerdict::NotTried { .. } | CallVerdict::Gone => {
-                let until = Timestamp::from_millis(now.as_millis() + NO_WORKER_MS);
-                if owner.line.not_tried(out.ticket, until) != AfterAttempt::Stale {
-                    owner.remember_try(out.read_at, false, until);
-                }
-            }
-        }
-        self.note(|| format!("node {node} hears an answer"));
-        self.turn(node).map(|()| true)
-    }
-
-    fn failed(&mut self, node: usize, out: OpenDelivery, failure: &DeliveryFailure, random: u64) {
+        let called = CallReport { outcome, took: Duration::ZERO };
+        self.note(|| format!("node {node} receives an answer"));
+        self.step(node, vec![RunnerInput::Called(CallDone { outgoing, called }), RunnerInput::RecordAttempts])?;
         let now = self.now();
-        let Some(owner) = &mut self.nodes[node] else { return };
-        let message = message_number(&out.parcel.record);
-        let own = out.parcel.own_retry();
-        match owner.line.failed(out.ticket, out.attempt, failure, own, now, random) {
-            AfterAttempt::Parked(until) => owner.remember_try(out.read_at, true, until),
-            AfterAttempt::Hold(due) => {
-                let topic: Arc<str> = "_retry.billing".into();
-                let to = RetryTopic { number: RETRIES.topic, name: &topic };
-                let hold = out.parcel.hold(NUMBER, &out.parcel.origin(NAME, out.attempt), to, due);
-                owner.settling.push(OpenAppend { out, letter: AppendBody::Hold(Box::new(hold)) });
-            }
-            AfterAttempt::Bury => {
-                let origin = dead_letter_origin(out.parcel.origin(NAME, out.attempt), "simulated", Some(failure), now);
-                let letter = AppendBody::Dead(Box::new(out.parcel.origin_record(&origin, now)));
-                owner.settling.push(OpenAppend { out, letter });
-            }
-            AfterAttempt::Done => {
-                owner.remember_done(out.read_at);
-                self.truth.settled(out.run, out.read_at.0, out.read_at.1);
-                self.truth.messages[message].is_dropped = true;
-                self.truth.dropped += 1;
-            }
-            AfterAttempt::Stale => {}
+        if let Some(owner) = &mut self.nodes[node]
+            && let Some(answered) = owner.answering.take()
+            && !answered.is_recorded
+        {
+            let until = Timestamp::from_millis(now.as_millis() + RETRY_AFTER.as_millis() as i64);
+            owner.remember_try(answered.read_at, false, until);
         }
+        Ok(true)
     }
 
-    /// A hold or a dead letter is written, or fails, or its answer is lost.
+    /// Holds and dead letters are written, or fail, or their answer is lost.
     pub fn finish_append(&mut self, node: usize, index: usize, fault: AppendFault) -> CheckResult {
         let Some(owner) = &mut self.nodes[node] else { return Ok(()) };
-        let settling = owner.settling.swap_remove(index);
-        let out = settling.out.clone();
-        let is_lost = out.attempt == 0;
-        if fault != AppendFault::Fails {
-            match settling.letter.clone() {
-                AppendBody::Hold(hold) => {
-                    self.truth.held += u64::from(self.holds.accept(*hold));
-                    self.truth.messages[message_number(&out.parcel.record)].is_held = true;
-                }
-                AppendBody::Dead(record) => {
-                    self.log.append(DEAD, *record);
-                    self.truth.buried += 1;
-                    if !is_lost {
-                        self.truth.messages[message_number(&out.parcel.record)].is_buried = true;
-                    }
-                }
+        let OpenAppend { settlements, read_at } = owner.settling.swap_remove(index);
+        for (settlement, place) in settlements.iter().zip(&read_at) {
+            if fault != AppendFault::Fails {
+                self.write(settlement, *place)?;
             }
-            self.truth.settled(out.run, out.read_at.0, out.read_at.1);
+            if let Some(owner) = &mut self.nodes[node]
+                && fault == AppendFault::None
+                && owner.is_current(settlement.out)
+            {
+                owner.remember_done(*place);
+            }
+            self.note(|| format!("node {node}: the settlement of {}:{} is written: {fault:?}", place.0, place.1));
         }
-        let Some(owner) = &mut self.nodes[node] else { return Ok(()) };
-        if owner.is_current(&out) {
-            if fault == AppendFault::None {
-                owner.line.settled(out.ticket);
-                owner.remember_done(out.read_at);
-            } else {
-                owner.settling.push(settling);
+        let outcome = || match fault {
+            AppendFault::None => Ok(0),
+            AppendFault::Fails | AppendFault::AnswerLost => Err(LogError::Unavailable("simulated".to_owned())),
+        };
+        let outcomes = settlements.iter().map(|_| outcome()).collect();
+        self.step(node, vec![RunnerInput::Appended(AppendDone { settlements, outcomes })])
+    }
+
+    /// Writes a hold or a dead letter.
+    fn write(&mut self, settlement: &Settlement, (id, offset): ReadPlace) -> CheckResult {
+        let entry = settlement.entry.clone().ok_or("a settlement has no topic")?;
+        let message = message_number(&settlement.message.record);
+        if entry.partition == HOLDS {
+            let Ok(HoldRecord::Held(hold)) = HoldRecord::of(&entry.record, 0) else {
+                return Err("the record of a retry is not a hold".to_owned());
+            };
+            self.truth.held += u64::from(self.holds.accept(hold));
+            self.truth.messages[message].is_held = true;
+        } else {
+            self.log.append(DEAD, entry.record);
+            self.truth.buried += 1;
+            // A lost message was not attempted, and its record is gone.
+            if settlement.origin.attempts > 0 {
+                self.truth.messages[message].is_buried = true;
             }
         }
-        self.note(|| format!("node {node}: what became of {}:{} is written: {fault:?}", out.read_at.0, out.read_at.1));
-        self.turn(node)
+        self.truth.settled(settlement.message.run, id, offset);
+        Ok(())
+    }
+
+    /// Begins a save of everything that is not saved, and returns its rows.
+    pub fn begin_save(&mut self, node: usize) -> CheckResult<SavedRows> {
+        self.step(node, vec![RunnerInput::SaveNow])?;
+        let saving = self.nodes[node].as_ref().and_then(|owner| owner.saving.as_ref());
+        Ok(saving.map(|saving| saving.saved.clone()).unwrap_or_default())
     }
 
     /// Saves the progress. With `is_lost`, the answer is lost. A fenced owner stops.
     pub fn save(&mut self, node: usize, is_lost: bool) -> CheckResult {
+        self.finish_save(node, is_lost)?;
+        self.begin_save(node)?;
+        self.finish_save(node, is_lost)
+    }
+
+    /// Ends the save in progress.
+    pub fn finish_save(&mut self, node: usize, is_lost: bool) -> CheckResult {
         let Some(owner) = &mut self.nodes[node] else { return Ok(()) };
-        owner.save_due = self.time + self.settings.save_every_ms;
-        let rows = owner.unsaved();
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let ids: Vec<PartitionId> = rows.keys().copied().collect();
+        let Some(OpenSave { rows, saved }) = owner.saving.take() else { return Ok(()) };
         let (epoch, newest) = (owner.epoch, self.epoch);
-        let outcome = self.store.save(epoch, rows);
-        if outcome.is_err() || is_lost {
-            owner.line.window.not_saved(ids);
+        let outcome = self.store.save(epoch, saved);
+        if outcome.is_ok() && epoch < newest {
+            return Err("an earlier owner has saved".to_owned());
         }
-        match outcome {
-            Ok(()) if epoch < newest => return Err("an earlier owner has saved".to_owned()),
-            Err(ProgressError::Fenced { .. }) => {
-                self.nodes[node] = None;
-                self.note(|| format!("node {node} gives up: another owns it"));
-            }
-            outcome => self.note(|| format!("node {node} saves: {outcome:?}")),
-        }
-        Ok(())
+        self.note(|| format!("node {node} saves: {outcome:?}"));
+        let lost = || ProgressError::Unavailable("the answer is lost".to_owned());
+        let outcome = if is_lost { outcome.and(Err(lost())) } else { outcome };
+        self.step(node, vec![RunnerInput::Saved(SaveDone { rows, outcome })])
     }
 
     /// The recorded memory of a node's owner about a partition.
@@ -530,7 +578,7 @@ impl DeliveryWorld {
     pub fn next_time(&self) -> Option<i64> {
         let of = |owner: &DeliveryOwner| {
             let answered = owner.calls.iter().map(|call| call.answered_at).min();
-            let parked = owner.line.window.next_time().map(Timestamp::as_millis);
+            let parked = owner.line().window.next_time().map(Timestamp::as_millis);
             answered.into_iter().chain(parked).min()
         };
         let owners = self.nodes.iter().flatten().filter_map(of);

@@ -30,7 +30,7 @@ fn an_hour(with_failing_key: bool) -> (Scene, f64, usize) {
     for _ in 0..HOUR / EVERY_MS {
         scene.publish(&KEYS);
         scene.wait(0, EVERY_MS);
-        let window = &scene.world.nodes[0].as_ref().unwrap().line.window;
+        let window = &scene.world.nodes[0].as_ref().unwrap().line().window;
         let saved: usize = scene.world.store.rows().values().map(|row| row.state.len()).sum();
         most = most.max(window.body_bytes() + window.parked_bytes() + saved);
     }
@@ -48,12 +48,12 @@ fn an_hour_of_one_failing_key_of_five_does_not_delay_the_others_and_takes_little
     assert!(average <= usual * 1.1 + 0.5, "{average} ms instead of {usual} ms");
     // 7 200 messages wait behind the key. Each takes two bytes in the window and in the saved progress; their bodies are not in memory.
     assert!(most < 64 << 10, "{most} bytes");
-    let waiting = scene.world.nodes[0].as_ref().unwrap().line.window.parked();
+    let waiting = scene.world.nodes[0].as_ref().unwrap().line().window.parked();
     assert_eq!(waiting, (1, (HOUR / EVERY_MS) as u64));
     // The endpoint accepts the key again: all messages arrive in order, which every step checks.
     scene.wait(0, HOUR);
     assert!(scene.taken().iter().all(|taken| *taken == 1));
-    assert_eq!(scene.world.nodes[0].as_ref().unwrap().line.window.parked(), (0, 0));
+    assert_eq!(scene.world.nodes[0].as_ref().unwrap().line().window.parked(), (0, 0));
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn when_as_much_is_parked_as_allowed_reading_waits_and_resumes_by_itself() {
     let keys: Vec<String> = (0..2_000).map(|key| format!("key{key}")).collect();
     scene.publish(&keys.iter().map(String::as_str).collect::<Vec<_>>());
     scene.wait(0, 30_000);
-    let window = &scene.world.nodes[0].as_ref().unwrap().line.window;
+    let window = &scene.world.nodes[0].as_ref().unwrap().line().window;
     assert!(window.is_full());
     assert!(window.parked().1 < 1_000, "{:?}", window.parked());
     scene.wait(0, 10 * HOUR);

@@ -100,7 +100,7 @@ fn run_late_saves_of_an_earlier_run_are_rejected() {
     scene.publish(&["a", "b", "c"]);
     scene.run(0);
     let id = scene.world.log.ids().next().unwrap();
-    let rows = scene.world.nodes[0].as_mut().unwrap().unsaved();
+    let rows = scene.sound(|world| world.begin_save(0));
     scene.world.seek(Starts::from([(id, 0)]));
     scene.sound(|world| world.follow(0));
     scene.save(0);

@@ -151,7 +151,7 @@ impl Scene {
 
     pub fn watermark(&self, node: usize, index: u32) -> u64 {
         let owner = self.world.nodes[node].as_ref().expect("the node owns it");
-        owner.line.window.watermark(PartitionId::new(TOPIC, index)).expect("it is open")
+        owner.line().window.watermark(PartitionId::new(TOPIC, index)).expect("it is open")
     }
 }
 
