@@ -13,7 +13,6 @@ pub mod delivery_line;
 pub mod endpoint_health;
 pub mod incidents;
 pub mod line_set;
-pub mod machine;
 pub mod message_filter;
 pub mod outbound_message;
 pub mod pending_appends;

@@ -27,7 +27,6 @@ use super::catalogue_changes::CatalogueChanges;
 use super::endpoint_health::EndpointHealth;
 use super::incidents::{Incidents, StallReason};
 use super::line_set::LineSet;
-use super::machine::Machine;
 use super::pending_appends::PendingAppends;
 use super::redriven_letters::RedrivenLetters;
 use super::retry_hold_count::{COUNT_EVERY, RetryHoldCount};
@@ -38,6 +37,7 @@ use super::source_topics::{SourceTopics, SubscriptionTopics};
 pub use effect::{DeliveryCount, RunEnd, RunnerEffect, RunnerGauges};
 pub use input::{CallDone, ReadDone, RequestId, RunnerInput, SaveDone};
 use leases::Leases;
+use whimbrel_cluster::Machine;
 
 /// The pause before a delivery that was not attempted, and after a failure of the log, the store or the catalogue.
 pub const RETRY_AFTER: Duration = Duration::from_millis(500);

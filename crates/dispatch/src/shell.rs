@@ -24,7 +24,6 @@ use whimbrel_model::ports::{
 use whimbrel_model::{Clock, EventSink, SubscriptionNumber};
 
 use super::line_set::OutgoingMessage;
-use super::machine::Machine as _;
 use super::pending_appends::{AppendDone, Settlement};
 use super::runner::{
     CallDone, DeliveryCount, RETRY_AFTER, ReadDone, RequestId, RunEnd, RunnerEffect, RunnerInput, RunnerStart,
@@ -38,6 +37,7 @@ use call_targets::CallTargets;
 use whimbrel_catalogue::subscriptions::{Subscription, SubscriptionRegistry};
 use whimbrel_catalogue::topic_stats::TopicStats;
 use whimbrel_catalogue::topics::Registry;
+use whimbrel_cluster::Machine as _;
 use whimbrel_cluster::owner_clock::ClockReading;
 
 /// How often the topics are checked.

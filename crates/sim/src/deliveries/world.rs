@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use whimbrel_catalogue::subscriptions::Subscription;
+use whimbrel_cluster::Machine as _;
 use whimbrel_cluster::owner_clock::ClockReading;
 use whimbrel_dispatch::DispatchSettings;
 use whimbrel_dispatch::line_set::{CURSOR, OutgoingMessage};
-use whimbrel_dispatch::machine::Machine as _;
 use whimbrel_dispatch::pending_appends::{AppendDone, Settlement};
 use whimbrel_dispatch::runner::{
     CallDone, RETRY_AFTER, ReadDone, RunnerEffect, RunnerInput, RunnerStart, SaveDone, SubscriptionRunner,
