@@ -39,7 +39,7 @@ pub use pending_commit::{CommitResult, Decision, WrittenDecision};
 pub use request_queues::HoldRequestId;
 
 use carry::Trim;
-use fold::FoldPosition;
+use fold::ShardFold;
 use memory::HoldMemory;
 use pending_commit::Commits;
 use request_queues::RequestQueues;
@@ -198,7 +198,7 @@ pub struct HoldShard {
     time: ShardTime,
     phase: ShardPhase,
     next_token: CallToken,
-    fold: FoldPosition,
+    fold: ShardFold,
     store: StoreState,
     memory: HoldMemory,
     filling: WindowFill,
@@ -228,7 +228,7 @@ impl HoldShard {
             time: ShardTime::new(reading, skew),
             phase: ShardPhase::Starting,
             next_token: 0,
-            fold: FoldPosition::default(),
+            fold: ShardFold::default(),
             store: StoreState::default(),
             filling: WindowFill::new(&memory.window),
             memory,

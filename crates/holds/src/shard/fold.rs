@@ -25,7 +25,7 @@ pub(super) struct FoldPage {
 
 /// How far the log is folded, and the read and the page that are in progress.
 #[derive(Debug, Default)]
-pub(super) struct FoldPosition {
+pub(super) struct ShardFold {
     /// The offset up to which the log is folded without a gap.
     pub(super) folded: u64,
     is_reading: bool,
@@ -33,7 +33,7 @@ pub(super) struct FoldPosition {
     pub(super) again_at: Timestamp,
 }
 
-impl FoldPosition {
+impl ShardFold {
     pub(super) fn forget(&mut self) {
         (self.is_reading, self.page) = (false, None);
     }
