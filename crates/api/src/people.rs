@@ -16,6 +16,9 @@ pub struct PushBody {
     /// The payload, if it is JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub json: Option<Value>,
+    /// The media type of the payload, which devices receive. Default: `application/json` for `json`, otherwise none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content_type: Option<String>,
     /// Delivers to these platforms only. Default: all platforms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platforms: Option<Vec<String>>,

@@ -45,6 +45,8 @@ pub(super) struct RawPush<'a> {
     #[serde(borrow, default)]
     pub(super) json: Option<&'a RawValue>,
     #[serde(borrow, default)]
+    pub(super) content_type: Option<Text<'a>>,
+    #[serde(borrow, default)]
     pub(super) platforms: Option<Vec<Text<'a>>>,
     #[serde(borrow, default)]
     pub(super) except_platforms: Option<Vec<Text<'a>>>,
@@ -140,7 +142,12 @@ impl<'a> PushReader<'a> {
     pub(super) fn read(&mut self, entry: &[u8], source: UidSource<'_>, into: &mut Pushes) -> Result<(), ApiProblem> {
         let raw: RawPush<'_> = serde_json::from_slice(entry).map_err(|error| self.parse_problem(&error))?;
         let forms = PayloadForms { payload: raw.payload.as_ref(), base64: raw.payload_base64.as_ref(), json: raw.json };
-        let (payload, content_type) = forms.read(&mut self.kept, &self.api.settings, self.wrong)?;
+        let (payload, by_form) = forms.read(&mut self.kept, &self.api.settings, self.wrong)?;
+        let content_type = match &raw.content_type {
+            Some(text) => ContentType::checked(text.0.as_bytes(), &self.api.settings)
+                .map_err(|problem| problem.with("field", "content_type"))?,
+            None => by_form,
+        };
         self.validate(&raw, payload, content_type, source, into)
     }
 

@@ -129,6 +129,18 @@ async fn a_repeat_returns_the_first_answer_and_appends_nothing() {
 }
 
 #[tokio::test]
+async fn a_push_keeps_the_content_type_of_its_sender() {
+    let api = TestApi::new().await;
+    push(&api, "u1", json!({ "payload": "# hello", "content_type": "text/markdown" })).await.ok(202);
+    push(&api, "u1", json!({ "json": { "a": 1 }, "content_type": "application/cloudevents+json" })).await.ok(202);
+    let found = messages(&api);
+    let types: Vec<_> = found.iter().map(|(_, _, record)| record.headers.get("content-type")).collect();
+    assert_eq!(types, [Some(&b"text/markdown"[..]), Some(&b"application/cloudevents+json"[..])]);
+    let refused = push(&api, "u1", json!({ "payload": "x", "content_type": "a\nb" })).await;
+    assert_eq!(refused.problem(422, "bad_header")["field"], "content_type");
+}
+
+#[tokio::test]
 async fn another_push_under_the_same_id_is_refused() {
     let api = TestApi::new().await;
     push(&api, "u1", json!({ "payload": "x", "id": "m-1" })).await.ok(202);

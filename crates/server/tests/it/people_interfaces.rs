@@ -22,7 +22,7 @@ pub fn the_command_line_is_a_device_too(site: &Site) {
         stdout_of(&output)
     };
     let json_of = |text: &str| -> Value { serde_json::from_str(text).unwrap() };
-    let pushed = json_of(&command(&["push", "cli-user", "hello", "--json"]));
+    let pushed = json_of(&command(&["push", "cli-user", "hello", "--content-type", "text/plain", "--json"]));
     site.stores("cli-user", 1);
     let mut terminal = whimbrel(site.folder.path())
         .args([
@@ -44,6 +44,7 @@ pub fn the_command_line_is_a_device_too(site: &Site) {
     assert_eq!(lines.next().unwrap()["connected"]["resumed"], json!(false));
     let message = lines.next().unwrap();
     assert_eq!(message["message"]["id"], pushed["id"], "{message}");
+    assert_eq!(message["message"]["content_type"], json!("text/plain"), "{message}");
     site.is_online("cli-user", true);
     let presence = json_of(&command(&["presence", "cli-user", "--json"]));
     assert_eq!(presence["sessions"][0]["device"], json!("tty"));
