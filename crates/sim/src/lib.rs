@@ -26,7 +26,7 @@ pub mod trace;
 mod workload;
 
 pub use checker::CheckResult;
-pub use deliveries::{DeliveriesFailure, DeliveriesProfile, DeliveriesReport, run_deliveries, run_deliveries_traced};
+pub use deliveries::DeliveriesProfile;
 pub use disk::SimDisk;
 pub use growth::GrowthProfile;
 pub use holds::HoldsProfile;

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use whimbrel_sim::{
-    DeliveriesProfile, DeliveriesReport, GrowthProfile, HoldsProfile, PeopleProfile, PresenceProfile, Profile,
-    ReportOf, RunReport, Simulation, run, run_deliveries, run_deliveries_traced, run_traced,
+    DeliveriesProfile, GrowthProfile, HoldsProfile, PeopleProfile, PresenceProfile, Profile, ReportOf, RunFailure,
+    Simulation, run, run_traced,
 };
 
 /// Failures that are printed completely. A broken build fails on most seeds.
@@ -72,15 +72,7 @@ fn main() -> ExitCode {
         Part::Presence => simulate::<PresenceProfile>(&arguments, &seeds),
         Part::People => simulate::<PeopleProfile>(&arguments, &seeds),
         Part::Growth => simulate::<GrowthProfile>(&arguments, &seeds),
-        Part::Deliveries => {
-            let one = if arguments.trace { run_deliveries_traced } else { run_deliveries };
-            let fault = arguments.fault.as_deref();
-            each(fault, &DeliveriesProfile::ALL, DeliveriesProfile::by_name, |profile| {
-                all(profile.name(), seeds.clone(), DeliveriesReport::default(), DeliveriesReport::add, |seed| {
-                    one(seed, profile)
-                })
-            })
-        }
+        Part::Deliveries => simulate::<DeliveriesProfile>(&arguments, &seeds),
     };
     match failed {
         Ok(0) => ExitCode::SUCCESS,
@@ -99,38 +91,24 @@ where
     ReportOf<S>: Display + Default,
 {
     let one = if arguments.trace { run_traced::<S> } else { run::<S> };
-    each(arguments.fault.as_deref(), S::CLEAN, S::by_name, |profile| {
-        all(profile.name(), seeds.clone(), ReportOf::<S>::default(), RunReport::add, |seed| one(seed, profile))
-    })
-}
-
-/// Runs the requested kind of fault, or each of them. Returns the number of failed seeds.
-fn each<P: Copy>(
-    asked: Option<&str>,
-    profiles: &[P],
-    by_name: impl Fn(&str) -> Option<P>,
-    run: impl Fn(P) -> u64,
-) -> Result<u64, String> {
-    match asked {
-        Some(name) => by_name(name).map(run).ok_or_else(|| name.to_owned()),
-        None => Ok(profiles.iter().map(|profile| run(*profile)).sum()),
+    let all = |profile: S| all(profile, seeds.clone(), |seed| one(seed, profile));
+    match &arguments.fault {
+        Some(name) => S::by_name(name).map(all).ok_or_else(|| name.to_owned()),
+        None => Ok(S::CLEAN.iter().copied().map(all).sum()),
     }
 }
 
 /// Runs all seeds of one kind of fault. Returns the number of failed seeds.
-fn all<R: Display, F: Display>(
-    name: &str,
-    seeds: Range<u64>,
-    mut report: R,
-    add: impl Fn(&mut R, &R),
-    run: impl Fn(u64) -> Result<R, F>,
-) -> u64 {
-    let began = Instant::now();
-    let count = seeds.end - seeds.start;
-    let mut failed = Vec::new();
+fn all<S>(profile: S, seeds: Range<u64>, run: impl Fn(u64) -> Result<ReportOf<S>, Box<RunFailure<S>>>) -> u64
+where
+    S: Simulation,
+    ReportOf<S>: Display + Default,
+{
+    let (name, began, count) = (profile.name(), Instant::now(), seeds.end - seeds.start);
+    let (mut report, mut failed) = (ReportOf::<S>::default(), Vec::new());
     for seed in seeds {
         match run(seed) {
-            Ok(one) => add(&mut report, &one),
+            Ok(one) => report.add(&one),
             Err(failure) => {
                 if failed.len() < FAILURES_PRINTED {
                     eprintln!("{failure}\n");

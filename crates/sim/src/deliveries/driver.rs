@@ -1,15 +1,14 @@
 //! Runs a seed of deliveries: the driver chooses the steps of a world, and finally lets the world settle.
 
-use std::panic::AssertUnwindSafe;
-
 use whimbrel_model::PartitionId;
 
 use super::log::RETRIES;
 use super::profile::{DeliveriesProfile, DeliveryFaults};
-use super::report::{DeliveriesFailure, DeliveriesReport};
+use super::report::DeliveriesCounts;
 use super::truth::Starts;
 use super::world::{AppendFault, DeliveryWorld};
-use crate::trace::{Trace, panic_text};
+use crate::simulation::{SeedRun, Simulation};
+use crate::trace::Trace;
 use crate::{CheckResult, Rng};
 
 const NODES: usize = 3;
@@ -26,54 +25,53 @@ const IDLE_MS: i64 = 500;
 /// Limit of time steps until everything must have settled.
 const SETTLE_ROUNDS_MAX: u64 = 50_000;
 
-/// Runs one seed.
-pub fn run_deliveries(seed: u64, profile: DeliveriesProfile) -> Result<DeliveriesReport, Box<DeliveriesFailure>> {
-    run_with(seed, profile, false)
-}
-
-/// Runs one seed and prints each step.
-pub fn run_deliveries_traced(
-    seed: u64,
-    profile: DeliveriesProfile,
-) -> Result<DeliveriesReport, Box<DeliveriesFailure>> {
-    run_with(seed, profile, true)
-}
-
-fn run_with(seed: u64, profile: DeliveriesProfile, print: bool) -> Result<DeliveriesReport, Box<DeliveriesFailure>> {
-    let mut driver = DeliveriesDriver::new(seed, profile, print);
-    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| driver.run()));
-    let outcome = outcome.unwrap_or_else(|panic| Err(format!("a panic: {}", panic_text(&*panic))));
-    match outcome {
-        Ok(()) => Ok(driver.report()),
-        Err(message) => Err(Box::new(DeliveriesFailure { seed, profile, message, trace: driver.world.trace.last() })),
-    }
-}
-
-struct DeliveriesDriver {
+pub struct DeliveriesRun {
     rng: Rng,
     world: DeliveryWorld,
     faults: DeliveryFaults,
     owner: usize,
-    report: DeliveriesReport,
+    counts: DeliveriesCounts,
 }
 
-impl DeliveriesDriver {
-    fn new(seed: u64, profile: DeliveriesProfile, print: bool) -> Self {
-        let mut rng = Rng::new(seed);
-        let settings = DeliveriesProfile::settings(&mut rng);
-        let faults = profile.faults(&mut rng);
-        let partitions = rng.between(1, 3) as u32;
-        let mut world = DeliveryWorld::new(settings, NODES, partitions, rng.fork(), Trace::new(print));
-        world.endpoint = profile.endpoint(&mut rng);
-        world.log.page = *rng.pick(&[1, 3, 20]);
-        Self { rng, world, faults, owner: 0, report: DeliveriesReport::default() }
+impl Simulation for DeliveriesProfile {
+    const PART: &'static str = "deliveries";
+    const CLEAN: &'static [Self] = &Self::ALL;
+    const BROKEN: &'static [Self] = &[];
+    type Run = DeliveriesRun;
+
+    fn name(self) -> &'static str {
+        Self::name(self)
     }
 
-    fn report(&self) -> DeliveriesReport {
+    fn start(self, mut rng: Rng, trace: Trace) -> CheckResult<DeliveriesRun> {
+        let settings = Self::settings(&mut rng);
+        let faults = self.faults(&mut rng);
+        let partitions = rng.between(1, 3) as u32;
+        let mut world = DeliveryWorld::new(settings, NODES, partitions, rng.fork(), trace);
+        world.endpoint = self.endpoint(&mut rng);
+        world.log.page = *rng.pick(&[1, 3, 20]);
+        Ok(DeliveriesRun { rng, world, faults, owner: 0, counts: DeliveriesCounts::default() })
+    }
+}
+
+impl SeedRun for DeliveriesRun {
+    type Counts = DeliveriesCounts;
+
+    fn drive(&mut self) -> CheckResult {
+        self.run()
+    }
+
+    fn trace(&self) -> &Trace {
+        &self.world.trace
+    }
+
+    fn steps(&self) -> u64 {
+        self.world.steps
+    }
+
+    fn counts(&self) -> DeliveriesCounts {
         let (world, truth) = (&self.world, &self.world.truth);
-        DeliveriesReport {
-            seeds: 1,
-            steps: world.steps,
+        DeliveriesCounts {
             messages: truth.messages.len() as u64,
             calls: world.calls,
             taken: truth.taken,
@@ -82,11 +80,12 @@ impl DeliveriesDriver {
             buried: truth.buried,
             dropped: truth.dropped,
             growths: world.log.growths.len() as u64,
-            fingerprint: world.trace.fingerprint(),
-            ..self.report
+            ..self.counts
         }
     }
+}
 
+impl DeliveriesRun {
     fn run(&mut self) -> CheckResult {
         self.world.take(0)?;
         for _ in 0..self.rng.between(STEPS_MIN, STEPS_MAX) {
@@ -166,18 +165,18 @@ impl DeliveriesDriver {
     fn inject_faults(&mut self) -> CheckResult {
         let faults = self.faults;
         if self.rng.one_in(faults.crash) {
-            self.report.crashes += 1;
+            self.counts.crashes += 1;
             self.world.crash(self.owner);
         }
         if self.world.nodes[self.owner].is_none() && self.rng.one_in(5) {
             self.take(self.owner)?;
         }
         if self.rng.one_in(faults.take_over) {
-            self.report.takeovers += 1;
+            self.counts.takeovers += 1;
             self.take((self.owner + 1) % NODES)?;
         }
         if self.rng.one_in(faults.fall_back) {
-            self.report.store_falls += 1;
+            self.counts.store_falls += 1;
             let saves = self.rng.between(1, 3) as usize;
             self.world.store.fall_back(saves);
             self.world.note(|| format!("the store loses its last {saves} saves"));
@@ -187,7 +186,7 @@ impl DeliveriesDriver {
             self.world.store.is_away = !self.world.store.is_away;
         }
         if self.rng.one_in(faults.seek) {
-            self.report.seeks += 1;
+            self.counts.seeks += 1;
             let mut starts = Starts::new();
             for id in self.world.log.ids() {
                 let (first, end) = (self.world.log.first(id), self.world.log.end(id));
@@ -200,7 +199,7 @@ impl DeliveriesDriver {
             self.world.grow(to);
         }
         if self.rng.one_in(faults.trim) {
-            self.report.trims += 1;
+            self.counts.trims += 1;
             for id in self.world.log.ids().collect::<Vec<_>>() {
                 let (first, end) = (self.world.log.first(id), self.world.log.end(id));
                 let to = self.rng.between(first, end.min(first + 15));

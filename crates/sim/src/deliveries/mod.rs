@@ -3,7 +3,7 @@
 //!
 //! - [`DeliveryWorld`](world::DeliveryWorld) has every single step that can happen. A seed or a scene chooses the steps.
 //! - [`DeliveryTruth`](truth::DeliveryTruth) records the true history of each message and reports violations.
-//! - [`run_deliveries`] drives a world by a seed, then lets everything settle. The same seed makes the same run.
+//! - `driver` drives a world by a seed, then lets everything settle. The same seed makes the same run.
 
 mod driver;
 pub mod endpoint;
@@ -15,6 +15,5 @@ pub mod store;
 pub mod truth;
 pub mod world;
 
-pub use driver::{run_deliveries, run_deliveries_traced};
 pub use profile::DeliveriesProfile;
-pub use report::{DeliveriesFailure, DeliveriesReport};
+pub use report::DeliveriesCounts;

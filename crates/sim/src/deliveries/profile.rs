@@ -59,10 +59,6 @@ impl DeliveriesProfile {
         }
     }
 
-    pub fn by_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|profile| profile.name() == name)
-    }
-
     fn has(self, other: Self) -> bool {
         self == other || self == Self::Mixed
     }

@@ -1,19 +1,22 @@
 //! A fixed set of seeds for each kind of fault: every one must be clean, and the same seed must make the same run.
 
-use whimbrel_sim::{DeliveriesProfile, DeliveriesReport, run_deliveries};
+use whimbrel_sim::{DeliveriesProfile, ReportOf, run};
 
 /// Enough to reach each kind of step many times, few enough for every test run. `whimbrel-sim --what deliveries` runs more.
 const SEEDS: u64 = 25;
 
-fn all_clean(profile: DeliveriesProfile) -> DeliveriesReport {
-    let mut report = DeliveriesReport::default();
+fn all_clean(profile: DeliveriesProfile) -> ReportOf<DeliveriesProfile> {
+    let mut report = ReportOf::<DeliveriesProfile>::default();
     for seed in 0..SEEDS {
-        match run_deliveries(seed, profile) {
+        match run(seed, profile) {
             Ok(one) => report.add(&one),
             Err(failure) => panic!("{failure}"),
         }
     }
-    assert!(report.taken > 0 && report.held > 0 && report.buried > 0 && report.dropped > 0, "{report}");
+    assert!(
+        report.counts.taken > 0 && report.counts.held > 0 && report.counts.buried > 0 && report.counts.dropped > 0,
+        "{report}"
+    );
     report
 }
 
@@ -25,43 +28,49 @@ fn every_message_is_delivered_or_accounted_for_with_a_faulty_endpoint() {
 #[test]
 fn nothing_is_lost_when_owners_crash_and_appends_fail() {
     let report = all_clean(DeliveriesProfile::Crashes);
-    assert!(report.crashes > SEEDS, "{report}");
+    assert!(report.counts.crashes > SEEDS, "{report}");
 }
 
 #[test]
 fn order_and_watermarks_hold_with_several_owners_at_once() {
     let report = all_clean(DeliveriesProfile::Zombies);
-    assert!(report.takeovers > SEEDS, "{report}");
+    assert!(report.counts.takeovers > SEEDS, "{report}");
 }
 
 #[test]
 fn a_store_that_loses_writes_costs_only_repeats() {
     let report = all_clean(DeliveriesProfile::Store);
-    assert!(report.store_falls > SEEDS, "{report}");
+    assert!(report.counts.store_falls > SEEDS, "{report}");
 }
 
 #[test]
 fn a_seek_is_not_affected_by_messages_in_flight_before_it() {
     let report = all_clean(DeliveriesProfile::Seeks);
-    assert!(report.seeks > SEEDS, "{report}");
+    assert!(report.counts.seeks > SEEDS, "{report}");
 }
 
 #[test]
 fn a_keys_order_survives_the_growth_of_its_topic_and_retention() {
     let report = all_clean(DeliveriesProfile::Topics);
-    assert!(report.growths > 0 && report.trims > SEEDS, "{report}");
+    assert!(report.counts.growths > 0 && report.counts.trims > SEEDS, "{report}");
 }
 
 #[test]
 fn all_faults_together_violate_no_rule() {
     let report = all_clean(DeliveriesProfile::Mixed);
-    assert!(report.crashes > 0 && report.takeovers > 0 && report.seeks > 0 && report.growths > 0, "{report}");
+    assert!(
+        report.counts.crashes > 0
+            && report.counts.takeovers > 0
+            && report.counts.seeks > 0
+            && report.counts.growths > 0,
+        "{report}"
+    );
 }
 
 #[test]
 fn the_same_seed_makes_the_same_run() {
     for profile in DeliveriesProfile::ALL {
-        let (first, second) = (run_deliveries(3, profile), run_deliveries(3, profile));
+        let (first, second) = (run(3, profile), run(3, profile));
         assert_eq!(first.expect("a clean run"), second.expect("a clean run"));
     }
 }
