@@ -1,8 +1,9 @@
 //! The roles `receive` and `admin`: HTTP and gRPC endpoints, validation, limits, durable append, the compatible endpoints of older
 //! systems, and the pages.
 //!
-//! One file per endpoint, all with the same structure: the handler with its part of the API document, then its details. A publish is
-//! answered only when the log has stored it. This crate uses the ports and never an engine, and keeps nothing that a restart would lose.
+//! `endpoints/` and `people/` have one file per endpoint, all with the same structure: the handler with its part of the API document, then
+//! its details. `accept/` is the path of a message from the request to the log, and `compat/` has the endpoints of older systems. A publish
+//! is answered only when the log has stored it. This crate uses the ports and never an engine, and keeps nothing that a restart would lose.
 
 mod accept;
 pub mod admin;
