@@ -57,13 +57,16 @@ impl<D> Calls<D> {
         self.write = Some(call);
     }
 
-    /// The next result. Waits forever if no call is in progress.
+    /// The next result: of the write first, which other calls must not delay. Waits forever if no call is in progress.
     async fn next(&mut self) -> D {
         poll_fn(|context| {
-            if let Poll::Ready(Some(done)) = self.droppable.poll_next_unpin(context) {
+            if let Poll::Ready(done) = self.poll_write(context) {
                 return Poll::Ready(done);
             }
-            self.poll_write(context)
+            match self.droppable.poll_next_unpin(context) {
+                Poll::Ready(Some(done)) => Poll::Ready(done),
+                Poll::Ready(None) | Poll::Pending => Poll::Pending,
+            }
         })
         .await
     }
@@ -138,6 +141,9 @@ impl<E: Edge> Shell<E> {
                 // which are still valid.
                 inputs.push_front(self.finished(done));
             }
+            // While requests keep arriving, no await above ever pends. Without this one, tokio would stop reporting results of calls when the
+            // task has used up its budget, and other tasks on this thread would starve.
+            tokio::task::coop::consume_budget().await;
         }
     }
 

@@ -247,8 +247,14 @@ impl SubscriptionShell {
 
     /// Passes inputs to the runner and executes its effects.
     fn step(&mut self, mut inputs: Vec<RunnerInput>) -> Option<RunEnd> {
-        let left = self.replies.extract_if(|_, reply| reply.is_closed());
-        inputs.extend(left.map(|(request, _)| RunnerInput::Abandoned(request)));
+        // First, so that no message is leased to a consumer that has left.
+        let left: Vec<_> = self.replies.extract_if(|_, reply| reply.is_closed()).map(|(request, _)| request).collect();
+        if !left.is_empty() {
+            inputs.retain(|input| {
+                !matches!(input, RunnerInput::Asked { request, ask: DispatchRequest::Pull { .. } } if left.contains(request))
+            });
+            inputs.splice(0..0, left.into_iter().map(RunnerInput::Abandoned));
+        }
         let effects = self.runner.step(self.context.reading(), inputs);
         effects.into_iter().fold(None, |end, effect| self.perform(effect).or(end))
     }
@@ -291,6 +297,8 @@ impl SubscriptionShell {
         let topics = self.context.topics(&self.subscription);
         if !topics.is_same(&self.topics) {
             self.topics = topics;
+            // An older view must not follow this one: it would undo a growth.
+            inputs.retain(|input| !matches!(input, RunnerInput::Catalogue { .. }));
             inputs.insert(0, self.catalogue());
         }
     }

@@ -114,6 +114,11 @@ impl WorkerPool {
             let silence = match (&worker.address, &self.local) {
                 (Some(address), _) => {
                     match call_remote(&self.peers, address, &call, group.target_bytes.clone(), HANDING_GRACE).await {
+                        // The worker cannot make this call: another one may.
+                        Ok(CallReport {
+                            outcome: CallOutcome::Failed { why: CallFailure::NoWorker, detail: reason },
+                            ..
+                        }) => NoOutcome { may_have_called: false, reason },
                         Ok(called) => return called,
                         Err(silence) => silence,
                     }
