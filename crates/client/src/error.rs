@@ -22,7 +22,7 @@ pub enum ClientError {
     #[error("{} ({})", .0.detail, .0.code)]
     Problem(Box<Problem>),
     /// The response is not one of the API: probably the address is of another server.
-    #[error("{server} answered {status} with something unexpected: {shown}")]
+    #[error("unexpected response from {server}: status {status}, body {shown}")]
     Unexpected { server: String, status: u16, shown: String },
 }
 

@@ -13,7 +13,7 @@ pub enum OpenError {
     NotOurs(PathBuf),
     #[error("the data folder {path} has format {found}; this version reads format {known}")]
     OtherFormat { path: PathBuf, found: String, known: u32 },
-    #[error("the settings of the log are wrong: {0}")]
+    #[error("invalid settings of the log: {0}")]
     Settings(String),
     /// A file that is needed to interpret the others.
     #[error("{path} cannot be read: {why}")]
@@ -41,7 +41,7 @@ pub enum AppendError {
     TooLarge { size: usize, limit: usize },
     #[error("{0}")]
     DiskFull(String),
-    #[error("{waiting} bytes wait for the disk already")]
+    #[error("the write queue of the log is full: {waiting} bytes wait")]
     Overloaded { waiting: usize },
     /// File descriptors or memory are short. The error is temporary, and the log is unchanged.
     #[error("{0}")]
@@ -59,7 +59,7 @@ pub enum AppendError {
 pub enum ReadError {
     #[error("there is no partition {0}")]
     UnknownPartition(PartitionKey),
-    #[error("offset {asked} is no longer kept: the first is {first}")]
+    #[error("the retention removed offset {asked}: the first is {first}")]
     Trimmed { asked: u64, first: u64 },
     #[error("offset {asked} is beyond the end: the next is {next}")]
     BeyondEnd { asked: u64, next: u64 },

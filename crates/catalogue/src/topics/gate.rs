@@ -5,7 +5,7 @@
 //! a deletion closes both. A gate whose mapping or topic was replaced is retired: it stays closed, so that a publish that looked up the
 //! topic earlier cannot use it.
 //!
-//! If the caller of an append disconnects, the append continues in the background and stays inside (see `receive::undisturbed`): leaving
+//! If the caller of an append disconnects, the append continues in the background and stays inside (see `ingress::accept::cancel_safe`): leaving
 //! means that the log has answered. Before an engine answers "unknown", it must ensure that the append has ended.
 
 use std::ops::Deref;

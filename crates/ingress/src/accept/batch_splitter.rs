@@ -21,7 +21,7 @@ pub(crate) enum BatchFormatError {
     MissingEntry,
     #[error("brackets do not match")]
     Brackets,
-    #[error("something follows the end of the array")]
+    #[error("unexpected data after the end of the array")]
     AfterArray,
     #[error("the array is not closed")]
     Unclosed,

@@ -325,7 +325,7 @@ impl ClaimedBatch<'_> {
                     Ok(true) => continue,
                     Ok(false) => {
                         let detail = format!(
-                            "this node was too slow: another node publishes under `{}` now. This node wrote nothing; repeat the request",
+                            "another node took over the publish under `{}`, because the claim of this node expired. This node wrote nothing; retry",
                             claim.text
                         );
                         ApiProblem::new(Code::InProgress, detail)
@@ -436,12 +436,15 @@ impl ClaimedBatch<'_> {
             }
             Ok(HoldReply::Taken) => {
                 abandon_all(self.api, &claims).await;
-                Err(ApiProblem::new(Code::IdTaken, "another message is or was held under this id: use another id"))
+                Err(ApiProblem::new(Code::IdTaken, "another hold, pending or ended, has this id: use another id"))
             }
             Ok(other) => {
                 tracing::error!(?other, "an owner sent a reply of the wrong kind");
                 leave_all(self.api, &claims).await;
-                Err(ApiProblem::new(Code::OutcomeUnknown, "the owner of the shard sent a reply of the wrong kind"))
+                Err(ApiProblem::new(
+                    Code::OutcomeUnknown,
+                    "the owner of the shard sent an unexpected reply; read the hold before you retry",
+                ))
             }
             Err(error @ HoldsError::OutcomeUnknown(_)) => {
                 leave_all(self.api, &claims).await;

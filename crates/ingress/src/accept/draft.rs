@@ -102,7 +102,7 @@ impl DeliveryTime {
     }
 
     fn check_distance(self, now: Timestamp) -> Result<(), ApiProblem> {
-        let detail = "the message would be held for more than the maximum of two years";
+        let detail = "the due time is more than two years ahead, which is the limit";
         match self {
             Self::After(delay) if delay > DELAY_MAX => Err(ApiProblem::new(Code::BadDuration, detail)),
             Self::At(at) if is_too_far(at, now) => Err(ApiProblem::new(Code::BadTime, detail)),
@@ -211,7 +211,8 @@ pub(crate) fn check_payload_size(size: usize, settings: &ReceiveSettings) -> Res
     if size <= limit {
         return Ok(());
     }
-    Err(ApiProblem::new(Code::PayloadTooLarge, format!("the payload is over {limit} bytes")).with("limit", limit))
+    Err(ApiProblem::new(Code::PayloadTooLarge, format!("the payload is larger than the limit of {limit} bytes"))
+        .with("limit", limit))
 }
 
 /// Collects and validates the publisher's own headers.

@@ -71,7 +71,7 @@ impl DueChange {
     }
 }
 
-const TOO_FAR: &str = "the message would be held for more than the maximum of two years";
+const TOO_FAR: &str = "the due time is more than two years ahead, which is the limit";
 
 /// Parses `10m`, `-10m`, or milliseconds with an optional minus sign.
 fn signed_millis(text: &str) -> Result<i64, ApiProblem> {
@@ -222,17 +222,21 @@ fn ended_problem(id: &HoldId, end: &HoldEnd) -> ApiProblem {
             .with("partition", *partition),
         HoldEndKind::Withdrawn => ApiProblem::new(Code::AlreadyWithdrawn, format!("hold `{id}` was withdrawn at {at}"))
             .with("withdrawn_at", at),
-        HoldEndKind::Dead { reason } => {
-            ApiProblem::new(Code::AlreadyDead, format!("hold `{id}` died at {at}: {reason}"))
-                .with("died_at", at)
-                .with("reason", &**reason)
-        }
+        HoldEndKind::Dead { reason } => ApiProblem::new(
+            Code::AlreadyDead,
+            format!("hold `{id}` ended as dead at {at}, because its message could not be appended: {reason}"),
+        )
+        .with("died_at", at)
+        .with("reason", &**reason),
     }
 }
 
 pub(crate) fn wrong_reply(told: &HoldReply) -> ApiProblem {
     tracing::error!(?told, "an owner sent a reply of the wrong kind");
-    ApiProblem::new(Code::OutcomeUnknown, "the owner of the shard sent a reply of the wrong kind")
+    ApiProblem::new(
+        Code::OutcomeUnknown,
+        "the owner of the shard sent an unexpected reply; read the hold before you retry",
+    )
 }
 
 #[cfg(test)]

@@ -204,7 +204,12 @@ pub(crate) async fn count_holds(State(api): State<Arc<ApiState>>, request: Reque
 fn read_bucket(text: &str) -> Result<Duration, ApiProblem> {
     let bucket = parse_duration(text).map_err(|error| ApiProblem::new(Code::BadDuration, error.to_string()))?;
     let is_whole = bucket >= MINUTE && bucket.as_millis() % MINUTE.as_millis() == 0;
-    if is_whole { Ok(bucket) } else { Err(ApiProblem::new(Code::BadDuration, "`bucket` must be a multiple of 1m")) }
+    match is_whole {
+        true => Ok(bucket),
+        false => {
+            Err(ApiProblem::new(Code::BadDuration, format!("`bucket` must be a multiple of 1m, got `{}`", shown(text))))
+        }
+    }
 }
 
 /// Counts in buckets of the requested or a suitable length. The first request counts by day, to find the time span.

@@ -50,7 +50,7 @@ pub(crate) async fn topic_stats(State(api): State<Arc<ApiState>>, request: Reque
     let from = from.unwrap_or_else(|| to.saturating_sub(SHOWN_BY_DEFAULT));
     let (from, to) = (minute_at_or_before(from), minute_at_or_after(to));
     if from >= to || to.as_millis().saturating_sub(from.as_millis()) > SHOWN_MAX_MS {
-        return Err(ApiProblem::new(Code::BadTime, "`from` must be before `to`, and by at most a week"));
+        return Err(ApiProblem::new(Code::BadTime, "`from` must be earlier than `to`, and the range at most 7d"));
     }
     let topic = api.registry.find(&name).await?;
     let (rows, silent_nodes) = api.ports.dispatch.minutes(topic.number(), from, to).await;

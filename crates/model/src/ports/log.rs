@@ -205,7 +205,7 @@ pub enum LogError {
     UnknownPartition(PartitionId),
     #[error("a record of {size} bytes is over the limit of {limit}")]
     TooLarge { size: usize, limit: usize },
-    #[error("offset {asked} is no longer kept: the first is {first}")]
+    #[error("the retention removed offset {asked}: the first is {first}")]
     Trimmed { asked: u64, first: u64 },
     #[error("offset {asked} is beyond the end: the next is {next}")]
     BeyondEnd { asked: u64, next: u64 },

@@ -40,7 +40,7 @@ pub(super) enum LaneItem {
 
 pub(super) enum Reannouncement {
     All,
-    /// Those of partitions with another owner_link than at their last introduction.
+    /// Those of partitions with another owner link than at their last introduction.
     NewTenures,
 }
 
@@ -304,7 +304,7 @@ impl GatewayLane {
     }
 }
 
-/// The number of a partition's owner_link, if the partition has an owner.
+/// The number of a partition's owner link, if the partition has an owner.
 fn number_of(owner_links: &[Option<OwnerLink>], partition: u32) -> Option<u64> {
     owner_links.get(partition as usize).copied().flatten().map(|owner_link| owner_link.number)
 }

@@ -1,7 +1,7 @@
 //! The port `Carriers`: delivers messages of gateways to the owner of the partition, on this node or over a stream to another.
 //!
 //! A partition has a route while an owner accepts messages for it: a local carrier reports that directly, a remote one over its stream.
-//! Each new route is a new owner_link, and so is a route that was interrupted.
+//! Each new route is a new owner link, and so is a route that was interrupted.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -161,7 +161,7 @@ impl CarrierLinks {
         }
     }
 
-    /// Updates the route of every partition. The owner_link stays if the route is unchanged.
+    /// Updates the route of every partition. The owner link stays if the route is unchanged.
     fn update_routes(&self, state: &mut CarrierStreams) {
         let (view, me) = (self.parts.sight.view(), self.parts.sight.me());
         let here: Option<Arc<Vec<Option<u64>>>> = self.parts.desk.as_ref().map(|desk| desk.serving().borrow().clone());
@@ -182,7 +182,7 @@ impl CarrierLinks {
         let found: Vec<Option<OwnerLink>> =
             after.iter().zip(before.iter().zip(owner_links.iter())).map(owner_link).collect();
         state.last_tenure = last_tenure;
-        // The routes first: when a subscriber sees a owner_link, its route must exist.
+        // The routes first: when a subscriber sees an owner link, its route must exist.
         self.routes.store(Arc::new(after));
         if found != *owner_links {
             self.owner_links.send_replace(Arc::new(found));

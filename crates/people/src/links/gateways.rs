@@ -42,11 +42,11 @@ struct GatewayStream {
 /// Why a stream is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum StreamOpenError {
-    #[error("a newer incarnation of that gateway exists")]
+    #[error("the stream was opened by an older incarnation of the gateway; a newer one is connected")]
     Older,
-    #[error("the node number is the one of this node")]
+    #[error("a remote gateway sent the node number of this node; give each node its own number")]
     Mine,
-    #[error("this node is shutting stream_to")]
+    #[error("this node is shutting down")]
     Closed,
 }
 

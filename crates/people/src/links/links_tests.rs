@@ -162,7 +162,7 @@ impl Pair {
         Self { scene, carriers, gateways, carrier, gateway, takes, tells, server, ends }
     }
 
-    /// The owner_link of the only partition, once the condition holds.
+    /// The owner link of the only partition, once the condition holds.
     async fn owner_link(&self, is_so: impl Fn(Option<OwnerLink>) -> bool) -> Option<OwnerLink> {
         owner_link(&self.carriers, is_so).await
     }

@@ -6,7 +6,7 @@
 //! the encoding.
 //!
 //! Nothing here waits for a device or another node, and nothing is sent twice. If a stream breaks, its messages are lost, and its
-//! partitions get new owner_links. This module does not interpret the decisions of carriers.
+//! partitions get new owner links. This module does not interpret the decisions of carriers.
 
 pub mod carriers;
 mod gateway_outbox;

@@ -11,7 +11,7 @@ use whimbrel_people::gateway::tokens::TokenSettings;
 
 use crate::scene::{FIRST_LINK, ID, OwnerLinks, PARTITIONS, Scene, stored};
 
-/// The owner of the second owner_link.
+/// The owner of the second owner link.
 const SECOND_LINK: OwnerLink = OwnerLink { number: 2, epoch: 2 };
 
 fn owner_links(owner_link: Option<OwnerLink>) -> Arc<OwnerLinks> {

@@ -21,7 +21,7 @@ use whimbrel_people::gateway::websocket::{ClientSocket, SocketMessage};
 use whimbrel_people::gateway::{Gateway, GatewaySettings};
 
 pub const PARTITIONS: u32 = 4;
-/// The owner_link of all partitions at the start.
+/// The owner link of all partitions at the start.
 pub const FIRST_LINK: OwnerLink = OwnerLink { number: 1, epoch: 1 };
 pub const ID: GatewayId = GatewayId { node: 7, incarnation: 1 };
 /// Upper bound of each wait. It only ends tests that would block forever.
