@@ -282,3 +282,7 @@ async fn next_request<E: Edge>(edge: &mut E) -> E::Request {
     })
     .await
 }
+
+#[cfg(test)]
+#[path = "shell_tests.rs"]
+mod tests;
