@@ -57,6 +57,8 @@ pub(super) struct Repairs {
     failed: HashMap<PartitionId, Instant>,
     /// Open transactions whose outcome is not in the coordinator's log, and when that was found.
     undecided: HashMap<(PartitionId, u64), Instant>,
+    /// Repairs that the brokers have received, possibly without an answer, in partitions that are not proven closed yet.
+    sent: HashMap<PartitionId, Repair>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,8 +69,17 @@ enum LastTransaction {
     Closed,
 }
 
+/// A hanging transaction that a fence closes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Repair {
+    /// The first offset of the transaction.
+    start: u64,
+    outcome: TransactionOutcome,
+    by: ClosedBy,
+}
+
 /// The way in which a hanging transaction was closed.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClosedBy {
     Marker,
     EmptyTransaction,
@@ -94,8 +105,10 @@ impl Repairs {
         self.last.insert(partition, LastTransaction::Committed { last, at: now });
     }
 
-    fn closed(&mut self, partition: PartitionId) {
+    /// Returns the repair that closed the last transaction in the partition.
+    fn closed(&mut self, partition: PartitionId) -> Option<Repair> {
         self.last.insert(partition, LastTransaction::Closed);
+        self.sent.remove(&partition)
     }
 
     /// Whether all transactions of the fence in the partition are proven closed.
@@ -201,7 +214,7 @@ impl FencedProducer {
                     doubtful.push((place, quiet.leader_epoch));
                 }
                 // Stable, or the topic was deleted.
-                _ => self.repairs.closed(place.1),
+                _ => self.learn_closed(place),
             }
         }
         if doubtful.is_empty() || !self.has_finished(deadline).await? {
@@ -209,9 +222,10 @@ impl FencedProducer {
         }
         let topics: Vec<&str> = doubtful.iter().map(|((topic, _), _)| topic.name()).collect();
         if self.learn_leaders(&topics, deadline).await.is_ok() {
-            for ((topic, partition), leader_epoch) in doubtful {
+            for (place, leader_epoch) in doubtful {
+                let (topic, partition) = place;
                 if self.context.cluster.leader_epoch(topic.name(), partition.index) == leader_epoch {
-                    self.repairs.closed(*partition);
+                    self.learn_closed(place);
                 }
             }
         }
@@ -291,7 +305,7 @@ impl FencedProducer {
         self.learn_leaders(&[topic.name()], deadline).await.map_err(|error| not_now(0, error))?;
         // Kafka's own marker has been written by now, or is lost.
         let Some(open) = self.open_transactions(places, 1, deadline).await?.open.remove(partition) else {
-            self.repairs.closed(*partition);
+            self.learn_closed(place);
             return Ok(());
         };
         let outcome = match self.decision(place, open.start, deadline).await? {
@@ -306,7 +320,7 @@ impl FencedProducer {
                 return Err(not_now(0, "the coordinator has not finished the previous transaction"));
             }
         };
-        let closed_by = self.close(outcome, place, open, deadline).await?;
+        self.close(outcome, place, open, deadline).await?;
         // The marker may be lost as well.
         self.repairs.forget(places);
         while !self.open_transactions(places, 1, deadline).await?.open.is_empty() {
@@ -315,8 +329,7 @@ impl FencedProducer {
             }
             tokio::time::sleep(FINISHING_PAUSE).await;
         }
-        self.repairs.closed(*partition);
-        self.report_closed(topic.name(), *partition, open.start, outcome, closed_by);
+        self.learn_closed(place);
         Ok(())
     }
 
@@ -357,20 +370,31 @@ impl FencedProducer {
         place: &TopicPartition,
         open: OpenTransaction,
         deadline: Instant,
-    ) -> Result<ClosedBy, FenceError> {
+    ) -> Result<(), FenceError> {
+        let (partition, repair) = (place.1, Repair { start: open.start, outcome, by: ClosedBy::Marker });
+        let not_written = |why| not_now(0, format!("cannot write a missing marker: {why}"));
         match self.write_marker(place, outcome, open.coordinator_epoch, deadline).await {
-            Ok(()) => return Ok(ClosedBy::Marker),
+            Ok(()) => {
+                self.repairs.sent.insert(partition, repair);
+                return Ok(());
+            }
             Err(MarkerError::Fenced) => return Err(FenceError::Fenced),
-            Err(MarkerError::NotNow(why)) => return Err(not_now(0, format!("cannot write a missing marker: {why}"))),
+            Err(MarkerError::NotNow(why)) => return Err(not_written(why)),
+            Err(MarkerError::Unknown(why)) => {
+                self.repairs.sent.insert(partition, repair);
+                self.demand_new_epoch();
+                return Err(not_written(why));
+            }
             Err(MarkerError::NotAllowed(why)) => {
                 tracing::debug!(id = self.context.transactional_id, why, "the fence ends an empty transaction instead");
             }
         }
         let empty = async {
             self.add_partitions(std::slice::from_ref(place), outcome, deadline).await?;
+            self.repairs.sent.insert(partition, Repair { by: ClosedBy::EmptyTransaction, ..repair });
             self.end_open(deadline).await?;
             self.demand_new_epoch();
-            Ok(ClosedBy::EmptyTransaction)
+            Ok(())
         };
         // The index of the error is not that of an entry of the waiting commit.
         empty.await.map_err(|error| match error {
@@ -379,20 +403,21 @@ impl FencedProducer {
         })
     }
 
-    fn report_closed(
-        &self,
-        topic: &str,
-        partition: PartitionId,
-        at: u64,
-        outcome: TransactionOutcome,
-        closed_by: ClosedBy,
-    ) {
+    /// Records that all transactions of this fence in the partition are closed, and reports the repair that closed the last one.
+    fn learn_closed(&mut self, (topic, partition): &TopicPartition) {
+        if let Some(repair) = self.repairs.closed(*partition) {
+            self.report_closed(topic.name(), *partition, repair);
+        }
+    }
+
+    fn report_closed(&self, topic: &str, partition: PartitionId, repair: Repair) {
+        let Repair { start: at, outcome, by } = repair;
         let index = partition.index;
         let outcome = match outcome {
             TransactionOutcome::Committed => "committed",
             TransactionOutcome::Aborted => "aborted",
         };
-        let (by, how) = match closed_by {
+        let (by, how) = match by {
             ClosedBy::Marker => ("marker", "wrote the marker"),
             ClosedBy::EmptyTransaction => ("empty_transaction", "ended an empty transaction there"),
         };

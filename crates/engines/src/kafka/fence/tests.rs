@@ -120,6 +120,8 @@ struct Transactions {
     reported_open_max: usize,
     /// The code with which the leader answers a request to write a marker.
     marker_code: Option<Code>,
+    /// Whether the leader answers the request for the first marker with a timeout, although it has written the marker.
+    is_first_marker_unclear: bool,
     /// The outcomes of the markers that the client wrote: whether each was a commit.
     markers: Vec<bool>,
     marker_epochs: Vec<i16>,
@@ -266,7 +268,9 @@ impl Respond for LateMarker {
                 transactions.markers.push(marker.transaction_result);
                 transactions.marker_epochs.push(marker.producer_epoch);
             }
-            transactions.marker_code.map_or(0, |code| code.code())
+            let is_unclear = transactions.is_first_marker_unclear && transactions.markers.len() == 1;
+            let code = if is_unclear { Some(Code::RequestTimedOut) } else { transactions.marker_code };
+            code.map_or(0, |code| code.code())
         });
         let part = WritableTxnMarkerPartitionResult::default().with_error_code(code);
         let topic = WritableTxnMarkerTopicResult::default().with_partitions(vec![part]);
@@ -488,6 +492,15 @@ async fn a_commit_that_meets_a_loading_coordinator_until_its_deadline_has_an_unk
     // The coordinator may have written the decision before it began to load.
     let outcome = fence.commit(vec![entry(0)]).await;
     assert!(matches!(outcome, CommitOutcome::Unknown(_)), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn a_repair_whose_result_is_unclear_is_reported_once_it_is_proven() {
+    let brokers = LateMarker::after_reports(usize::MAX);
+    brokers.get(|transactions| transactions.is_first_marker_unclear = true);
+    let events = commit_and_wait(&brokers, |transactions| transactions.markers == [true]).await;
+    assert_eq!(events, ["hanging_transaction_ended"]);
+    assert_eq!(brokers.get(|transactions| transactions.markers.clone()), [true]);
 }
 
 #[tokio::test]

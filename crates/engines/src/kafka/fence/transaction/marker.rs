@@ -19,6 +19,8 @@ pub(in crate::kafka::fence) enum MarkerError {
     /// The broker does not support the request, or the ACLs do not allow it.
     NotAllowed(String),
     NotNow(String),
+    /// The leader may have written the marker.
+    Unknown(String),
 }
 
 impl FencedProducer {
@@ -50,14 +52,13 @@ impl FencedProducer {
             return Err(MarkerError::NotAllowed("the broker does not support WriteTxnMarkers".to_owned()));
         }
         let left = deadline.saturating_duration_since(Instant::now()).clamp(MOVING_PAUSE, ANSWER_MAX);
-        let answer = connection.call(&request, left).await.map_err(|error| {
-            self.needs_new_epoch |= error.may_have_been_received();
-            MarkerError::NotNow(error.to_string())
+        let answer = connection.call(&request, left).await.map_err(|error| match error.may_have_been_received() {
+            true => MarkerError::Unknown(error.to_string()),
+            false => MarkerError::NotNow(error.to_string()),
         })?;
         let topics = answer.markers.iter().flat_map(|marker| &marker.topics);
         let Some(found) = topics.flat_map(|topic| &topic.partitions).next() else {
-            self.needs_new_epoch = true;
-            return Err(MarkerError::NotNow("the answer lacks the partition".to_owned()));
+            return Err(MarkerError::Unknown("the answer lacks the partition".to_owned()));
         };
         match Code::try_from_code(found.error_code) {
             None => Ok(()),
@@ -66,9 +67,11 @@ impl FencedProducer {
             Some(code) if outcome::is_fenced(code) => Err(MarkerError::Fenced),
             Some(code) if outcome::is_refused_for_good(code) => Err(MarkerError::NotAllowed(code.to_string())),
             Some(code) => {
-                self.needs_new_epoch |= outcome::may_be_written(code);
                 self.context.cluster.refresh(topic.name()).await;
-                Err(MarkerError::NotNow(code.to_string()))
+                Err(match outcome::may_be_written(code) {
+                    true => MarkerError::Unknown(code.to_string()),
+                    false => MarkerError::NotNow(code.to_string()),
+                })
             }
         }
     }
