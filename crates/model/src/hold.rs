@@ -160,9 +160,9 @@ pub enum HoldRecord {
 pub enum MalformedHold {
     #[error("the record has no header `{HEADER_HOLD}`")]
     NoHold,
-    #[error("the record is of format {0}, which this version does not know")]
+    #[error("the record has format {0}, which this version cannot read")]
     OtherFormat(u8),
-    #[error("the record is cut short or garbled")]
+    #[error("the record is truncated or damaged")]
     Garbled,
 }
 

@@ -5,19 +5,19 @@ use crate::push::is_system_hold;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    #[error("a name has at least one character")]
+    #[error("the name is empty: use 1 to {NAME_MAX_CHARS} characters")]
     Empty,
-    #[error("a name has at most {NAME_MAX_CHARS} characters")]
+    #[error("the name is too long: use 1 to {NAME_MAX_CHARS} characters")]
     TooLong,
-    #[error("a name has only characters of A-Z a-z 0-9 . _ -")]
+    #[error("the name contains a character other than A-Z a-z 0-9 . _ -")]
     BadCharacter,
-    #[error("names that start with _ are reserved")]
+    #[error("the name starts with `_`, which is reserved for Whimbrel")]
     Reserved,
-    #[error("`.` and `..` are not names")]
+    #[error("`.` and `..` are not allowed as names")]
     Dots,
-    #[error("a message id has 1 to {BROUGHT_ID_MAX_CHARS} characters of A-Z a-z 0-9 _ -")]
+    #[error("the message id is not 1 to {BROUGHT_ID_MAX_CHARS} characters of A-Z a-z 0-9 _ -")]
     BadId,
-    #[error("message ids of this form are reserved")]
+    #[error("the message id has a form that is reserved for Whimbrel: use another one")]
     SystemId,
 }
 

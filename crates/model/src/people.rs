@@ -31,13 +31,13 @@ pub struct Uid(Arc<str>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PeopleNameError {
-    #[error("a user's id has 1 to {UID_MAX_BYTES} bytes and no control characters")]
+    #[error("the user's id is not 1 to {UID_MAX_BYTES} bytes without control characters")]
     BadUid,
     #[error(
         "a platform's name has 1 to {PLATFORM_MAX_CHARS} characters of a-z 0-9 _ - and begins with a letter or digit"
     )]
     BadPlatform,
-    #[error("a device's name has at most {DEVICE_MAX_BYTES} bytes and no control characters")]
+    #[error("the device's name has more than {DEVICE_MAX_BYTES} bytes, or a control character")]
     BadDevice,
 }
 

@@ -66,7 +66,7 @@ pub struct StoredRecord {
 pub struct Headers(Bytes);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the headers of a record are not well formed")]
+#[error("the headers of the record are damaged")]
 pub struct MalformedHeaders;
 
 impl Headers {

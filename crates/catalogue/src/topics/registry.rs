@@ -82,11 +82,11 @@ pub enum TopicError {
     Unknown(String),
     #[error("`{name}` has {from} partitions and cannot have {to}: partitions can grow, not shrink")]
     Shrink { name: String, from: u32, to: u32 },
-    #[error("a topic has 1 to {PARTITIONS_MAX} partitions, not {0}")]
+    #[error("{0} partitions are not allowed: a topic has 1 to {PARTITIONS_MAX}")]
     Partitions(u32),
     #[error("`{name}` cannot have {what}: the number of copies is fixed when a topic is created, and it has {has}")]
     Copies { name: String, what: String, has: String },
-    #[error("there are {0} topics already, which is the limit of the settings")]
+    #[error("the limit of {0} topics is reached; `limits.topics` sets it")]
     TooMany(usize),
     #[error("`{0}` is growing; try again in a moment")]
     Growing(String),

@@ -153,7 +153,7 @@ impl PartialEq for OutMessage {
 
 /// The partition has no owner, or the owner is not reachable. Nothing was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("no carrier has partition {0} at the moment")]
+#[error("no carrier owns partition {0} at the moment")]
 pub struct NoCarrier(pub u32);
 
 /// A partition has an owner, and this node has a link to it.
@@ -253,7 +253,7 @@ pub struct SeatView {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PeopleError {
-    #[error("no carrier has partition {0} at the moment")]
+    #[error("no carrier owns partition {0} at the moment")]
     NoOwner(u32),
     #[error("the inboxes cannot be read at the moment: {0}")]
     Unavailable(String),

@@ -17,7 +17,7 @@ pub struct PresenceAnswer {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PresenceError {
     /// The store's data was last confirmed too long ago, and may be stale.
-    #[error("the data of presence was last confirmed {}", .ago_ms.map_or("never".to_owned(), |ms| format!("{ms} ms ago")))]
+    #[error("the presence data was last confirmed {}", .ago_ms.map_or("never".to_owned(), |ms| format!("{ms} ms ago")))]
     NotFresh { ago_ms: Option<u64> },
     #[error("presence is not available: {0}")]
     Unavailable(String),

@@ -30,10 +30,10 @@ pub enum ProgressError {
     #[error("subscription {subscription} belongs to epoch {epoch} now")]
     Fenced { subscription: u32, epoch: u64 },
     /// A stored row has a newer run. Nothing was written. The catalogue has the current run.
-    #[error("a row is of run {run} already")]
+    #[error("a stored row already has run {run}, which is newer")]
     NewerRun { place: ProgressKey, run: u32 },
     /// The rows may have been written.
-    #[error("the store of progress is not available: {0}")]
+    #[error("the progress store is not available: {0}")]
     Unavailable(String),
 }
 

@@ -50,7 +50,7 @@ impl Default for TokenSettings {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClientKeyError {
-    #[error("a secret for tokens needs at least {SECRET_MIN_BYTES} bytes")]
+    #[error("the secret for tokens has fewer than {SECRET_MIN_BYTES} bytes")]
     ShortSecret,
     #[error("not a public key in PEM of RSA, P-256 or Ed25519")]
     BadPem,

@@ -139,7 +139,9 @@ pub fn extend(args: ExtendArgs) -> Result<ExitCode, CliError> {
     let to = match (args.by, args.until) {
         (Some(by), _) => NewDue::By(by),
         (None, Some(until)) => NewDue::Until(until),
-        (None, None) => return Err(CliError::new("set how much later with --by, or the time with --until")),
+        (None, None) => {
+            return Err(CliError::new("the new due time is missing: give a delay with --by, or a time with --until"));
+        }
     };
     let extension = Extension {
         to,

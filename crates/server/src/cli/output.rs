@@ -1,6 +1,6 @@
 //! Output of answers: tables for people, JSON for programs.
 
-use std::io::{ErrorKind, Write as _};
+use std::io::{BufRead as _, ErrorKind, IsTerminal as _, Write as _};
 
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
@@ -8,6 +8,24 @@ use serde_json::{Map, Value};
 use whimbrel_client::Message;
 
 use super::CliError;
+
+/// Asks on a terminal whether to delete `name` with what belongs to it, unless `--yes` was given. Fails without a confirmation.
+pub fn confirm_deletion(name: &str, parts: &str, yes: bool) -> Result<(), CliError> {
+    if yes {
+        return Ok(());
+    }
+    let mut answer = String::new();
+    if std::io::stdin().is_terminal() {
+        eprint!("Delete `{name}` and {parts}? Type its name: ");
+        std::io::stderr().flush()?;
+        std::io::stdin().lock().read_line(&mut answer)?;
+    }
+    if answer.trim() == name {
+        return Ok(());
+    }
+    let refused = CliError::new(format!("`{name}` was not deleted: the deletion was not confirmed"));
+    Err(refused.with_hint("pass --yes to delete without confirmation"))
+}
 
 /// An empty table with these headings.
 pub fn table<const COLUMNS: usize>(headings: [&str; COLUMNS]) -> Table {

@@ -4,7 +4,6 @@ mod settings;
 mod tables;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use whimbrel_model::parse_duration;
 use self::settings::SubscriptionSettingsArgs;
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
-use super::output::{print_json, print_line};
+use super::output::{confirm_deletion, print_json, print_line};
 
 #[derive(Debug, clap::Args)]
 pub struct SubArgs {
@@ -215,24 +214,11 @@ async fn exists(client: &Client, name: &str) -> Result<bool, ClientError> {
 
 fn delete(name: &str, yes: bool, connect: &ConnectArgs) -> Result<ExitCode, CliError> {
     let client = connect.client()?;
-    if !yes && !confirmed(name)? {
-        return Err(CliError::new("nothing was deleted").with_hint("pass --yes to delete without confirmation"));
-    }
+    confirm_deletion(name, "its retries, dead letters and progress", yes)?;
     converse(async {
         client.delete_subscription(name).await?;
         print_outcome(&json!({ "deleted": name }), &format!("deleted {name}"), connect.json)
     })
-}
-
-fn confirmed(name: &str) -> Result<bool, CliError> {
-    if !std::io::stdin().is_terminal() {
-        return Ok(false);
-    }
-    eprint!("Delete `{name}`, its retries, dead letters and progress? Type its name: ");
-    std::io::stderr().flush()?;
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer)?;
-    Ok(answer.trim() == name)
 }
 
 async fn pull(

@@ -1,13 +1,12 @@
 //! `whimbrel topic`: list, show, create, alter and delete topics.
 
-use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use whimbrel_client::{Client, ClientError, DurationForm, TopicInfo, TopicSettings};
 
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
-use super::output::{print_json, print_line, table};
+use super::output::{confirm_deletion, print_json, print_line, table};
 use crate::config::{format_bytes, parse_bytes};
 
 #[derive(Debug, clap::Args)]
@@ -122,9 +121,7 @@ pub fn run(args: TopicArgs) -> Result<ExitCode, CliError> {
         }
         TopicAction::Delete { topic, yes, connect } => {
             let client = connect.client()?;
-            if !yes && !confirmed(&topic)? {
-                return Err(CliError::new("nothing was deleted").with_hint("pass --yes to delete without confirmation"));
-            }
+            confirm_deletion(&topic, "all its messages", yes)?;
             converse(async {
                 client.delete_topic(&topic).await?;
                 if connect.json {
@@ -144,17 +141,6 @@ async fn exists(client: &Client, topic: &str) -> Result<bool, ClientError> {
         Err(error) if error.code() == Some("unknown_topic") => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-fn confirmed(topic: &str) -> Result<bool, CliError> {
-    if !std::io::stdin().is_terminal() {
-        return Ok(false);
-    }
-    eprint!("Delete `{topic}` and all its messages? Type its name: ");
-    std::io::stderr().flush()?;
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer)?;
-    Ok(answer.trim() == topic)
 }
 
 fn list(topics: &[TopicInfo], json: bool) -> Result<ExitCode, CliError> {

@@ -22,7 +22,7 @@ const FLAG_SESSION: u8 = 2;
 pub enum BadBox {
     #[error("format version {0} is not supported; this binary reads versions up to {FORMAT}")]
     OtherVersion(u8),
-    #[error("malformed")]
+    #[error("the stored inbox is damaged")]
     Malformed,
 }
 
