@@ -231,6 +231,7 @@ impl EngineParts {
             timeout: self.settings.transaction_timeout,
             write_timeout: self.settings.message_timeout.min(self.settings.transaction_timeout),
             compression: self.settings.compression,
+            stalled_after: self.settings.stalled_after,
         };
         // The set ends the task when it is dropped: an opening whose caller has stopped waiting must not void a later fence of the same
         // name.

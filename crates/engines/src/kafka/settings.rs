@@ -45,6 +45,9 @@ pub struct KafkaSettings {
     /// The maximum number of concurrent fetches from one broker, except for those at the end of a partition. Each has a connection of its
     /// own.
     pub fetches_at_once_max: usize,
+    /// The time for which a partition must be stalled, or a commit unconfirmed, before a fence asks whether its own transaction is the
+    /// cause.
+    pub stalled_after: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -123,6 +126,7 @@ impl KafkaSettings {
             queue_records_max: 500_000,
             queue_bytes_max: 256 << 20,
             fetches_at_once_max: 8,
+            stalled_after: Duration::from_secs(1),
         }
     }
 

@@ -19,7 +19,9 @@ async fn a_commit_that_kafka_left_open_in_both_its_partitions_is_ended_as_a_comm
     needs_kafka!();
     let mut broker = OwnBroker::start();
     let (events, kept) = kept_events();
-    let log = KafkaLog::connect(impatient(&broker), events).await.expect("Kafka can be reached");
+    // A fence confirms a commit after this time. It must not do so before its marker is removed.
+    let settings = KafkaSettings { stalled_after: PATIENCE, ..impatient(&broker) };
+    let log = KafkaLog::connect(settings, events).await.expect("Kafka can be reached");
     let spec = new_spec(2);
     log.create(&spec).await.expect("the topic can be made");
     let partitions = [0, 1].map(|index| PartitionId::new(spec.number, index));

@@ -135,19 +135,23 @@ class Peer:
         return len(partitions)
 
     def wait_until_complete(self, id):
-        """Waits until the coordinator has recorded the transaction of this id as complete, which it does after it has written the marker
-        to every partition."""
+        """Waits until the last record of this id in the coordinator's log is that of a complete transaction. The coordinator writes it
+        after the marker is in every partition. Records of earlier transactions of the id prove nothing."""
         reader = self.reader("read_uncommitted")
         self.assign(reader, TRANSACTION_LOG)
-        deadline = time.monotonic() + TIMEOUT_S
+        is_complete, deadline = False, time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             message = reader.poll(0.1)
-            if message is None or message.error() or not message.key().endswith(id.encode()):
+            if message is None:
                 continue
-            state = message.value()
-            if state is not None and len(state) > STATUS_AT and state[STATUS_AT] in COMPLETE:
-                reader.close()
-                return
+            if message.error():
+                if is_complete and message.error().code() == KafkaError._PARTITION_EOF:
+                    reader.close()
+                    return
+                continue
+            if message.key().endswith(id.encode()):
+                state = message.value()
+                is_complete = state is not None and len(state) > STATUS_AT and state[STATUS_AT] in COMPLETE
         raise TimeoutError(f"the coordinator has not completed the transaction of {id} within {TIMEOUT_S} s")
 
     def configs(self, topic):

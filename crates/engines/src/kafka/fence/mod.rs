@@ -53,6 +53,8 @@ pub(super) struct FenceContext {
     /// The timeout of writing the records of a commit.
     pub write_timeout: Duration,
     pub compression: Compression,
+    /// The time after which an unconfirmed commit or a stalled partition is examined.
+    pub stalled_after: Duration,
 }
 
 /// An open fence, as [`whimbrel_model::ports::Fence`] carries it. Its task ends when the last clone is dropped.

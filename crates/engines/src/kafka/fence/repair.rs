@@ -29,9 +29,7 @@ use super::transaction::{FenceError, FencedProducer, MarkerError, blocked, not_n
 use crate::kafka::coordinator::{self, TransactionFinding, TransactionOutcome};
 use crate::kafka::known_topics::TopicPartition;
 
-/// The time for which a partition must be stalled, or a commit unconfirmed, before a fence asks whether its own transaction is the cause.
-const STALLED_FOR: Duration = Duration::from_secs(1);
-/// The timeout of the leaders of such partitions.
+/// The timeout of the leaders of stalled partitions.
 const CHECK_ANSWER_MAX: Duration = Duration::from_secs(1);
 /// The time for which a fence ignores a stalled partition in which it has no open transaction, or whose transaction it could not close.
 const EXAMINE_AGAIN_AFTER: Duration = Duration::from_secs(5);
@@ -126,9 +124,9 @@ impl Repairs {
         matches!(self.last.get(&partition), Some(LastTransaction::Committed { last, .. }) if start <= *last)
     }
 
-    /// Partitions whose last commit is old enough to have its marker, and is not confirmed.
-    fn unconfirmed(&self, now: Instant) -> Vec<PartitionId> {
-        let is_old = |last: &LastTransaction| matches!(last, LastTransaction::Committed { at, .. } if now.saturating_duration_since(*at) >= STALLED_FOR);
+    /// Partitions whose last commit was made at least `after` ago, so that it should have its marker, and is not confirmed.
+    fn unconfirmed(&self, now: Instant, after: Duration) -> Vec<PartitionId> {
+        let is_old = |last: &LastTransaction| matches!(last, LastTransaction::Committed { at, .. } if now.saturating_duration_since(*at) >= after);
         self.last
             .iter()
             .filter(|(partition, last)| is_old(last) && !self.failed.contains_key(partition))
@@ -253,12 +251,13 @@ impl FencedProducer {
     /// reported in `stalled_partitions`.
     pub(super) async fn repair_stalled(&mut self) -> Result<(), FenceError> {
         self.settle(Instant::now() + CHECK_ANSWER_MAX).await?;
-        let stalled = self.context.hanging.overdue(STALLED_FOR);
+        let after = self.context.stalled_after;
+        let stalled = self.context.hanging.overdue(after);
         self.repairs.examined.retain(|_, at| at.elapsed() < EXAMINE_AGAIN_AFTER);
         self.repairs.failed.retain(|_, at| at.elapsed() < EXAMINE_AGAIN_AFTER);
         let unexamined = stalled.iter().filter(|place| !self.repairs.examined.contains_key(place));
         let mut suspects: HashSet<PartitionId> = unexamined.map(|(partition, _)| *partition).collect();
-        suspects.extend(self.repairs.unconfirmed(Instant::now()));
+        suspects.extend(self.repairs.unconfirmed(Instant::now(), after));
         if suspects.is_empty() {
             return Ok(());
         }
@@ -447,10 +446,11 @@ mod tests {
         repairs.committed(partition, 9, now);
         repairs.committed(partition, 8, now);
         assert!(repairs.has_committed(partition, 9) && !repairs.has_committed(partition, 10));
-        assert!(repairs.unconfirmed(now).is_empty());
-        assert_eq!(repairs.unconfirmed(now + STALLED_FOR), [partition]);
+        let after = Duration::from_secs(1);
+        assert!(repairs.unconfirmed(now, after).is_empty());
+        assert_eq!(repairs.unconfirmed(now + after, after), [partition]);
         repairs.closed(partition);
         assert!(!repairs.has_committed(partition, 9) && repairs.is_closed(partition));
-        assert!(repairs.unconfirmed(now + STALLED_FOR).is_empty());
+        assert!(repairs.unconfirmed(now + after, after).is_empty());
     }
 }

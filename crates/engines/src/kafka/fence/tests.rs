@@ -57,6 +57,7 @@ fn context_with(brokers: &StubCluster, partitions: u32, events: EventSink) -> Fe
         timeout: TIMEOUT,
         write_timeout: TIMEOUT,
         compression: Compression::None,
+        stalled_after: TIMEOUT,
         cluster,
         known,
         events,
