@@ -1,9 +1,10 @@
 //! A device under test: a WebSocket to a test's own server. It records every frame, answers pings, and acknowledges only on request.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
+use whimbrel_model::CloseCode;
 use whimbrel_people::gateway::websocket::{ClientSocket, SocketMessage};
 
 use super::server::{PATIENCE, Server};
@@ -68,17 +69,23 @@ pub struct Device {
 }
 
 impl Device {
-    /// Connects, and expects success.
+    /// Connects, and expects success. Reconnects, as a client must, while the user's partition has no owner.
     pub fn connect(server: &Server, hello: &ConnectFrame) -> Self {
-        let mut device = Self::open(server);
-        device.say(&hello.frame());
-        match device.next(PATIENCE) {
-            DeviceEvent::Frame(frame) if frame.get("connected").is_some() => {
-                device.connected = frame["connected"].clone()
+        let began = Instant::now();
+        loop {
+            let mut device = Self::open(server);
+            device.say(&hello.frame());
+            match device.next(PATIENCE) {
+                DeviceEvent::Frame(frame) if frame.get("connected").is_some() => {
+                    device.connected = frame["connected"].clone();
+                    return device;
+                }
+                DeviceEvent::Closed(code, _) if code == CloseCode::NoOwner.number() && began.elapsed() < PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                other => panic!("{hello:?} was answered with {other:?}"),
             }
-            other => panic!("{hello:?} was answered with {other:?}"),
         }
-        device
     }
 
     /// Connects. The error is the reason if the server rejects it or does not answer within that time.
