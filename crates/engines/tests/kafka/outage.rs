@@ -7,12 +7,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use whimbrel_engines::conformance::log::{entry, new_spec, text_of};
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
-use whimbrel_model::ports::{CommitOutcome, Entry, Log, LogError, LogTopics, ReadLimits};
-use whimbrel_model::{Headers, PartitionId, Record, Timestamp, TopicSpec};
+use whimbrel_engines::needs_servers;
+use whimbrel_model::ports::{CommitOutcome, Log, LogError, LogTopics, ReadLimits};
+use whimbrel_model::{PartitionId, TopicSpec};
 
-use crate::broker::{OwnBroker, new_spec};
-use crate::{connect, kept_events, needs_kafka};
+use crate::broker::OwnBroker;
+use crate::{ADDRESS, connect, kept_events};
 
 /// The timeout of every condition that must become true.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -28,7 +30,7 @@ fn impatient(broker: &OwnBroker) -> KafkaSettings {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acknowledged_records_survive_a_crash_of_the_broker_and_appends_resume() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let mut broker = OwnBroker::start();
     let log = connect(impatient(&broker)).await;
     let spec = new_spec(1);
@@ -58,7 +60,7 @@ async fn acknowledged_records_survive_a_crash_of_the_broker_and_appends_resume()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commits_across_a_crash_of_the_broker_are_whole_or_absent() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let mut broker = OwnBroker::start();
     let log = connect(impatient(&broker)).await;
     let spec = new_spec(2);
@@ -110,7 +112,7 @@ async fn commits_across_a_crash_of_the_broker_are_whole_or_absent() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replicated_topic_that_one_replica_can_acknowledge_emits_a_warning() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let mut broker = OwnBroker::start();
     tokio::task::block_in_place(|| broker.add_node());
     let (events, kept) = kept_events();
@@ -190,12 +192,6 @@ async fn reopened(log: &Arc<KafkaLog>, spec: &TopicSpec, began: Instant) -> whim
     }
 }
 
-fn entry(partition: PartitionId, text: &str) -> Entry {
-    let timestamp = Timestamp::from_millis(1_700_000_000_000);
-    let record = Record { key: None, value: text.to_owned().into(), headers: Headers::EMPTY, timestamp };
-    Entry { partition, record }
-}
-
 async fn append_one(log: &Arc<KafkaLog>, partition: PartitionId, text: &str) -> Result<u64, LogError> {
     log.append(vec![entry(partition, text)]).await.remove(0)
 }
@@ -210,9 +206,7 @@ async fn texts_by_offset(log: &Arc<KafkaLog>, partition: PartitionId) -> BTreeMa
     while next < end {
         let batch = log.read(partition, next, limits(Duration::from_secs(1))).await.expect("the partition can be read");
         next = batch.next;
-        let texts =
-            batch.records.into_iter().map(|each| (each.offset, String::from_utf8_lossy(&each.record.value).into()));
-        found.extend(texts);
+        found.extend(batch.records.iter().map(|stored| (stored.offset, text_of(stored))));
     }
     found
 }

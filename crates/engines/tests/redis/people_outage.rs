@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use whimbrel_engines::needs_servers;
 use whimbrel_engines::redis::{RedisDevices, RedisInbox, RedisSessions};
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, Uid};
@@ -12,8 +13,8 @@ use whimbrel_model::ports::{
     SessionUpdate, Sessions, SessionsError,
 };
 
-use crate::server::OwnRedis;
-use crate::{connect, needs_redis};
+use crate::services::{Outage as _, OwnRedis};
+use crate::{ONE, connect};
 
 /// The sum of both timeouts of the settings, and a margin for a busy machine.
 const PATIENCE_MAX: Duration = Duration::from_secs(3);
@@ -120,7 +121,7 @@ impl Stores {
 
 #[tokio::test]
 async fn stores_of_a_killed_redis_are_unavailable_at_once_and_complete_after_its_restart() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
     redis.kill();
@@ -137,16 +138,16 @@ async fn stores_of_a_killed_redis_are_unavailable_at_once_and_complete_after_its
 
 #[tokio::test]
 async fn calls_to_a_frozen_redis_time_out_and_a_write_happens_once() {
-    needs_redis!();
+    needs_servers!(ONE);
     let redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
-    redis.freeze(true);
+    redis.freeze();
     let began = Instant::now();
     let shared = InboxChange::PutShared { seq: 2, row: Bytes::from_static(b"shared"), references: 1 };
     let written = stores.inbox.apply(PARTITION, write(10, 20, vec![shared.clone()])).await;
     let read = stores.sessions.of(SHARD, vec![uid()]).await;
     let waited = began.elapsed();
-    redis.freeze(false);
+    redis.go_on();
     assert!(matches!(written, Err(InboxError::Unavailable(_))), "{written:?}");
     assert!(matches!(read, Err(SessionsError::Unavailable(_))), "{read:?}");
     assert!(waited < 2 * PATIENCE_MAX, "it took {waited:?}");
@@ -163,7 +164,7 @@ async fn calls_to_a_frozen_redis_time_out_and_a_write_happens_once() {
 
 #[tokio::test]
 async fn a_full_redis_serves_reads_and_writes_are_whole_or_absent() {
-    needs_redis!();
+    needs_servers!(ONE);
     let redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
     assert_eq!(redis.cli(&["config", "set", "maxmemory-policy", "noeviction"]), "OK");
@@ -187,7 +188,7 @@ async fn a_full_redis_serves_reads_and_writes_are_whole_or_absent() {
 
 #[tokio::test]
 async fn inboxes_that_lost_writes_report_their_offset_to_readers_and_to_the_writer() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
     let earlier = redis.copy_of_disk();
@@ -208,7 +209,7 @@ async fn inboxes_that_lost_writes_report_their_offset_to_readers_and_to_the_writ
 
 #[tokio::test]
 async fn inboxes_that_lost_only_acknowledgements_reject_the_next_write() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
     let earlier = redis.copy_of_disk();
@@ -228,7 +229,7 @@ async fn inboxes_that_lost_only_acknowledgements_reject_the_next_write() {
 
 #[tokio::test]
 async fn sessions_that_were_lost_are_restored_by_the_next_picture() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
     let earlier = redis.copy_of_disk();
@@ -247,7 +248,7 @@ async fn sessions_that_were_lost_are_restored_by_the_next_picture() {
 
 #[tokio::test]
 async fn devices_that_lost_writes_have_their_earlier_state_and_accept_changes() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
     let earlier = redis.copy_of_disk();

@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use whimbrel_engines::needs_servers;
 use whimbrel_model::ports::{Progress, ProgressError, ProgressKey, ProgressRow};
 use whimbrel_model::{PartitionId, SubscriptionNumber, TopicNumber};
 
-use crate::server::OwnRedis;
-use crate::{needs_redis, open_progress};
+use crate::services::{Outage as _, OwnRedis};
+use crate::{ONE, open_progress};
 
 const SUB: SubscriptionNumber = SubscriptionNumber(7);
 /// The sum of both timeouts of the settings, and a margin for a busy machine.
@@ -31,9 +32,9 @@ async fn opened_when_it_answers(progress: &dyn Progress, epoch: u64) -> Vec<Prog
 
 #[tokio::test]
 async fn a_killed_redis_is_unavailable_at_once_and_has_every_acknowledged_save_after_its_restart() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
-    let progress = open_progress(redis.settings()).await.progress;
+    let progress = open_progress(redis.settings()).await;
     assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
     assert_eq!(progress.save(SUB, 5, vec![row(0, "a")]).await, Ok(()));
     redis.kill();
@@ -49,9 +50,9 @@ async fn a_killed_redis_is_unavailable_at_once_and_has_every_acknowledged_save_a
 
 #[tokio::test]
 async fn an_emptied_redis_accepts_the_next_save_of_the_owner() {
-    needs_redis!();
+    needs_servers!(ONE);
     let redis = OwnRedis::start();
-    let progress = open_progress(redis.settings()).await.progress;
+    let progress = open_progress(redis.settings()).await;
     assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
     assert_eq!(progress.save(SUB, 5, vec![row(0, "a"), row(1, "b")]).await, Ok(()));
     assert_eq!(redis.cli(&["flushall"]), "OK");
@@ -62,9 +63,9 @@ async fn an_emptied_redis_accepts_the_next_save_of_the_owner() {
 
 #[tokio::test]
 async fn the_owner_opens_a_redis_again_that_lost_its_takeover() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
-    let progress = open_progress(redis.settings()).await.progress;
+    let progress = open_progress(redis.settings()).await;
     assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
     assert_eq!(progress.save(SUB, 5, vec![row(0, "earlier owner")]).await, Ok(()));
     let earlier = redis.copy_of_disk();
@@ -83,9 +84,9 @@ async fn the_owner_opens_a_redis_again_that_lost_its_takeover() {
 
 #[tokio::test]
 async fn a_full_redis_rejects_a_whole_save_and_accepts_it_when_it_has_space() {
-    needs_redis!();
+    needs_servers!(ONE);
     let redis = OwnRedis::start();
-    let progress = open_progress(redis.settings()).await.progress;
+    let progress = open_progress(redis.settings()).await;
     assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
     assert_eq!(progress.save(SUB, 5, vec![row(0, "a")]).await, Ok(()));
     assert_eq!(redis.cli(&["config", "set", "maxmemory", "1"]), "OK");
@@ -98,9 +99,9 @@ async fn a_full_redis_rejects_a_whole_save_and_accepts_it_when_it_has_space() {
 
 #[tokio::test]
 async fn a_forgotten_subscription_leaves_no_keys() {
-    needs_redis!();
+    needs_servers!(ONE);
     let redis = OwnRedis::start();
-    let progress = open_progress(redis.settings()).await.progress;
+    let progress = open_progress(redis.settings()).await;
     assert_eq!(progress.save(SUB, 5, vec![row(0, "a")]).await, Ok(()));
     assert_eq!(progress.forget(SUB).await, Ok(()));
     assert_eq!(redis.cli(&["keys", "*"]), "");

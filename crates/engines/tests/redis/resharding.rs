@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use whimbrel_engines::needs_servers;
 use whimbrel_engines::redis::RedisSettings;
 use whimbrel_model::Timestamp;
 use whimbrel_model::ports::{ApplyOutcome, Timers, TimersError, TimersWrite};
 
-use crate::server::{OwnRedis, free_port, wait_until};
-use crate::{needs_redis, open_timers};
+use crate::services::{Outage as _, OwnRedis, free_port, wait_until};
+use crate::{ONE, open_timers};
 
 const SHARDS: u32 = 16;
 /// The sum of both timeouts of the settings, and a margin for a busy machine.
@@ -141,9 +142,9 @@ async fn write_on(timers: &dyn Timers, shard: u32, at: u64) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shard_that_moves_to_another_node_during_writes_loses_nothing() {
-    needs_redis!();
+    needs_servers!(ONE);
     let cluster = OwnCluster::start();
-    let timers = open_timers(cluster.settings()).await.timers;
+    let timers = open_timers(cluster.settings()).await;
     let moved = Arc::new(AtomicBool::new(false));
     let writing = tokio::spawn({
         let (timers, moved) = (timers.clone(), moved.clone());
@@ -172,9 +173,9 @@ async fn a_shard_that_moves_to_another_node_during_writes_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_end_of_a_node_stops_only_its_own_shards_until_it_returns() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut cluster = OwnCluster::start();
-    let timers = open_timers(cluster.settings()).await.timers;
+    let timers = open_timers(cluster.settings()).await;
     for shard in 0..SHARDS {
         assert_eq!(timers.apply(shard, write(0)).await, Ok(ApplyOutcome::Done));
     }
@@ -209,11 +210,11 @@ async fn the_end_of_a_node_stops_only_its_own_shards_until_it_returns() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_promoted_replica_is_found_and_continues_at_its_offset() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut cluster = OwnCluster::start();
     let gone = cluster.holder_of(cluster.slot_of(0));
     let replica = cluster.add_replica(gone);
-    let timers = open_timers(cluster.settings()).await.timers;
+    let timers = open_timers(cluster.settings()).await;
     assert_eq!(timers.apply(0, write(0)).await, Ok(ApplyOutcome::Done));
     wait_until("the replica has the write", || {
         let offset = |node: &OwnRedis, field: &str| {
