@@ -8,7 +8,7 @@ use whimbrel_model::SubscriptionNumber;
 use whimbrel_model::ports::{PortFuture, Progress, ProgressError, ProgressRow};
 
 use super::connection::{RedisCallError, RedisConnection, Script};
-use super::reply::{ReplyParts, UnexpectedReply};
+use super::reply::ReplyParts;
 use super::write::decimal;
 use crate::stores::progress_row::{decode_place, decode_placed_row, encode_line, encode_place, encode_row};
 
@@ -35,7 +35,7 @@ impl RedisProgress {
         [format!("{}:{{s{}}}:progress", self.connection.prefix(), subscription.0)]
     }
 
-    async fn open(&self, subscription: SubscriptionNumber, epoch: u64) -> Result<Vec<ProgressRow>, ProgressFailure> {
+    async fn open(&self, subscription: SubscriptionNumber, epoch: u64) -> Result<Vec<ProgressRow>, ProgressError> {
         let mut call = self.open.on(self.key(subscription).iter());
         call.arg(decimal(epoch));
         let mut answer = ReplyParts::of(self.connection.run(&self.open, call).await?)?;
@@ -61,7 +61,7 @@ impl RedisProgress {
         subscription: SubscriptionNumber,
         epoch: u64,
         rows: Vec<ProgressRow>,
-    ) -> Result<(), ProgressFailure> {
+    ) -> Result<(), ProgressError> {
         let mut call = self.save.on(self.key(subscription).iter());
         call.arg(decimal(epoch));
         for row in &rows {
@@ -73,14 +73,14 @@ impl RedisProgress {
         match &*answer.bytes()? {
             b"done" => Ok(()),
             b"newer_run" => {
-                let place = decode_place(&answer.bytes()?).ok_or(UnexpectedReply)?;
-                Err(ProgressError::NewerRun { place, run: answer.number()? }.into())
+                let place = decode_place(&answer.bytes()?).ok_or(RedisCallError::UnexpectedReply)?;
+                Err(ProgressError::NewerRun { place, run: answer.number()? })
             }
             _ => Err(fenced(subscription, &mut answer)?),
         }
     }
 
-    async fn end_line(&self, subscription: SubscriptionNumber, epoch: u64, line: u32) -> Result<(), ProgressFailure> {
+    async fn end_line(&self, subscription: SubscriptionNumber, epoch: u64, line: u32) -> Result<(), ProgressError> {
         let mut call = self.end_line.on(self.key(subscription).iter());
         call.arg(decimal(epoch)).arg(&encode_line(line)[..]);
         let mut answer = ReplyParts::of(self.connection.run(&self.end_line, call).await?)?;
@@ -90,7 +90,7 @@ impl RedisProgress {
         }
     }
 
-    async fn forget(&self, subscription: SubscriptionNumber) -> Result<(), ProgressFailure> {
+    async fn forget(&self, subscription: SubscriptionNumber) -> Result<(), ProgressError> {
         let call = self.forget.on(self.key(subscription).iter());
         self.connection.run(&self.forget, call).await?;
         Ok(())
@@ -98,27 +98,13 @@ impl RedisProgress {
 }
 
 /// The rejection of an older epoch. Its first word has been read.
-fn fenced(subscription: SubscriptionNumber, answer: &mut ReplyParts) -> Result<ProgressFailure, UnexpectedReply> {
-    Ok(ProgressError::Fenced { subscription: subscription.0, epoch: answer.number()? }.into())
+fn fenced(subscription: SubscriptionNumber, answer: &mut ReplyParts) -> Result<ProgressError, RedisCallError> {
+    Ok(ProgressError::Fenced { subscription: subscription.0, epoch: answer.number()? })
 }
 
-/// The errors of a call, before they are converted to those of the port.
-#[derive(Debug, thiserror::Error)]
-enum ProgressFailure {
-    #[error(transparent)]
-    Refused(#[from] ProgressError),
-    #[error(transparent)]
-    Call(#[from] RedisCallError),
-    #[error(transparent)]
-    Odd(#[from] UnexpectedReply),
-}
-
-impl From<ProgressFailure> for ProgressError {
-    fn from(failure: ProgressFailure) -> Self {
-        match failure {
-            ProgressFailure::Refused(error) => error,
-            ProgressFailure::Call(_) | ProgressFailure::Odd(_) => Self::Unavailable(failure.to_string()),
-        }
+impl From<RedisCallError> for ProgressError {
+    fn from(error: RedisCallError) -> Self {
+        Self::Unavailable(error.to_string())
     }
 }
 
@@ -128,7 +114,7 @@ impl Progress for RedisProgress {
         subscription: SubscriptionNumber,
         epoch: u64,
     ) -> PortFuture<'_, Result<Vec<ProgressRow>, ProgressError>> {
-        Box::pin(async move { Ok(self.open(subscription, epoch).await?) })
+        Box::pin(self.open(subscription, epoch))
     }
 
     fn save(
@@ -137,7 +123,7 @@ impl Progress for RedisProgress {
         epoch: u64,
         rows: Vec<ProgressRow>,
     ) -> PortFuture<'_, Result<(), ProgressError>> {
-        Box::pin(async move { Ok(self.save(subscription, epoch, rows).await?) })
+        Box::pin(self.save(subscription, epoch, rows))
     }
 
     fn end_line(
@@ -146,10 +132,10 @@ impl Progress for RedisProgress {
         epoch: u64,
         line: u32,
     ) -> PortFuture<'_, Result<(), ProgressError>> {
-        Box::pin(async move { Ok(self.end_line(subscription, epoch, line).await?) })
+        Box::pin(self.end_line(subscription, epoch, line))
     }
 
     fn forget(&self, subscription: SubscriptionNumber) -> PortFuture<'_, Result<(), ProgressError>> {
-        Box::pin(async move { Ok(self.forget(subscription).await?) })
+        Box::pin(self.forget(subscription))
     }
 }
