@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::io::Errno;
 use tempfile::TempDir;
-use unsynced::UnsyncedDisk;
+use unsynced::{DiskCall, UnsyncedDisk};
 
 use super::*;
 
@@ -20,6 +21,11 @@ async fn entries(catalogue: &FileCatalogue) -> Vec<(String, Versioned)> {
 
 fn open_on(disk: UnsyncedDisk, folder: &TempDir) -> Result<FileCatalogue, OpenError> {
     FileCatalogue::open(Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap()))
+}
+
+/// Whether the call puts a file in the place of the catalogue.
+fn is_rename(call: DiskCall<'_>) -> bool {
+    matches!(call, DiskCall::Rename(to) if to.ends_with(FILE))
 }
 
 /// A closed catalogue whose key `k` has the second value, and the versions of both.
@@ -126,11 +132,7 @@ async fn a_change_whose_rename_fails_is_kept_until_a_rename_succeeds() {
     let path = folder.path().join(FILE);
     std::fs::rename(&path, beside(&path)).unwrap();
     let fails = Arc::new(AtomicBool::new(true));
-    let told = fails.clone();
-    let disk = UnsyncedDisk::with_before_rename(move |to| match told.load(Ordering::Relaxed) && to.ends_with(FILE) {
-        true => Err(rustix::io::Errno::NOSPC.into()),
-        false => Ok(()),
-    });
+    let disk = UnsyncedDisk::failing(&fails, Errno::NOSPC.raw_os_error(), is_rename);
     let catalogue = open_on(disk, &folder).unwrap();
     assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2", "the catalogue opens on a full disk");
     let whole = std::fs::read(beside(&path)).unwrap();
@@ -146,11 +148,7 @@ async fn a_change_whose_rename_fails_is_kept_until_a_rename_succeeds() {
 async fn a_change_whose_rename_failed_is_complete_after_the_next_one() {
     let folder = tempfile::tempdir().unwrap();
     let fails = Arc::new(AtomicBool::new(false));
-    let told = fails.clone();
-    let disk = UnsyncedDisk::with_before_rename(move |to| match told.load(Ordering::Relaxed) && to.ends_with(FILE) {
-        true => Err(rustix::io::Errno::IO.into()),
-        false => Ok(()),
-    });
+    let disk = UnsyncedDisk::failing(&fails, Errno::IO.raw_os_error(), is_rename);
     let catalogue = open_on(disk, &folder).unwrap();
     let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
     fails.store(true, Ordering::Relaxed);
@@ -170,13 +168,8 @@ async fn a_change_whose_rename_failed_is_complete_after_the_next_one() {
 async fn a_change_whose_location_is_unknown_is_complete_after_the_next_one() {
     let folder = tempfile::tempdir().unwrap();
     let fails = Arc::new(AtomicBool::new(false));
-    let error = |fails: &AtomicBool| match fails.load(Ordering::Relaxed) {
-        true => Err(io::Error::from(rustix::io::Errno::IO)),
-        false => Ok(()),
-    };
-    let (renaming, looking) = (fails.clone(), fails.clone());
-    let disk = UnsyncedDisk::with_before_rename(move |to| if to.ends_with(FILE) { error(&renaming) } else { Ok(()) });
-    let disk = disk.with_before_lookup(move |_| error(&looking));
+    let is_failing = |call: DiskCall<'_>| matches!(call, DiskCall::Exists(_)) || is_rename(call);
+    let disk = UnsyncedDisk::failing(&fails, Errno::IO.raw_os_error(), is_failing);
     let catalogue = open_on(disk, &folder).unwrap();
     let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
     fails.store(true, Ordering::Relaxed);
@@ -193,10 +186,8 @@ async fn a_change_whose_location_is_unknown_is_complete_after_the_next_one() {
 #[tokio::test]
 async fn a_temporary_read_error_does_not_lose_the_last_change() {
     let (folder, _, _) = written_twice().await;
-    let disk = UnsyncedDisk::with_open(|path| match path.ends_with(FILE) {
-        true => Err(rustix::io::Errno::IO.into()),
-        false => Ok(()),
-    });
+    let is_open = |call: DiskCall<'_>| matches!(call, DiskCall::Open(path) if path.ends_with(FILE));
+    let disk = UnsyncedDisk::failing(&Arc::new(AtomicBool::new(true)), Errno::IO.raw_os_error(), is_open);
     let error = open_on(disk, &folder).err().expect("the version before lacks the last change").to_string();
     assert!(error.contains(FILE), "{error}");
     assert_eq!(open(&folder).unwrap().get("k").await.unwrap().unwrap().value, b"2");
@@ -228,11 +219,7 @@ async fn a_failed_write_is_one_event_until_a_write_succeeds() {
 async fn a_change_whose_folder_was_not_synced_has_an_unknown_outcome_and_is_seen() {
     let folder = tempfile::tempdir().unwrap();
     let fails = Arc::new(AtomicBool::new(false));
-    let told = fails.clone();
-    let disk = UnsyncedDisk::with_folder_sync(move || match told.load(Ordering::Relaxed) {
-        true => Err(io::Error::other("simulated")),
-        false => Ok(()),
-    });
+    let disk = UnsyncedDisk::failing(&fails, Errno::IO.raw_os_error(), |call| call == DiskCall::SyncFolder);
     let catalogue = open_on(disk, &folder).unwrap();
     let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
     fails.store(true, Ordering::Relaxed);
