@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use services::copy_folder;
 use tempfile::TempDir;
-use whimbrel_engines::conformance::log::{LogFactory, LogPorts, LogTraits};
+use whimbrel_engines::conformance::log::{LogFactory, LogPorts, LogTraits, new_spec};
 use whimbrel_engines::conformance::receipts::ReceiptsFactory;
-use whimbrel_engines::conformance::timers::TimersFactory;
+use whimbrel_engines::conformance::timers::{TimersFactory, hold};
 use whimbrel_engines::conformance::{Engine, Opens, Place};
 use whimbrel_engines::embedded::{
     EmbeddedLog, FileCatalogue, LsmDevices, LsmInbox, LsmProgress, LsmReceipts, LsmTimers, StoreReports, open_folder,
@@ -22,8 +22,8 @@ use whimbrel_model::record::{
     HEADER_ALSO_ID, HEADER_FINGERPRINT, HEADER_ID, HEADER_IDEMPOTENCY_KEY, idempotency_header,
 };
 use whimbrel_model::{
-    Clock, EventSink, Headers, Hold, HoldId, HoldRecord, MessageBody, PartitionId, Record, Retention,
-    SubscriptionNumber, SystemClock, Timestamp, TopicNumber, TopicSpec,
+    Clock, EventSink, Headers, Hold, HoldRecord, MessageBody, PartitionId, Record, SubscriptionNumber, SystemClock,
+    Timestamp, TopicNumber, TopicSpec,
 };
 use whimbrel_storage::LogSettings;
 
@@ -33,13 +33,7 @@ mod inbox_model;
 mod receipts_from_log;
 mod services;
 
-whimbrel_engines::conformance_suite!(log, Embedded);
-whimbrel_engines::conformance_suite!(catalogue, Embedded);
-whimbrel_engines::conformance_suite!(receipts, Embedded);
-whimbrel_engines::conformance_suite!(timers, Embedded);
-whimbrel_engines::conformance_suite!(progress, Embedded);
-whimbrel_engines::conformance_suite!(inbox, Embedded);
-whimbrel_engines::conformance_suite!(devices, Embedded);
+whimbrel_engines::conformance_suite!([log, catalogue, receipts, timers, progress, inbox, devices], Embedded);
 
 struct Embedded;
 
@@ -173,8 +167,7 @@ async fn log_with_topics(topics: &[(TopicNumber, &str)]) -> (TempDir, LogPorts) 
     let folder = tempfile::tempdir().unwrap();
     let ports = open_log(folder.path());
     for (number, name) in topics {
-        let (number, name, retention) = (*number, (*name).to_owned(), Retention::default());
-        let spec = TopicSpec { number, name, partitions: 1, retention, replicas: None, min_insync: None };
+        let spec = TopicSpec { number: *number, name: (*name).to_owned(), ..new_spec(1) };
         ports.topics.create(&spec).await.unwrap();
     }
     (folder, ports)
@@ -271,17 +264,8 @@ async fn the_answer_to_a_hold_is_restored_after_it_fired_and_the_store_was_lost(
     headers.push(HEADER_ID, b"a").push(HEADER_IDEMPOTENCY_KEY, &idempotency_header("", "order-1"));
     headers.push(HEADER_FINGERPRINT, b"0000000000000007");
     let now = SystemClock.now();
-    let hold = Hold {
-        id: HoldId::new("a"),
-        topic: orders.topic,
-        topic_name: "orders".into(),
-        due: now,
-        published_at: now,
-        version: 0,
-        fresh: true,
-        moves: Vec::new(),
-        message: MessageBody { key: None, value: Default::default(), headers: headers.take() },
-    };
+    let message = MessageBody { key: None, value: Default::default(), headers: headers.take() };
+    let hold = Hold { topic: orders.topic, version: 0, due: now, published_at: now, message, ..hold("a", 0) };
     let entries = vec![
         Entry { partition: orders, record: hold.fire(now) },
         Entry { partition: holds, record: HoldRecord::Held(hold).to_record(now) },

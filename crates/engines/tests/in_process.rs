@@ -10,9 +10,7 @@ use whimbrel_engines::memory::{MemoryDevices, MemorySessions};
 use whimbrel_model::SystemClock;
 use whimbrel_model::ports::{Coordination, Devices, PortFuture, Sessions};
 
-whimbrel_engines::conformance_suite!(coordination, InProcess);
-whimbrel_engines::conformance_suite!(sessions, InProcess);
-whimbrel_engines::conformance_suite!(devices, InProcess);
+whimbrel_engines::conformance_suite!([coordination, sessions, devices], InProcess);
 
 struct InProcess;
 

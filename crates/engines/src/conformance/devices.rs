@@ -3,9 +3,10 @@
 //! Each property has a store or a prefix of its own.
 
 use futures_util::future::join_all;
-use whimbrel_model::people::{Platform, Uid};
+use whimbrel_model::people::Platform;
 use whimbrel_model::ports::{DEVICES_PER_USER_MAX, Device, Devices, DevicesError, Provider};
 
+use super::sessions::uid;
 use super::{Opened, Opens};
 
 #[doc(hidden)]
@@ -126,11 +127,7 @@ mod properties {
     }
 }
 
-fn uid(text: &str) -> Uid {
-    Uid::new(text).expect("it is a good id")
-}
-
-fn device(name: &str, token: &str) -> Device {
+pub fn device(name: &str, token: &str) -> Device {
     Device {
         device: name.to_owned(),
         platform: Platform::new("ios").expect("it is a good name"),

@@ -1,17 +1,10 @@
 //! The conformance suites: the contract of each port as named properties, which run against any engine through a factory. They depend on
 //! the ports, not on engines.
 //!
-//! A test binary of an engine writes one line per port:
+//! A test binary of an engine names the ports that the engine has:
 //!
 //! ```ignore
-//! whimbrel_engines::conformance_suite!(log, MyLogs::new());
-//! whimbrel_engines::conformance_suite!(catalogue, MyCatalogues);
-//! whimbrel_engines::conformance_suite!(receipts, MyReceipts);
-//! whimbrel_engines::conformance_suite!(timers, MyTimers);
-//! whimbrel_engines::conformance_suite!(progress, MyProgress);
-//! whimbrel_engines::conformance_suite!(inbox, MyInboxes);
-//! whimbrel_engines::conformance_suite!(sessions, MySessions);
-//! whimbrel_engines::conformance_suite!(devices, MyDevices);
+//! whimbrel_engines::conformance_suite!([log, catalogue], MyEngine);
 //! ```
 //!
 //! The expression creates an [`Engine`] that [`Opens`] the port. It is evaluated once per property. Each property

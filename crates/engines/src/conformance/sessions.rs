@@ -315,7 +315,7 @@ mod properties {
     }
 }
 
-fn uid(text: &str) -> Uid {
+pub fn uid(text: &str) -> Uid {
     Uid::new(text).expect("it is a good id")
 }
 
@@ -328,7 +328,7 @@ fn session(gateway: GatewayId, number: u64, since: i64) -> OnlineSession {
     OnlineSession { session: SessionId { gateway, number }, platform, device: "".into(), since: at(since) }
 }
 
-fn came(user: &str, gateway: GatewayId, number: u64, version: u64) -> SessionUpdate {
+pub fn came(user: &str, gateway: GatewayId, number: u64, version: u64) -> SessionUpdate {
     SessionUpdate { uid: uid(user), version, session: session(gateway, number, 0), gone_at: None }
 }
 

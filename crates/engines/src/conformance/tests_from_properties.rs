@@ -1,8 +1,11 @@
 //! The macros that turn a suite's list of properties into tests.
 
-/// Makes one test of each property of a port's suite: `conformance_suite!(log, factory_expression)`.
+/// Makes one test of each property of the ports' suites: `conformance_suite!([log, catalogue], factory_expression)`.
 #[macro_export]
 macro_rules! conformance_suite {
+    ([$($port:ident),+], $factory:expr) => {
+        $($crate::conformance_suite!($port, $factory);)+
+    };
     (log, $factory:expr) => {
         $crate::log_properties! { conformance_tests, log, $factory }
     };

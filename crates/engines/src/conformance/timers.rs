@@ -9,6 +9,7 @@ use std::time::Duration;
 use whimbrel_model::ports::Timers;
 
 use super::{Opened, Opens};
+pub use scene::{at, hold};
 
 mod apply;
 mod count;

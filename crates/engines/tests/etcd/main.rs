@@ -20,8 +20,7 @@ use whimbrel_engines::conformance::{Engine, Opened, Opens, Place, missing_server
 use whimbrel_engines::etcd::{EtcdCatalogue, EtcdConnection, EtcdCoordination, EtcdSettings};
 use whimbrel_model::ports::{Catalogue, Coordination, PortFuture};
 
-whimbrel_engines::conformance_suite!(coordination, Etcd);
-whimbrel_engines::conformance_suite!(catalogue, Etcd);
+whimbrel_engines::conformance_suite!([coordination, catalogue], Etcd);
 
 const ADDRESS: &str = "WHIMBREL_TEST_ETCD";
 

@@ -8,7 +8,7 @@ use whimbrel_model::ports::{CommitOutcome, Entry, Log as _, LogTopics as _};
 use whimbrel_model::{Headers, PartitionId, Record, Timestamp};
 
 use crate::broker::OwnBroker;
-use crate::interoperability::read_all;
+use crate::interoperability::{new_topic, read_all};
 use crate::programs::{Peer, Seen, assert_others_read, assert_same, java_writes, kcat_writes};
 use crate::{ADDRESS, connect};
 
@@ -58,8 +58,7 @@ async fn whimbrel_reads_every_compression_of_other_clients() {
     needs_servers!(ADDRESS);
     let broker = OwnBroker::start();
     let log = connect(KafkaSettings::new(&broker.address)).await;
-    let spec = new_spec(1);
-    log.create(&spec).await.expect("the topic can be created");
+    let spec = new_topic(&log, 1).await;
     let mut peer = Peer::start(&broker.address);
     let (mut written, mut codecs) = (Vec::new(), Vec::new());
     for (_, name, codec) in COMPRESSIONS {

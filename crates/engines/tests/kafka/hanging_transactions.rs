@@ -10,6 +10,7 @@ use whimbrel_model::ports::{CommitOutcome, Entry, Fence, Log, LogError, LogTopic
 use whimbrel_model::{Event, PartitionId, TopicSpec};
 
 use crate::broker::OwnBroker;
+use crate::interoperability::new_topic;
 use crate::programs::Peer;
 use crate::{ADDRESS, kept_events};
 
@@ -22,8 +23,7 @@ async fn a_commit_that_kafka_left_open_in_both_its_partitions_is_ended_as_a_comm
     let mut broker = OwnBroker::start();
     let (events, kept) = kept_events();
     let log = KafkaLog::connect(impatient(&broker), events).await.expect("Kafka can be reached");
-    let spec = new_spec(2);
-    log.create(&spec).await.expect("the topic can be made");
+    let spec = new_topic(&log, 2).await;
     let partitions = [0, 1].map(|index| PartitionId::new(spec.number, index));
     let fence = log.fence(&spec.name, 1).await.expect("the fence can be opened");
     let both = |text: &str| partitions.map(|partition| entry(partition, text)).to_vec();
@@ -101,7 +101,7 @@ impl LeftOpen {
     }
 }
 
-fn impatient(broker: &OwnBroker) -> KafkaSettings {
+pub fn impatient(broker: &OwnBroker) -> KafkaSettings {
     KafkaSettings {
         message_timeout: Duration::from_secs(3),
         transaction_timeout: Duration::from_secs(3),
@@ -125,7 +125,8 @@ fn transactional_id(topic: &str) -> String {
     format!("whimbrel/{topic}")
 }
 
-async fn opened(log: &Arc<KafkaLog>, name: &str) -> Fence {
+/// Opens a fence again, with retries while the broker is unavailable.
+pub async fn opened(log: &Arc<KafkaLog>, name: &str) -> Fence {
     let began = Instant::now();
     loop {
         match log.fence(name, 2).await {
@@ -137,7 +138,7 @@ async fn opened(log: &Arc<KafkaLog>, name: &str) -> Fence {
 }
 
 /// Commits, again while the engine cannot take the commit yet.
-async fn commit(log: &Arc<KafkaLog>, fence: &Fence, entries: &[Entry]) {
+pub async fn commit(log: &Arc<KafkaLog>, fence: &Fence, entries: &[Entry]) {
     let began = Instant::now();
     loop {
         match log.commit(fence, entries.to_vec()).await {

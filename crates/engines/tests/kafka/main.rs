@@ -28,7 +28,7 @@ use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
 use whimbrel_model::ports::PortFuture;
 use whimbrel_model::{Event, EventSink};
 
-whimbrel_engines::conformance_suite!(log, Kafka);
+whimbrel_engines::conformance_suite!([log], Kafka);
 
 const ADDRESS: &str = "WHIMBREL_TEST_KAFKA";
 

@@ -10,6 +10,7 @@ use whimbrel_model::PartitionId;
 use whimbrel_model::ports::{Log as _, LogError, LogTopics as _, ReadLimits};
 
 use crate::broker::OwnBroker;
+use crate::interoperability::new_topic;
 use crate::{ADDRESS, connect};
 
 const LIMITS: ReadLimits = ReadLimits { max_records: 1000, max_bytes: 4 << 20, wait: Duration::from_secs(10) };
@@ -19,8 +20,7 @@ async fn only_the_damaged_batch_is_lost_to_readers() {
     needs_servers!(ADDRESS);
     let broker = OwnBroker::start();
     let log = connect(KafkaSettings::new(&broker.address)).await;
-    let spec = new_spec(1);
-    log.create(&spec).await.expect("the topic can be created");
+    let spec = new_topic(&log, 1).await;
     let partition = PartitionId::new(spec.number, 0);
     for offset in 0..4 {
         append(&log, partition, 100, offset).await;

@@ -11,6 +11,7 @@ use whimbrel_engines::needs_servers;
 use whimbrel_model::ports::{Entry, Log, LogError, LogTopics};
 use whimbrel_model::{ExistingTopic, NamedBounds, PartitionId, Retention, TopicSpec};
 
+use crate::interoperability::new_topic;
 use crate::programs::Peer;
 use crate::services::free_address;
 use crate::{ADDRESS, connect, settings};
@@ -56,8 +57,7 @@ async fn appends_beyond_the_queue_are_refused_as_overload() {
     // No record leaves the queue before the call has offered all of its records.
     let narrow = KafkaSettings { queue_records_max: 10, linger: Duration::from_secs(1), ..settings() };
     let log = connect(narrow).await;
-    let spec = new_spec(1);
-    log.create(&spec).await.expect("the topic can be made");
+    let spec = new_topic(&log, 1).await;
     let outcome = log.append((0..30).map(|_| entry(&spec, 10)).collect()).await;
     let taken = outcome.iter().filter(|each| each.is_ok()).count();
     let overloaded = outcome.iter().filter(|each| matches!(each, Err(LogError::Overloaded(_)))).count();
@@ -129,8 +129,7 @@ async fn topics_of_the_engine_are_found_by_name() {
 async fn a_change_that_does_not_name_the_retention_leaves_it_as_the_brokers_have_it() {
     needs_servers!(ADDRESS);
     let log = connect(settings()).await;
-    let spec = new_spec(1);
-    log.create(&spec).await.expect("the topic can be made");
+    let spec = new_topic(&log, 1).await;
     let mut operator = Peer::start(&crate::bootstrap());
     operator.set_config(&spec.name, "retention.ms", "7200000");
     operator.set_config(&spec.name, "retention.bytes", "1000000");

@@ -31,33 +31,18 @@ use whimbrel_model::ports::{Devices, Inbox, PortFuture, Progress, Receipts, Sess
 
 mod single {
     use super::{ONE, Shared};
-    whimbrel_engines::conformance_suite!(timers, Shared(ONE));
-    whimbrel_engines::conformance_suite!(receipts, Shared(ONE));
-    whimbrel_engines::conformance_suite!(progress, Shared(ONE));
-    whimbrel_engines::conformance_suite!(inbox, Shared(ONE));
-    whimbrel_engines::conformance_suite!(sessions, Shared(ONE));
-    whimbrel_engines::conformance_suite!(devices, Shared(ONE));
+    whimbrel_engines::conformance_suite!([timers, receipts, progress, inbox, sessions, devices], Shared(ONE));
 }
 
 mod cluster {
     use super::{CLUSTER, Shared};
-    whimbrel_engines::conformance_suite!(timers, Shared(CLUSTER));
-    whimbrel_engines::conformance_suite!(receipts, Shared(CLUSTER));
-    whimbrel_engines::conformance_suite!(progress, Shared(CLUSTER));
-    whimbrel_engines::conformance_suite!(inbox, Shared(CLUSTER));
-    whimbrel_engines::conformance_suite!(sessions, Shared(CLUSTER));
-    whimbrel_engines::conformance_suite!(devices, Shared(CLUSTER));
+    whimbrel_engines::conformance_suite!([timers, receipts, progress, inbox, sessions, devices], Shared(CLUSTER));
 }
 
 /// A user with exactly the rights that docs/operating/redis.md lists.
 mod restricted {
     use super::{RESTRICTED, Shared};
-    whimbrel_engines::conformance_suite!(timers, Shared(RESTRICTED));
-    whimbrel_engines::conformance_suite!(receipts, Shared(RESTRICTED));
-    whimbrel_engines::conformance_suite!(progress, Shared(RESTRICTED));
-    whimbrel_engines::conformance_suite!(inbox, Shared(RESTRICTED));
-    whimbrel_engines::conformance_suite!(sessions, Shared(RESTRICTED));
-    whimbrel_engines::conformance_suite!(devices, Shared(RESTRICTED));
+    whimbrel_engines::conformance_suite!([timers, receipts, progress, inbox, sessions, devices], Shared(RESTRICTED));
 }
 
 const ONE: &str = "WHIMBREL_TEST_REDIS";

@@ -1,12 +1,14 @@
 //! A Redis that is down, frozen or full: calls end in bounded time with an error, and succeed again after Redis has recovered.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use whimbrel_engines::needs_servers;
 use whimbrel_engines::redis::RedisReceipts;
 use whimbrel_engines::stores::ReceiptSettings;
 use whimbrel_model::ports::{
-    ApplyOutcome, Claim, ClaimKind, ClaimState, PublishReceipt, Receipts as _, ReceiptsError, TimersError, TimersWrite,
+    ApplyOutcome, Claim, ClaimKind, ClaimState, PublishReceipt, Receipts as _, ReceiptsError, Timers, TimersError,
+    TimersWrite,
 };
 use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumber};
 
@@ -16,7 +18,7 @@ use crate::{ONE, connect, open_receipts, open_timers};
 /// The sum of both timeouts of the settings, and a margin for a busy machine.
 const PATIENCE_MAX: Duration = Duration::from_secs(3);
 
-fn empty_write(expected: u64, applied: u64) -> TimersWrite {
+pub fn empty_write(expected: u64, applied: u64) -> TimersWrite {
     let zero = Timestamp::from_millis(0);
     TimersWrite {
         epoch: 1,
@@ -30,6 +32,14 @@ fn empty_write(expected: u64, applied: u64) -> TimersWrite {
     }
 }
 
+/// A Redis with a write that moved its timers to offset 10.
+async fn with_a_write() -> (OwnRedis, Arc<dyn Timers>) {
+    let redis = OwnRedis::start();
+    let timers = open_timers(redis.settings()).await;
+    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(ApplyOutcome::Done));
+    (redis, timers)
+}
+
 fn claim() -> Claim {
     let partition = PartitionId::new(TopicNumber(1), 0);
     let (owner, text) = (String::new(), "order-1".to_owned());
@@ -39,10 +49,8 @@ fn claim() -> Claim {
 #[tokio::test]
 async fn a_killed_redis_is_unavailable_at_once_and_used_again_after_its_restart() {
     needs_servers!(ONE);
-    let mut redis = OwnRedis::start();
-    let timers = open_timers(redis.settings()).await;
+    let (mut redis, timers) = with_a_write().await;
     let receipts = open_receipts(redis.settings()).await;
-    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(ApplyOutcome::Done));
     redis.kill();
     let began = Instant::now();
     assert!(matches!(timers.apply(0, empty_write(10, 20)).await, Err(TimersError::Unavailable(_))));
@@ -64,9 +72,7 @@ async fn a_killed_redis_is_unavailable_at_once_and_used_again_after_its_restart(
 #[tokio::test]
 async fn a_call_to_a_frozen_redis_times_out_and_the_offset_shows_its_outcome() {
     needs_servers!(ONE);
-    let redis = OwnRedis::start();
-    let timers = open_timers(redis.settings()).await;
-    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(ApplyOutcome::Done));
+    let (redis, timers) = with_a_write().await;
     redis.freeze();
     let began = Instant::now();
     let outcome = timers.apply(0, empty_write(10, 20)).await;
@@ -86,9 +92,7 @@ async fn a_call_to_a_frozen_redis_times_out_and_the_offset_shows_its_outcome() {
 #[tokio::test]
 async fn a_full_redis_rejects_a_whole_write_and_accepts_it_when_it_has_space() {
     needs_servers!(ONE);
-    let redis = OwnRedis::start();
-    let timers = open_timers(redis.settings()).await;
-    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(ApplyOutcome::Done));
+    let (redis, timers) = with_a_write().await;
     assert_eq!(redis.cli(&["config", "set", "maxmemory", "1"]), "OK");
     let refused = timers.apply(0, empty_write(10, 20)).await;
     assert!(matches!(refused, Err(TimersError::Unavailable(_))), "{refused:?}");
@@ -100,9 +104,7 @@ async fn a_full_redis_rejects_a_whole_write_and_accepts_it_when_it_has_space() {
 #[tokio::test]
 async fn evicted_scripts_are_sent_again() {
     needs_servers!(ONE);
-    let redis = OwnRedis::start();
-    let timers = open_timers(redis.settings()).await;
-    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(ApplyOutcome::Done));
+    let (redis, timers) = with_a_write().await;
     assert_eq!(redis.cli(&["script", "flush"]), "OK");
     assert_eq!(timers.apply(0, empty_write(10, 20)).await, Ok(ApplyOutcome::Done));
 }

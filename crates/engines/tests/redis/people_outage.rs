@@ -4,13 +4,14 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use whimbrel_engines::conformance::{devices, sessions};
 use whimbrel_engines::needs_servers;
 use whimbrel_engines::redis::{RedisDevices, RedisInbox, RedisSessions};
 use whimbrel_model::Timestamp;
-use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, Uid};
+use whimbrel_model::people::{GatewayId, Uid};
 use whimbrel_model::ports::{
-    ApplyOutcome, Device, Devices, DevicesError, Inbox, InboxChange, InboxError, InboxWrite, Provider, RowKey,
-    SessionUpdate, Sessions, SessionsError,
+    ApplyOutcome, Device, Devices, DevicesError, Inbox, InboxChange, InboxError, InboxWrite, RowKey, SessionUpdate,
+    Sessions, SessionsError,
 };
 
 use crate::services::{Outage as _, OwnRedis};
@@ -44,16 +45,11 @@ async fn is_stored(inbox: &RedisInbox, seq: u64) -> bool {
 }
 
 fn came(number: u64) -> SessionUpdate {
-    let id = SessionId { gateway: GATEWAY, number };
-    let (platform, device) = (Platform::new("web").unwrap(), "d1".into());
-    let session = OnlineSession { session: id, platform, device, since: Timestamp::from_millis(1) };
-    SessionUpdate { uid: uid(), version: number, session, gone_at: None }
+    sessions::came(uid().as_str(), GATEWAY, number, number)
 }
 
 fn device(token: &str) -> Device {
-    let (platform, provider) = (Platform::new("ios").unwrap(), Provider::Apns);
-    let (device, token) = ("d1".to_owned(), token.to_owned());
-    Device { device, platform, provider, token, p256dh: None, auth: None, topic: None }
+    devices::device("d1", token)
 }
 
 struct Stores {

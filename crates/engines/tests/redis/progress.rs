@@ -1,5 +1,6 @@
 //! Progress on a Redis that is killed, emptied, full, or has lost its last writes: calls fail in bounded time, and an owner can continue.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -19,6 +20,15 @@ fn row(partition: u32, state: &'static str) -> ProgressRow {
     ProgressRow { place, run: 1, state: Bytes::from_static(state.as_bytes()) }
 }
 
+/// A Redis whose subscription was opened by epoch 5 and has one row.
+async fn with_a_row(state: &'static str) -> (OwnRedis, Arc<dyn Progress>) {
+    let redis = OwnRedis::start();
+    let progress = open_progress(redis.settings()).await;
+    assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
+    assert_eq!(progress.save(SUB, 5, vec![row(0, state)]).await, Ok(()));
+    (redis, progress)
+}
+
 /// A connection notices a restart by its next call, which fails; the call after that reaches the new server.
 async fn opened_when_it_answers(progress: &dyn Progress, epoch: u64) -> Vec<ProgressRow> {
     let began = Instant::now();
@@ -33,10 +43,7 @@ async fn opened_when_it_answers(progress: &dyn Progress, epoch: u64) -> Vec<Prog
 #[tokio::test]
 async fn a_killed_redis_is_unavailable_at_once_and_has_every_acknowledged_save_after_its_restart() {
     needs_servers!(ONE);
-    let mut redis = OwnRedis::start();
-    let progress = open_progress(redis.settings()).await;
-    assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
-    assert_eq!(progress.save(SUB, 5, vec![row(0, "a")]).await, Ok(()));
+    let (mut redis, progress) = with_a_row("a").await;
     redis.kill();
     let began = Instant::now();
     let refused = progress.save(SUB, 5, vec![row(0, "b")]).await;
@@ -64,10 +71,7 @@ async fn an_emptied_redis_accepts_the_next_save_of_the_owner() {
 #[tokio::test]
 async fn the_owner_opens_a_redis_again_that_lost_its_takeover() {
     needs_servers!(ONE);
-    let mut redis = OwnRedis::start();
-    let progress = open_progress(redis.settings()).await;
-    assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
-    assert_eq!(progress.save(SUB, 5, vec![row(0, "earlier owner")]).await, Ok(()));
+    let (mut redis, progress) = with_a_row("earlier owner").await;
     let earlier = redis.copy_of_disk();
     assert_eq!(progress.open(SUB, 6).await, Ok(vec![row(0, "earlier owner")]));
     redis.fall_back_to(&earlier);
@@ -85,10 +89,7 @@ async fn the_owner_opens_a_redis_again_that_lost_its_takeover() {
 #[tokio::test]
 async fn a_full_redis_rejects_a_whole_save_and_accepts_it_when_it_has_space() {
     needs_servers!(ONE);
-    let redis = OwnRedis::start();
-    let progress = open_progress(redis.settings()).await;
-    assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
-    assert_eq!(progress.save(SUB, 5, vec![row(0, "a")]).await, Ok(()));
+    let (redis, progress) = with_a_row("a").await;
     assert_eq!(redis.cli(&["config", "set", "maxmemory", "1"]), "OK");
     let refused = progress.save(SUB, 5, vec![row(0, "b"), row(1, "b")]).await;
     assert!(matches!(refused, Err(ProgressError::Unavailable(_))), "{refused:?}");

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
+use whimbrel_engines::conformance::timers::{self, at};
 use whimbrel_engines::needs_servers;
 use whimbrel_engines::redis::remove_holds;
 use whimbrel_model::ports::{ApplyOutcome, CountQuery, HoldQuery, TimerChange, Timers, TimersWrite};
-use whimbrel_model::{Headers, Hold, HoldEndKind, HoldId, MessageBody, Timestamp, TopicNumber};
+use whimbrel_model::{Hold, HoldEndKind, HoldId, TopicNumber};
 
 use crate::services::{Outage as _, OwnRedis};
 use crate::{ONE, connect, open_timers};
@@ -14,22 +14,8 @@ use crate::{ONE, connect, open_timers};
 const SHARD: u32 = 3;
 const EPOCH: u64 = 5;
 
-fn at(millis: i64) -> Timestamp {
-    Timestamp::from_millis(1_800_000_000_000 + millis)
-}
-
 fn hold(id: &str) -> Arc<Hold> {
-    Arc::new(Hold {
-        id: HoldId::new(id),
-        topic: TopicNumber(7),
-        topic_name: "orders".into(),
-        due: at(1000),
-        published_at: at(0),
-        version: 1,
-        fresh: true,
-        moves: Vec::new(),
-        message: MessageBody { key: None, value: Bytes::from_static(b"body"), headers: Headers::EMPTY },
-    })
+    Arc::new(timers::hold(id, 1000))
 }
 
 fn put(id: &str, expected: u64, applied: u64) -> TimersWrite {
