@@ -66,19 +66,6 @@ impl RedisInbox {
         names.iter().map(|name| format!("{}:{{push:{partition}}}:{name}", self.connection.prefix())).collect()
     }
 
-    async fn take(&self, partition: u32, epoch: u64) -> Result<Option<u64>, InboxError> {
-        let mut call = self.open.on(self.keys(partition, &["meta"]).iter());
-        call.arg(decimal(epoch));
-        let answer = self.connection.run(&self.open, call).await?;
-        if matches!(answer, Value::Nil) {
-            return Ok(None);
-        }
-        let mut answer = ReplyParts::of(answer)?;
-        let (applied, writes) = (answer.number()?, answer.bytes()?);
-        self.written().insert(partition, (epoch, writes));
-        Ok(Some(applied))
-    }
-
     fn written(&self) -> MutexGuard<'_, HashMap<u32, (u64, Bytes)>> {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -89,25 +76,6 @@ impl RedisInbox {
         let mut written = self.written();
         let is_its_own = written.get(&partition).is_some_and(|(of, _)| *of == epoch);
         if is_its_own { written.remove(&partition).map(|(_, writes)| writes).unwrap_or_default() } else { Bytes::new() }
-    }
-
-    async fn write(&self, partition: u32, write: InboxWrite) -> Result<ApplyOutcome, InboxError> {
-        let _turn = self.connection.acquire_turn(&self.writes).await?;
-        let mut call = self.apply.on(self.keys(partition, &NAMES).iter());
-        let (epoch, writes) = (write.epoch, self.take_written(partition, write.epoch));
-        add_arguments(&mut call, &write, &writes)?;
-        // The call has a copy of the rows: free them before waiting for the answer.
-        drop(write);
-        let mut answer = ReplyParts::of(self.connection.run(&self.apply, call).await?)?;
-        match &*answer.bytes()? {
-            b"done" => {
-                self.written().insert(partition, (epoch, answer.bytes()?));
-                Ok(ApplyOutcome::Done)
-            }
-            b"behind" => Ok(ApplyOutcome::Behind { at: answer.number()? }),
-            b"older_epoch" => Ok(ApplyOutcome::OlderEpoch),
-            _ => Err(RedisCallError::UnexpectedReply.into()),
-        }
     }
 
     /// Reads fields of hashes in one step, and the applied offset with them.
@@ -128,49 +96,6 @@ impl RedisInbox {
         let applied = answer.number()?;
         let asked = hashes.iter().map(|(_, fields)| fields.len()).sum();
         let found = (0..asked).map(|_| answer.optional()).collect::<Result<_, _>>()?;
-        Ok(AtOffset { applied, found })
-    }
-
-    async fn boxes(&self, partition: u32, uids: Vec<Uid>) -> Result<AtOffset<Vec<Option<Bytes>>>, InboxError> {
-        let fields = uids.iter().map(|uid| uid.as_str().into()).collect();
-        self.fields(partition, &[("boxes", fields)]).await
-    }
-
-    async fn rows(&self, partition: u32, keys: Vec<RowKey>) -> Result<AtOffset<Vec<Option<Bytes>>>, InboxError> {
-        let (mut own, mut shared) = (Vec::new(), Vec::new());
-        for key in &keys {
-            match key {
-                RowKey::Own { uid, seq } => own.push(own_field(uid.as_str(), *seq)),
-                RowKey::Shared { seq } => shared.push(shared_field(*seq)),
-            }
-        }
-        let first_shared = own.len();
-        let read = self.fields(partition, &[("rows", own), ("shared", shared)]).await?;
-        let mut own = read.found;
-        let shared = own.split_off(first_shared);
-        let (mut own, mut shared) = (own.into_iter(), shared.into_iter());
-        let of_key = |key: &RowKey| match key {
-            RowKey::Own { .. } => own.next().flatten(),
-            RowKey::Shared { .. } => shared.next().flatten(),
-        };
-        Ok(AtOffset { applied: read.applied, found: keys.iter().map(of_key).collect() })
-    }
-
-    async fn reclaimable(
-        &self,
-        partition: u32,
-        before: Timestamp,
-        limit: usize,
-    ) -> Result<AtOffset<Vec<Uid>>, InboxError> {
-        let mut call = self.reclaimable.on(self.keys(partition, &["meta", "reclaim"]).iter());
-        call.arg(reclaim_hour(before)).arg(limit);
-        let mut answer = ReplyParts::of(self.connection.run(&self.reclaimable, call).await?)?;
-        let (applied, mut found) = (answer.number()?, Vec::new());
-        while !answer.is_over() {
-            let uid = answer.bytes()?;
-            let uid = std::str::from_utf8(&uid).ok().and_then(|uid| Uid::new(uid).ok());
-            found.push(uid.ok_or(RedisCallError::UnexpectedReply)?);
-        }
         Ok(AtOffset { applied, found })
     }
 }
@@ -244,22 +169,82 @@ impl From<RedisCallError> for InboxError {
 
 impl Inbox for RedisInbox {
     fn open(&self, partition: u32, epoch: u64) -> PortFuture<'_, Result<Option<u64>, InboxError>> {
-        Box::pin(self.take(partition, epoch))
+        Box::pin(async move {
+            let mut call = self.open.on(self.keys(partition, &["meta"]).iter());
+            call.arg(decimal(epoch));
+            let answer = self.connection.run(&self.open, call).await?;
+            if matches!(answer, Value::Nil) {
+                return Ok(None);
+            }
+            let mut answer = ReplyParts::of(answer)?;
+            let (applied, writes) = (answer.number()?, answer.bytes()?);
+            self.written().insert(partition, (epoch, writes));
+            Ok(Some(applied))
+        })
     }
 
     fn apply(&self, partition: u32, write: InboxWrite) -> PortFuture<'_, Result<ApplyOutcome, InboxError>> {
-        Box::pin(self.write(partition, write))
+        Box::pin(async move {
+            let _turn = self.connection.acquire_turn(&self.writes).await?;
+            let mut call = self.apply.on(self.keys(partition, &NAMES).iter());
+            let (epoch, writes) = (write.epoch, self.take_written(partition, write.epoch));
+            add_arguments(&mut call, &write, &writes)?;
+            // The call has a copy of the rows: free them before waiting for the answer.
+            drop(write);
+            let mut answer = ReplyParts::of(self.connection.run(&self.apply, call).await?)?;
+            match &*answer.bytes()? {
+                b"done" => {
+                    self.written().insert(partition, (epoch, answer.bytes()?));
+                    Ok(ApplyOutcome::Done)
+                }
+                b"behind" => Ok(ApplyOutcome::Behind { at: answer.number()? }),
+                b"older_epoch" => Ok(ApplyOutcome::OlderEpoch),
+                _ => Err(RedisCallError::UnexpectedReply.into()),
+            }
+        })
     }
 
     fn boxes(&self, partition: u32, uids: Vec<Uid>) -> InboxRead<'_, Vec<Option<Bytes>>> {
-        Box::pin(self.boxes(partition, uids))
+        Box::pin(async move {
+            let fields = uids.iter().map(|uid| uid.as_str().into()).collect();
+            self.fields(partition, &[("boxes", fields)]).await
+        })
     }
 
     fn rows(&self, partition: u32, keys: Vec<RowKey>) -> InboxRead<'_, Vec<Option<Bytes>>> {
-        Box::pin(self.rows(partition, keys))
+        Box::pin(async move {
+            let (mut own, mut shared) = (Vec::new(), Vec::new());
+            for key in &keys {
+                match key {
+                    RowKey::Own { uid, seq } => own.push(own_field(uid.as_str(), *seq)),
+                    RowKey::Shared { seq } => shared.push(shared_field(*seq)),
+                }
+            }
+            let first_shared = own.len();
+            let read = self.fields(partition, &[("rows", own), ("shared", shared)]).await?;
+            let mut own = read.found;
+            let shared = own.split_off(first_shared);
+            let (mut own, mut shared) = (own.into_iter(), shared.into_iter());
+            let of_key = |key: &RowKey| match key {
+                RowKey::Own { .. } => own.next().flatten(),
+                RowKey::Shared { .. } => shared.next().flatten(),
+            };
+            Ok(AtOffset { applied: read.applied, found: keys.iter().map(of_key).collect() })
+        })
     }
 
     fn reclaimable(&self, partition: u32, before: Timestamp, limit: usize) -> InboxRead<'_, Vec<Uid>> {
-        Box::pin(self.reclaimable(partition, before, limit))
+        Box::pin(async move {
+            let mut call = self.reclaimable.on(self.keys(partition, &["meta", "reclaim"]).iter());
+            call.arg(reclaim_hour(before)).arg(limit);
+            let mut answer = ReplyParts::of(self.connection.run(&self.reclaimable, call).await?)?;
+            let (applied, mut found) = (answer.number()?, Vec::new());
+            while !answer.is_over() {
+                let uid = answer.bytes()?;
+                let uid = std::str::from_utf8(&uid).ok().and_then(|uid| Uid::new(uid).ok());
+                found.push(uid.ok_or(RedisCallError::UnexpectedReply)?);
+            }
+            Ok(AtOffset { applied, found })
+        })
     }
 }

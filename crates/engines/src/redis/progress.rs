@@ -34,67 +34,6 @@ impl RedisProgress {
     fn key(&self, subscription: SubscriptionNumber) -> [String; 1] {
         [format!("{}:{{s{}}}:progress", self.connection.prefix(), subscription.0)]
     }
-
-    async fn open(&self, subscription: SubscriptionNumber, epoch: u64) -> Result<Vec<ProgressRow>, ProgressError> {
-        let mut call = self.open.on(self.key(subscription).iter());
-        call.arg(decimal(epoch));
-        let mut answer = ReplyParts::of(self.connection.run(&self.open, call).await?)?;
-        if &*answer.bytes()? != b"rows" {
-            return Err(fenced(subscription, &mut answer)?);
-        }
-        let mut rows = Vec::new();
-        while !answer.is_over() {
-            let (place, value) = (answer.bytes()?, answer.bytes()?);
-            match decode_placed_row(&place, value) {
-                Some(row) => rows.push(row),
-                None => tracing::warn!(
-                    subscription = subscription.0,
-                    "cannot read a row of progress: its partition starts again at the start of the subscription"
-                ),
-            }
-        }
-        Ok(rows)
-    }
-
-    async fn save(
-        &self,
-        subscription: SubscriptionNumber,
-        epoch: u64,
-        rows: Vec<ProgressRow>,
-    ) -> Result<(), ProgressError> {
-        let mut call = self.save.on(self.key(subscription).iter());
-        call.arg(decimal(epoch));
-        for row in &rows {
-            call.arg(&encode_place(row.place)[..]).arg(row.run).arg(encode_row(row));
-        }
-        // The call has a copy of the rows.
-        drop(rows);
-        let mut answer = ReplyParts::of(self.connection.run(&self.save, call).await?)?;
-        match &*answer.bytes()? {
-            b"done" => Ok(()),
-            b"newer_run" => {
-                let place = decode_place(&answer.bytes()?).ok_or(RedisCallError::UnexpectedReply)?;
-                Err(ProgressError::NewerRun { place, run: answer.number()? })
-            }
-            _ => Err(fenced(subscription, &mut answer)?),
-        }
-    }
-
-    async fn end_line(&self, subscription: SubscriptionNumber, epoch: u64, line: u32) -> Result<(), ProgressError> {
-        let mut call = self.end_line.on(self.key(subscription).iter());
-        call.arg(decimal(epoch)).arg(&encode_line(line)[..]);
-        let mut answer = ReplyParts::of(self.connection.run(&self.end_line, call).await?)?;
-        match &*answer.bytes()? {
-            b"done" => Ok(()),
-            _ => Err(fenced(subscription, &mut answer)?),
-        }
-    }
-
-    async fn forget(&self, subscription: SubscriptionNumber) -> Result<(), ProgressError> {
-        let call = self.forget.on(self.key(subscription).iter());
-        self.connection.run(&self.forget, call).await?;
-        Ok(())
-    }
 }
 
 /// The rejection of an older epoch. Its first word has been read.
@@ -114,7 +53,26 @@ impl Progress for RedisProgress {
         subscription: SubscriptionNumber,
         epoch: u64,
     ) -> PortFuture<'_, Result<Vec<ProgressRow>, ProgressError>> {
-        Box::pin(self.open(subscription, epoch))
+        Box::pin(async move {
+            let mut call = self.open.on(self.key(subscription).iter());
+            call.arg(decimal(epoch));
+            let mut answer = ReplyParts::of(self.connection.run(&self.open, call).await?)?;
+            if &*answer.bytes()? != b"rows" {
+                return Err(fenced(subscription, &mut answer)?);
+            }
+            let mut rows = Vec::new();
+            while !answer.is_over() {
+                let (place, value) = (answer.bytes()?, answer.bytes()?);
+                match decode_placed_row(&place, value) {
+                    Some(row) => rows.push(row),
+                    None => tracing::warn!(
+                        subscription = subscription.0,
+                        "cannot read a row of progress: its partition starts again at the start of the subscription"
+                    ),
+                }
+            }
+            Ok(rows)
+        })
     }
 
     fn save(
@@ -123,7 +81,24 @@ impl Progress for RedisProgress {
         epoch: u64,
         rows: Vec<ProgressRow>,
     ) -> PortFuture<'_, Result<(), ProgressError>> {
-        Box::pin(self.save(subscription, epoch, rows))
+        Box::pin(async move {
+            let mut call = self.save.on(self.key(subscription).iter());
+            call.arg(decimal(epoch));
+            for row in &rows {
+                call.arg(&encode_place(row.place)[..]).arg(row.run).arg(encode_row(row));
+            }
+            // The call has a copy of the rows.
+            drop(rows);
+            let mut answer = ReplyParts::of(self.connection.run(&self.save, call).await?)?;
+            match &*answer.bytes()? {
+                b"done" => Ok(()),
+                b"newer_run" => {
+                    let place = decode_place(&answer.bytes()?).ok_or(RedisCallError::UnexpectedReply)?;
+                    Err(ProgressError::NewerRun { place, run: answer.number()? })
+                }
+                _ => Err(fenced(subscription, &mut answer)?),
+            }
+        })
     }
 
     fn end_line(
@@ -132,10 +107,22 @@ impl Progress for RedisProgress {
         epoch: u64,
         line: u32,
     ) -> PortFuture<'_, Result<(), ProgressError>> {
-        Box::pin(self.end_line(subscription, epoch, line))
+        Box::pin(async move {
+            let mut call = self.end_line.on(self.key(subscription).iter());
+            call.arg(decimal(epoch)).arg(&encode_line(line)[..]);
+            let mut answer = ReplyParts::of(self.connection.run(&self.end_line, call).await?)?;
+            match &*answer.bytes()? {
+                b"done" => Ok(()),
+                _ => Err(fenced(subscription, &mut answer)?),
+            }
+        })
     }
 
     fn forget(&self, subscription: SubscriptionNumber) -> PortFuture<'_, Result<(), ProgressError>> {
-        Box::pin(self.forget(subscription))
+        Box::pin(async move {
+            let call = self.forget.on(self.key(subscription).iter());
+            self.connection.run(&self.forget, call).await?;
+            Ok(())
+        })
     }
 }

@@ -36,10 +36,6 @@ pub struct RedisTimers {
     connection: RedisConnection,
     writes: Semaphore,
     remember: Duration,
-    scripts: Scripts,
-}
-
-struct Scripts {
     open: Script,
     apply: Script,
     page: Script,
@@ -63,40 +59,20 @@ type IndexPage = AtOffset<Vec<(Bytes, Bytes)>>;
 impl RedisTimers {
     /// Ends are remembered for the time in the settings, and up to a sixth of it longer.
     pub fn new(connection: RedisConnection, settings: TimerSettings) -> Self {
-        let scripts = Scripts {
+        Self {
+            connection,
+            writes: Semaphore::new(WRITES_AT_ONCE),
+            remember: settings.remember,
             open: Script::new(include_str!("lua/open.lua")),
             apply: Script::new(include_str!("lua/apply.lua")),
             page: Script::new(include_str!("lua/page.lua")),
             get: Script::new(include_str!("lua/get.lua")),
             count: Script::new(include_str!("lua/count.lua")),
-        };
-        Self { connection, writes: Semaphore::new(WRITES_AT_ONCE), remember: settings.remember, scripts }
+        }
     }
 
     fn keys(&self, shard: u32) -> ShardKeys {
         ShardKeys::new(self.connection.prefix(), shard)
-    }
-
-    async fn take(&self, shard: u32, epoch: u64) -> Result<Option<u64>, TimersError> {
-        let mut call = self.scripts.open.on([self.keys(shard).key("meta")].iter());
-        call.arg(decimal(epoch));
-        let at = bytes_of(self.connection.run(&self.scripts.open, call).await?)?;
-        Ok(at.map(|at| number_of(&at)).transpose()?)
-    }
-
-    async fn write(&self, shard: u32, write: TimersWrite) -> Result<ApplyOutcome, TimersError> {
-        let _turn = self.connection.acquire_turn(&self.writes).await?;
-        let mut call = self.scripts.apply.on(self.keys(shard).all().iter());
-        add_arguments(&mut call, &write, self.remember)?;
-        // The call has a copy of the holds: free them before waiting for the answer.
-        drop(write);
-        let mut answer = ReplyParts::of(self.connection.run(&self.scripts.apply, call).await?)?;
-        match &*answer.bytes()? {
-            b"done" => Ok(ApplyOutcome::Done),
-            b"behind" => Ok(ApplyOutcome::Behind { at: answer.number()? }),
-            b"older_epoch" => Ok(ApplyOutcome::OlderEpoch),
-            _ => Err(RedisCallError::UnexpectedReply.into()),
-        }
     }
 
     /// Reads one page of an index: at most `limit` members and `max_bytes` bytes, but at least one member if there is one.
@@ -111,9 +87,9 @@ impl RedisTimers {
     ) -> Result<IndexPage, TimersError> {
         let (name, id_begins) =
             if by_topic { (index.by_topic, PLACE_BYTES + 1) } else { (index.by_time, TIME_BYTES + 1) };
-        let mut call = self.scripts.page.on(self.keys(shard).keys(&["meta", name, index.bodies]).iter());
+        let mut call = self.page.on(self.keys(shard).keys(&["meta", name, index.bodies]).iter());
         call.arg(&stretch.from).arg(&stretch.to).arg(limit).arg(max_bytes).arg(id_begins);
-        let mut answer = ReplyParts::of(self.connection.run(&self.scripts.page, call).await?)?;
+        let mut answer = ReplyParts::of(self.connection.run(&self.page, call).await?)?;
         let applied = answer.number()?;
         let mut found = Vec::new();
         while !answer.is_over() {
@@ -164,49 +140,33 @@ impl RedisTimers {
             }
         }
     }
-
-    async fn known(&self, shard: u32, ids: Vec<HoldId>) -> Result<AtOffset<Vec<Option<StoredHold>>>, TimersError> {
-        let mut call = self.scripts.get.on(self.keys(shard).keys_and_ring(&["meta", "rows", "dead"]).iter());
-        for id in &ids {
-            call.arg(id.as_str());
-        }
-        let mut answer = ReplyParts::of(self.connection.run(&self.scripts.get, call).await?)?;
-        let applied = answer.number()?;
-        let mut found = Vec::with_capacity(ids.len());
-        for id in &ids {
-            let (kind, body) = (answer.optional()?, answer.optional()?);
-            found.push(match (kind.as_deref(), body) {
-                (Some(b"p"), Some(row)) => Some(StoredHold::Pending(Arc::new(read_hold(id.as_str(), row)?))),
-                (Some(b"d"), Some(placed)) => Some(StoredHold::Ended(read_placed_end(id.as_str(), placed)?)),
-                (Some(b"e"), Some(end)) => Some(StoredHold::Ended(read_end(id.as_str(), end)?)),
-                (None, None) => None,
-                _ => return Err(RedisCallError::UnexpectedReply.into()),
-            });
-        }
-        Ok(AtOffset { applied, found })
-    }
-
-    async fn counted(&self, shard: u32, query: &CountQuery) -> Result<AtOffset<Vec<(Timestamp, u64)>>, TimersError> {
-        let mut call = self.scripts.count.on(self.keys(shard).keys(&["meta", "minutes", "counts"]).iter());
-        let stretch = LexRange::counted(query);
-        call.arg(&stretch.from).arg(&stretch.to).arg(bucket_minutes(query));
-        let mut answer = ReplyParts::of(self.connection.run(&self.scripts.count, call).await?)?;
-        let applied = answer.number()?;
-        let mut found = Vec::new();
-        while !answer.is_over() {
-            found.push((minute_start(answer.number()?), answer.number()?));
-        }
-        Ok(AtOffset { applied, found })
-    }
 }
 
 impl Timers for RedisTimers {
     fn open(&self, shard: u32, epoch: u64) -> PortFuture<'_, Result<Option<u64>, TimersError>> {
-        Box::pin(self.take(shard, epoch))
+        Box::pin(async move {
+            let mut call = self.open.on([self.keys(shard).key("meta")].iter());
+            call.arg(decimal(epoch));
+            let at = bytes_of(self.connection.run(&self.open, call).await?)?;
+            Ok(at.map(|at| number_of(&at)).transpose()?)
+        })
     }
 
     fn apply(&self, shard: u32, write: TimersWrite) -> PortFuture<'_, Result<ApplyOutcome, TimersError>> {
-        Box::pin(self.write(shard, write))
+        Box::pin(async move {
+            let _turn = self.connection.acquire_turn(&self.writes).await?;
+            let mut call = self.apply.on(self.keys(shard).all().iter());
+            add_arguments(&mut call, &write, self.remember)?;
+            // The call has a copy of the holds: free them before waiting for the answer.
+            drop(write);
+            let mut answer = ReplyParts::of(self.connection.run(&self.apply, call).await?)?;
+            match &*answer.bytes()? {
+                b"done" => Ok(ApplyOutcome::Done),
+                b"behind" => Ok(ApplyOutcome::Behind { at: answer.number()? }),
+                b"older_epoch" => Ok(ApplyOutcome::OlderEpoch),
+                _ => Err(RedisCallError::UnexpectedReply.into()),
+            }
+        })
     }
 
     fn due(
@@ -227,7 +187,26 @@ impl Timers for RedisTimers {
     }
 
     fn get(&self, shard: u32, ids: Vec<HoldId>) -> TimersRead<'_, Vec<Option<StoredHold>>> {
-        Box::pin(self.known(shard, ids))
+        Box::pin(async move {
+            let mut call = self.get.on(self.keys(shard).keys_and_ring(&["meta", "rows", "dead"]).iter());
+            for id in &ids {
+                call.arg(id.as_str());
+            }
+            let mut answer = ReplyParts::of(self.connection.run(&self.get, call).await?)?;
+            let applied = answer.number()?;
+            let mut found = Vec::with_capacity(ids.len());
+            for id in &ids {
+                let (kind, body) = (answer.optional()?, answer.optional()?);
+                found.push(match (kind.as_deref(), body) {
+                    (Some(b"p"), Some(row)) => Some(StoredHold::Pending(Arc::new(read_hold(id.as_str(), row)?))),
+                    (Some(b"d"), Some(placed)) => Some(StoredHold::Ended(read_placed_end(id.as_str(), placed)?)),
+                    (Some(b"e"), Some(end)) => Some(StoredHold::Ended(read_end(id.as_str(), end)?)),
+                    (None, None) => None,
+                    _ => return Err(RedisCallError::UnexpectedReply.into()),
+                });
+            }
+            Ok(AtOffset { applied, found })
+        })
     }
 
     fn list(&self, shard: u32, query: HoldQuery) -> TimersRead<'_, Vec<Arc<Hold>>> {
@@ -252,7 +231,18 @@ impl Timers for RedisTimers {
     }
 
     fn count(&self, shard: u32, query: CountQuery) -> TimersRead<'_, Vec<(Timestamp, u64)>> {
-        Box::pin(async move { self.counted(shard, &query).await })
+        Box::pin(async move {
+            let mut call = self.count.on(self.keys(shard).keys(&["meta", "minutes", "counts"]).iter());
+            let stretch = LexRange::counted(&query);
+            call.arg(&stretch.from).arg(&stretch.to).arg(bucket_minutes(&query));
+            let mut answer = ReplyParts::of(self.connection.run(&self.count, call).await?)?;
+            let applied = answer.number()?;
+            let mut found = Vec::new();
+            while !answer.is_over() {
+                found.push((minute_start(answer.number()?), answer.number()?));
+            }
+            Ok(AtOffset { applied, found })
+        })
     }
 }
 

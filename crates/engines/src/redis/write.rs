@@ -110,30 +110,17 @@ impl WriteParts {
 mod tests {
     use std::sync::Arc;
 
-    use super::*;
-    use bytes::Bytes;
-    use whimbrel_model::{Headers, Hold, MessageBody, Timestamp, TopicNumber};
+    use whimbrel_model::TopicNumber;
 
-    fn hold(due: i64) -> Hold {
-        Hold {
-            id: HoldId::new("a"),
-            topic: TopicNumber(7),
-            topic_name: "orders".into(),
-            due: Timestamp::from_millis(due),
-            published_at: Timestamp::from_millis(0),
-            version: 1,
-            fresh: true,
-            moves: Vec::new(),
-            message: MessageBody { key: None, value: Bytes::new(), headers: Headers::EMPTY },
-        }
-    }
+    use super::*;
+    use crate::conformance::timers::{at, hold};
 
     fn row(due: i64) -> Option<DueKey> {
-        Some(DueKey { due: Timestamp::from_millis(due), topic: TopicNumber(7) })
+        Some(DueKey { due: at(due), topic: TopicNumber(7) })
     }
 
     fn put(due: i64, was: Option<DueKey>) -> WriteParts {
-        WriteParts::of(&[TimerChange::Put { hold: Arc::new(hold(due)), was }])
+        WriteParts::of(&[TimerChange::Put { hold: Arc::new(hold("a", due)), was }])
     }
 
     #[test]
