@@ -10,9 +10,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use whimbrel_engines::conformance::log::new_spec;
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
 use whimbrel_model::ports::{CommitOutcome, Entry, ExactTopic, Fence, Log, LogTopics, ReadLimits};
-use whimbrel_model::{Headers, PartitionId, Record, Retention, Timestamp, TopicNumber, TopicSpec};
+use whimbrel_model::{Headers, PartitionId, Record, Timestamp, TopicNumber, TopicSpec};
 
 /// The number of measured rounds. One round before them warms up.
 const ROUNDS_DEFAULT: usize = 9;
@@ -44,14 +45,8 @@ async fn main() {
     let rounds = std::env::args().nth(1).map_or(ROUNDS_DEFAULT, |rounds| rounds.parse().expect("a number of rounds"));
     let log = KafkaLog::connect(KafkaSettings::new(&bootstrap), Arc::new(|_| {})).await.expect("Kafka can be reached");
     let prefix = format!("kafka-port-{}", now_ms());
-    let spec = |number, name: &str, partitions| TopicSpec {
-        number,
-        name: format!("{prefix}-{name}"),
-        partitions,
-        retention: Retention::default(),
-        replicas: None,
-        min_insync: None,
-    };
+    let spec =
+        |number, name: &str, partitions| TopicSpec { number, name: format!("{prefix}-{name}"), ..new_spec(partitions) };
     let specs = [spec(WRITTEN, "written", PARTITIONS), spec(READ, "read", 1), spec(TopicNumber(3), "bare", PARTITIONS)];
     for spec in &specs {
         log.create(spec).await.expect("the topic can be created");

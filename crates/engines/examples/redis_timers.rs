@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use whimbrel_engines::conformance::timers;
 use whimbrel_engines::redis::{RedisConnection, RedisSettings, RedisTimers};
 use whimbrel_engines::stores::TimerSettings;
 use whimbrel_model::ports::{ApplyOutcome, CountQuery, DueCursor, DueKey, TimerChange, Timers, TimersWrite};
@@ -84,20 +85,13 @@ fn due(n: u64) -> Timestamp {
 }
 
 fn hold(n: u64) -> Hold {
+    let value = Bytes::from(vec![b'x'; PAYLOAD_BYTES]);
     Hold {
         id: id(n),
         topic: TopicNumber((n % 20) as u32),
-        topic_name: "orders".into(),
         due: due(n),
-        published_at: Timestamp::from_millis(START_MS),
-        version: n,
-        fresh: true,
-        moves: Vec::new(),
-        message: MessageBody {
-            key: Some(Bytes::from_static(b"customer-1")),
-            value: Bytes::from(vec![b'x'; PAYLOAD_BYTES]),
-            headers: Headers::EMPTY,
-        },
+        message: MessageBody { key: Some(Bytes::from_static(b"customer-1")), value, headers: Headers::EMPTY },
+        ..timers::hold("", 0)
     }
 }
 

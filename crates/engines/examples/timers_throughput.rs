@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use whimbrel_engines::conformance::timers;
 use whimbrel_engines::embedded::{LsmTimers, StoreReports};
 use whimbrel_engines::stores::TimerSettings;
 use whimbrel_model::ports::{ApplyOutcome, DueCursor, DueKey, TimerChange, Timers, TimersWrite};
-use whimbrel_model::{Headers, Hold, HoldEndKind, HoldId, MessageBody, Timestamp, TopicNumber};
+use whimbrel_model::{Headers, Hold, HoldEndKind, HoldId, MessageBody, Timestamp};
 
 /// The server's allocator, since the example measures memory too.
 #[global_allocator]
@@ -239,17 +240,10 @@ fn id(shard: u32, number: u64) -> HoldId {
 fn put(shard: u32, number: u64, due: i64) -> TimerChange {
     let mut headers = Headers::builder();
     headers.push("whimbrel-id", id(shard, number).as_str().as_bytes());
-    let hold = Hold {
-        id: id(shard, number),
-        topic: TopicNumber(1),
-        topic_name: "orders".into(),
-        due: Timestamp::from_millis(due),
-        published_at: Timestamp::from_millis(START_MS),
-        version: number,
-        fresh: true,
-        moves: Vec::new(),
-        message: MessageBody { key: None, value: Bytes::from(vec![b'x'; PAYLOAD_BYTES]), headers: headers.take() },
-    };
+    let value = Bytes::from(vec![b'x'; PAYLOAD_BYTES]);
+    let message = MessageBody { key: None, value, headers: headers.take() };
+    let (id, due) = (id(shard, number), Timestamp::from_millis(due));
+    let hold = Hold { id, due, version: number, message, ..timers::hold("", 0) };
     TimerChange::Put { hold: Arc::new(hold), was: None }
 }
 

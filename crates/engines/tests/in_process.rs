@@ -1,63 +1,63 @@
 //! The conformance suites of the engines in this process's memory, and of the coordination within one process.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 
 use tempfile::TempDir;
-use whimbrel_engines::conformance;
-use whimbrel_engines::conformance::coordination::OpenCoordination;
-use whimbrel_engines::conformance::devices::OpenDevices;
-use whimbrel_engines::conformance::sessions::OpenSessions;
+use whimbrel_engines::conformance::coordination::CoordinationFactory;
+use whimbrel_engines::conformance::{Engine, Opens, Place};
 use whimbrel_engines::embedded::{FileCatalogue, InProcessCoordination, open_folder};
 use whimbrel_engines::memory::{MemoryDevices, MemorySessions};
 use whimbrel_model::SystemClock;
-use whimbrel_model::ports::PortFuture;
+use whimbrel_model::ports::{Coordination, Devices, PortFuture, Sessions};
 
-whimbrel_engines::conformance_suite!(coordination, InProcess);
-whimbrel_engines::conformance_suite!(sessions, InProcess);
-whimbrel_engines::conformance_suite!(devices, InProcess);
+whimbrel_engines::conformance_suite!([coordination, sessions, devices], InProcess);
 
 struct InProcess;
 
-async fn open(store: Arc<TempDir>) -> OpenCoordination {
-    let catalogue = FileCatalogue::open(open_folder(store.path()).unwrap()).unwrap();
-    let coordination = InProcessCoordination::new(Arc::new(catalogue));
-    OpenCoordination { coordination: Arc::new(coordination), store }
+/// A process with its folder.
+struct Process {
+    folder: TempDir,
+    coordination: Mutex<Weak<InProcessCoordination>>,
+    devices: Arc<MemoryDevices>,
 }
 
-impl conformance::coordination::CoordinationFactory for InProcess {
-    fn open(&self) -> PortFuture<'_, OpenCoordination> {
-        Box::pin(open(Arc::new(tempfile::tempdir().unwrap())))
-    }
+fn process(place: &Place) -> &Process {
+    place.downcast_ref().unwrap()
+}
 
-    fn open_beside<'a>(&'a self, first: &'a OpenCoordination) -> PortFuture<'a, OpenCoordination> {
-        let (coordination, store) = (first.coordination.clone(), first.store.clone());
-        Box::pin(async { OpenCoordination { coordination, store } })
+impl Engine for InProcess {
+    fn new_place(&self) -> Place {
+        let folder = tempfile::tempdir().unwrap();
+        Arc::new(Process { folder, coordination: Mutex::default(), devices: Arc::default() })
     }
+}
 
-    fn reopen(&self, coordination: OpenCoordination) -> PortFuture<'_, OpenCoordination> {
-        Box::pin(async {
-            let store = coordination.store.downcast::<TempDir>().unwrap();
-            drop(coordination.coordination);
-            open(store).await
+impl Opens<dyn Coordination> for InProcess {
+    /// A process has one coordination, which all its parts share.
+    fn open_at(&self, place: Place) -> PortFuture<'_, Arc<dyn Coordination>> {
+        Box::pin(async move {
+            let mut shared = process(&place).coordination.lock().unwrap();
+            let coordination = shared.upgrade().unwrap_or_else(|| {
+                let catalogue = FileCatalogue::open(open_folder(process(&place).folder.path()).unwrap()).unwrap();
+                Arc::new(InProcessCoordination::new(Arc::new(catalogue)))
+            });
+            *shared = Arc::downgrade(&coordination);
+            coordination as Arc<dyn Coordination>
         })
     }
 }
 
-impl conformance::sessions::SessionsFactory for InProcess {
-    fn open(&self) -> PortFuture<'_, OpenSessions> {
-        Box::pin(async {
-            OpenSessions { sessions: Arc::new(MemorySessions::new(Arc::new(SystemClock))), store: Arc::new(()) }
-        })
+impl CoordinationFactory for InProcess {}
+
+impl Opens<dyn Sessions> for InProcess {
+    fn open_at(&self, _: Place) -> PortFuture<'_, Arc<dyn Sessions>> {
+        Box::pin(async { Arc::new(MemorySessions::new(Arc::new(SystemClock))) as Arc<dyn Sessions> })
     }
 }
 
-impl conformance::devices::DevicesFactory for InProcess {
-    fn open(&self) -> PortFuture<'_, OpenDevices> {
-        Box::pin(async { OpenDevices { devices: Arc::<MemoryDevices>::default(), store: Arc::new(()) } })
-    }
-
+impl Opens<dyn Devices> for InProcess {
     /// The devices last as long as the process.
-    fn reopen(&self, open: OpenDevices) -> PortFuture<'_, OpenDevices> {
-        Box::pin(async { open })
+    fn open_at(&self, place: Place) -> PortFuture<'_, Arc<dyn Devices>> {
+        Box::pin(async move { process(&place).devices.clone() as Arc<dyn Devices> })
     }
 }

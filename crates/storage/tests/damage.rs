@@ -5,33 +5,22 @@ mod support;
 use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use support::{Events, Folder, UnsyncedDisk, key, part, small};
+use support::{DiskCall, Events, Folder, UnsyncedDisk, commit_texts, flip, key, small, text};
 use whimbrel_storage::fallback::aside;
 use whimbrel_storage::format::{BATCH_HEADER_LEN, BatchHeader, FRAME_HEADER_LEN};
-use whimbrel_storage::{
-    Core, DataFolder, LogEvent, LogReply, LogSettings, LogWrite, OpenError, PartitionKey, ReadError,
-};
+use whimbrel_storage::{Core, DataFolder, LogEvent, LogSettings, OpenError, PartitionKey, ReadError};
 
 const FRAMES: u64 = 40;
 const RECORDS_PER_FRAME: u64 = 5;
 const RECORDS: u64 = FRAMES * RECORDS_PER_FRAME;
-/// The number of the error "Input/output error".
+/// The numbers of the errors "Input/output error" and "Permission denied".
 const EIO: i32 = 5;
+const EACCES: i32 = 13;
 
 fn settings() -> LogSettings {
     LogSettings { segment_bytes: 8 << 10, index_interval_bytes: 2048, tail_bytes: 0, ..small() }
-}
-
-fn text(offset: u64) -> String {
-    format!("record {offset} {}", "x".repeat(100))
-}
-
-fn append(core: &Core, partition: PartitionKey, from: u64, count: u64) {
-    let texts: Vec<String> = (from..from + count).map(text).collect();
-    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let outcome = core.commit(&[LogWrite::Append(vec![part(partition, from, &texts)])]).remove(0);
-    assert_eq!(outcome, LogReply::Appended(vec![Ok(from)]));
 }
 
 /// A log with two partitions, written frame by frame.
@@ -40,8 +29,8 @@ fn written() -> (Folder, Core) {
     let core = folder.core(settings()).0;
     core.create_partitions(1, 2).unwrap();
     for frame in 0..FRAMES {
-        append(&core, key(1, 0), frame * RECORDS_PER_FRAME, RECORDS_PER_FRAME);
-        append(&core, key(1, 1), frame * RECORDS_PER_FRAME, RECORDS_PER_FRAME);
+        commit_texts(&core, key(1, 0), frame * RECORDS_PER_FRAME, RECORDS_PER_FRAME);
+        commit_texts(&core, key(1, 1), frame * RECORDS_PER_FRAME, RECORDS_PER_FRAME);
     }
     (folder, core)
 }
@@ -51,19 +40,6 @@ fn checkpointed() -> Folder {
     let (folder, core) = written();
     core.checkpoint(0, &mut || {}).unwrap();
     folder
-}
-
-fn files(folder: &Path, suffix: &str) -> Vec<PathBuf> {
-    let mut files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.retain(|path| path.to_string_lossy().ends_with(suffix));
-    files.sort();
-    files
-}
-
-fn flip(path: &Path, position: usize) {
-    let mut bytes = std::fs::read(path).unwrap();
-    bytes[position] ^= 0x10;
-    std::fs::write(path, bytes).unwrap();
 }
 
 /// Reads a whole partition and continues behind damage. Returns the offsets of the records and the damage.
@@ -96,7 +72,7 @@ fn all() -> Vec<u64> {
 #[test]
 fn a_flipped_bit_in_a_segment_is_reported_with_its_place_and_the_rest_is_read() {
     let folder = checkpointed();
-    let segments = files(&folder.path().join("log/topics/1/0"), ".segment");
+    let segments = folder.segments();
     assert!(segments.len() > 2);
     let batch_bytes =
         BATCH_HEADER_LEN as u64 + (0..RECORDS_PER_FRAME).map(|offset| 20 + text(offset).len() as u64).sum::<u64>();
@@ -119,7 +95,7 @@ fn a_flipped_bit_in_a_segment_is_reported_with_its_place_and_the_rest_is_read() 
 #[test]
 fn every_byte_of_a_segment_is_guarded() {
     let folder = checkpointed();
-    let segment = files(&folder.path().join("log/topics/1/0"), ".segment").remove(0);
+    let segment = folder.segments().remove(0);
     let bytes = std::fs::read(&segment).unwrap();
     for position in (0..bytes.len()).step_by(97).chain(0..BATCH_HEADER_LEN) {
         flip(&segment, position);
@@ -135,7 +111,7 @@ fn every_byte_of_a_segment_is_guarded() {
 #[test]
 fn damage_before_an_offset_is_not_in_its_way() {
     let folder = checkpointed();
-    let segment = files(&folder.path().join("log/topics/1/0"), ".segment").remove(0);
+    let segment = folder.segments().remove(0);
     std::fs::remove_file(segment.with_extension("index")).unwrap();
     let core = folder.core(settings()).0;
     let (_, end) = core.bounds(key(1, 0)).unwrap();
@@ -151,8 +127,7 @@ fn damage_before_an_offset_is_not_in_its_way() {
 #[test]
 fn an_index_that_is_damaged_swapped_or_missing_costs_only_time() {
     let folder = checkpointed();
-    let partition = folder.path().join("log/topics/1/0");
-    let indexes = files(&partition, ".index");
+    let indexes = folder.files("log/topics/1/0", ".index");
     let whole: Vec<Vec<u8>> = indexes.iter().map(|path| std::fs::read(path).unwrap()).collect();
     assert!(whole[0].len() >= 2 * 24);
     let check = || {
@@ -186,7 +161,7 @@ fn an_index_that_is_damaged_swapped_or_missing_costs_only_time() {
 fn a_damaged_journal_frame_that_was_synced_is_reported_and_costs_its_own_records_only() {
     let (folder, _core) = written();
     let crashed = folder.copy();
-    let journal = files(&crashed.path().join("log/journal"), ".journal").remove(0);
+    let journal = crashed.journal();
     // The first block is the header of the file, and each frame fits into one block: the tenth frame is the fifth of partition 1.
     flip(&journal, 10 * 4096 + 300);
     let (core, recovered, events) = crashed.core(settings());
@@ -200,7 +175,7 @@ fn a_damaged_journal_frame_that_was_synced_is_reported_and_costs_its_own_records
     let lost: Vec<u64> = all().into_iter().filter(|offset| !offsets.contains(offset)).collect();
     assert_eq!(lost, (20..25).collect::<Vec<_>>());
     assert_eq!(damage[0].resume_at, Some(25));
-    append(&core, key(1, 1), RECORDS, 1);
+    commit_texts(&core, key(1, 1), RECORDS, 1);
 }
 
 #[test]
@@ -208,11 +183,11 @@ fn the_offsets_of_a_damaged_last_frame_of_a_partition_are_not_reused() {
     let folder = Folder::new();
     let core = folder.core(settings()).0;
     core.create_partitions(1, 2).unwrap();
-    append(&core, key(1, 1), 0, 1);
-    append(&core, key(1, 1), 1, 4);
-    append(&core, key(1, 0), 0, 1);
+    commit_texts(&core, key(1, 1), 0, 1);
+    commit_texts(&core, key(1, 1), 1, 4);
+    commit_texts(&core, key(1, 0), 0, 1);
     let crashed = folder.copy();
-    let journal = files(&crashed.path().join("log/journal"), ".journal").remove(0);
+    let journal = crashed.journal();
     flip(&journal, 2 * 4096 + 300);
     for restart in 0..2 {
         let (core, recovered, _) = crashed.core(settings());
@@ -222,7 +197,7 @@ fn the_offsets_of_a_damaged_last_frame_of_a_partition_are_not_reused() {
         assert_eq!((offsets, damage.len(), damage[0].resume_at), (vec![0], 1, Some(5)));
     }
     let core = crashed.core(settings()).0;
-    append(&core, key(1, 1), 5, 1);
+    commit_texts(&core, key(1, 1), 5, 1);
     assert_eq!(read_around(&core, key(1, 1)).0, [0, 5]);
     drop(core);
     assert_eq!(read_around(&crashed.core(settings()).0, key(1, 1)).0, [0, 5]);
@@ -233,12 +208,12 @@ fn a_damaged_count_of_records_does_not_cost_later_records() {
     let folder = Folder::new();
     let core = folder.core(settings()).0;
     core.create_partitions(1, 1).unwrap();
-    append(&core, key(1, 0), 0, 1);
-    append(&core, key(1, 0), 1, 4);
-    append(&core, key(1, 0), 5, 1);
-    append(&core, key(1, 0), 6, 1);
+    commit_texts(&core, key(1, 0), 0, 1);
+    commit_texts(&core, key(1, 0), 1, 4);
+    commit_texts(&core, key(1, 0), 5, 1);
+    commit_texts(&core, key(1, 0), 6, 1);
     let crashed = folder.copy();
-    let journal = files(&crashed.path().join("log/journal"), ".journal").remove(0);
+    let journal = crashed.journal();
     // The only batch of the second frame now has a count of twenty records instead of four.
     flip(&journal, 2 * 4096 + FRAME_HEADER_LEN + offset_of!(BatchHeader, count));
     let core = crashed.core(settings()).0;
@@ -327,17 +302,21 @@ fn a_missing_small_file_is_read_from_its_copy_and_reported() {
     }
 }
 
+/// A disk that cannot open or create this file.
+fn disk_without(path: &Path, errno: i32) -> UnsyncedDisk {
+    let path = path.to_owned();
+    UnsyncedDisk::failing(&Arc::new(AtomicBool::new(true)), errno, move |call| match call {
+        DiskCall::Open(opened) | DiskCall::Create(opened) => opened == path,
+        _ => false,
+    })
+}
+
 #[test]
 fn a_small_file_that_the_disk_cannot_read_is_read_from_its_copy_and_reported() {
     for name in ["FORMAT", "log/checkpoint"] {
         let folder = checkpointed();
         let path = folder.path().join(name);
-        let unreadable = path.clone();
-        let disk = UnsyncedDisk::with_open(move |opened| match opened == unreadable {
-            true => Err(std::io::Error::from_raw_os_error(EIO)),
-            false => Ok(()),
-        });
-        let (core, events) = open_on(disk, &folder).unwrap();
+        let (core, events) = open_on(disk_without(&path, EIO), &folder).unwrap();
         assert_whole(&core);
         let [LogEvent::FileReplaced(replaced)] = &events[..] else { panic!("{events:?}") };
         assert_eq!(replaced.file, path);
@@ -353,12 +332,8 @@ fn a_small_file_that_cannot_be_opened_for_another_reason_is_not_replaced() {
     for name in ["FORMAT", "log/checkpoint"] {
         let folder = checkpointed();
         let path = folder.path().join(name);
-        let disk = UnsyncedDisk::with_open(move |opened| match opened == path {
-            true => Err(std::io::ErrorKind::PermissionDenied.into()),
-            false => Ok(()),
-        });
-        assert!(open_on(disk, &folder).is_err());
-        assert!(!aside(&folder.path().join(name)).exists());
+        assert!(open_on(disk_without(&path, EACCES), &folder).is_err());
+        assert!(!aside(&path).exists());
     }
 }
 

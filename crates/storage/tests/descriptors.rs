@@ -2,12 +2,11 @@
 
 mod support;
 
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use support::{Events, Folder, UnsyncedDisk, core_at, key, part, small, values};
-use whimbrel_storage::{AppendError, Core, DataFolder, LogEvent, LogReply, LogSettings, LogWrite};
+use support::{DiskCall, Events, Folder, UnsyncedDisk, core_at, key, part, small, values};
+use whimbrel_storage::{AppendError, Core, LogEvent, LogReply, LogSettings, LogWrite};
 
 const EMFILE: i32 = 24;
 /// More files than a checkpoint opens here.
@@ -19,15 +18,12 @@ fn settings() -> LogSettings {
 
 /// A log whose disk opens only as many files as the counter allows.
 fn log() -> (Folder, Core, Events, Arc<AtomicI64>) {
-    let (folder, events) = (Folder::new(), Events::default());
-    let left = Arc::new(AtomicI64::new(i64::MAX));
-    let (counted, reported) = (Arc::clone(&left), Arc::clone(&events));
-    let disk = UnsyncedDisk::with_open(move |_| {
-        if counted.fetch_sub(1, Ordering::Relaxed) > 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(EMFILE)) }
+    let (folder, left) = (Folder::new(), Arc::new(AtomicI64::new(i64::MAX)));
+    let counted = Arc::clone(&left);
+    let disk = UnsyncedDisk::failing(&Arc::new(AtomicBool::new(true)), EMFILE, move |call| {
+        matches!(call, DiskCall::Open(_) | DiskCall::Create(_)) && counted.fetch_sub(1, Ordering::Relaxed) <= 0
     });
-    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
-    let on_event = Box::new(move |event| reported.lock().unwrap().push(event));
-    let core = Core::open(data, settings(), 0, on_event).unwrap().0;
+    let (core, _, events) = folder.core_on(disk, settings());
     core.create_partitions(1, 1).unwrap();
     (folder, core, events, left)
 }

@@ -4,9 +4,8 @@
 mod support;
 
 use std::mem::offset_of;
-use std::path::Path;
 
-use support::{Folder, key, part, small, values};
+use support::{Folder, flip, key, part, small, values};
 use whimbrel_storage::format::{
     BATCH_HEADER_LEN, BATCH_MAGIC, BatchHeader, FRAME_ALIGNMENT, FRAME_HEADER_LEN, FRAME_MAGIC, FrameHeader, LogRecord,
     seal,
@@ -48,12 +47,6 @@ fn with_payload(partition: PartitionKey, payload: &[u8]) -> LogWrite {
     let mut records = Vec::new();
     LogRecord::encode(&mut records, 1, None, &[], payload);
     LogWrite::Append(vec![WritePart { partition, count: 1, max_timestamp: 1, records }])
-}
-
-fn flip(path: &Path, position: usize) {
-    let mut bytes = std::fs::read(path).unwrap();
-    bytes[position] ^= 0x10;
-    std::fs::write(path, bytes).unwrap();
 }
 
 /// A frame of that generation with one record for partition 0 of topic 2.

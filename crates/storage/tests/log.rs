@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::{Folder, UnsyncedDisk, append, key, small, values};
+use support::{DiskCall, Folder, UnsyncedDisk, append, key, small, values};
 use whimbrel_storage::disk::RealDisk;
 use whimbrel_storage::{
     AppendError, Core, DataFolder, LogEvent, LogReply, LogSettings, LogStore, LogWrite, ReadError, TopicRetention,
@@ -155,7 +155,7 @@ fn a_segment_that_cannot_be_read_blocks_no_other_topic_and_is_reported_once() {
         }
     }
     // A folder in place of the segment cannot be opened as a file, even by root.
-    let segment = segments_of(&folder, 1).remove(1);
+    let segment = folder.segments().remove(1);
     let away = segment.with_extension("away");
     std::fs::rename(&segment, &away).unwrap();
     std::fs::create_dir(&segment).unwrap();
@@ -178,14 +178,6 @@ fn a_segment_that_cannot_be_read_blocks_no_other_topic_and_is_reported_once() {
     std::fs::rename(&away, &segment).unwrap();
     core.retain(1_000_000).unwrap();
     assert_eq!(core.bounds(key(1, 0)), Ok((12, 12)));
-}
-
-fn segments_of(folder: &Folder, topic: u32) -> Vec<std::path::PathBuf> {
-    let partition = folder.path().join(format!("log/topics/{topic}/0"));
-    let files = std::fs::read_dir(partition).unwrap().map(|entry| entry.unwrap().path());
-    let mut segments: Vec<_> = files.filter(|file| file.extension().is_some_and(|ext| ext == "segment")).collect();
-    segments.sort();
-    segments
 }
 
 #[test]
@@ -248,13 +240,15 @@ fn a_folder_that_is_in_use_of_another_format_or_foreign_is_rejected() {
 fn a_first_start_between_the_read_and_the_lock_of_another_start_keeps_its_records() {
     let folder = Arc::new(Folder::new());
     let first = folder.clone();
-    let disk = UnsyncedDisk::with_before_lock(move || {
-        let store = first.store(small());
-        store.create_partitions(1, 1).unwrap();
-        append(&store, key(1, 0), &["of the first"]);
+    let disk = UnsyncedDisk::with(move |call| {
+        if call == DiskCall::Lock {
+            let store = first.store(small());
+            store.create_partitions(1, 1).unwrap();
+            append(&store, key(1, 0), &["of the first"]);
+        }
+        Ok(())
     });
-    let second = DataFolder::open(Arc::new(disk), folder.path()).unwrap();
-    let (core, recovered) = Core::open(second.into(), small(), 0, Box::new(|_| {})).unwrap();
+    let (core, recovered, _) = folder.core_on(disk, small());
     assert_eq!(recovered.damage, []);
     assert_eq!(values(&core, key(1, 0), 0), ["of the first"]);
 }

@@ -2,14 +2,14 @@
 
 mod support;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
-use support::{Events, Folder, UnsyncedDisk, key, part, small};
+use support::{DiskCall, Events, Folder, UnsyncedDisk, flip, key, part, small};
 use whimbrel_storage::verify::ReadMeter;
-use whimbrel_storage::{ColdSegment, Core, DataFolder, LogEvent, LogSettings, LogWrite, ScrubResult};
+use whimbrel_storage::{ColdSegment, Core, LogEvent, LogSettings, LogWrite, ScrubResult};
 
 /// How long a deletion waits for a scrub. A scrub of a missing file that does not wait for the deletion ends much earlier.
 const SCRUB_WAIT: Duration = Duration::from_millis(500);
@@ -47,9 +47,7 @@ fn file_of(folder: &Folder, segment: ColdSegment) -> PathBuf {
 fn a_sound_segment_is_read_whole_and_the_one_being_written_is_left_out() {
     let (folder, core, events) = written();
     let cold = core.cold_segments();
-    let files = std::fs::read_dir(folder.path().join("log/topics/1/0")).unwrap();
-    let segments = files.filter(|entry| entry.as_ref().unwrap().path().extension().unwrap() == "segment").count();
-    assert_eq!(cold.len() + 1, segments);
+    assert_eq!(cold.len() + 1, folder.segments().len());
     for segment in cold {
         let read = Arc::new(AtomicU64::new(0));
         let counted = read.clone();
@@ -69,9 +67,7 @@ fn a_damaged_place_is_reported_once() {
     let (folder, core, events) = written();
     let segment = core.cold_segments()[1];
     let path = file_of(&folder, segment);
-    let mut bytes = std::fs::read(&path).unwrap();
-    bytes[100] ^= 1;
-    std::fs::write(&path, bytes).unwrap();
+    flip(&path, 100);
     for _ in 0..3 {
         assert_eq!(core.scrub(segment, &free_meter()).unwrap(), ScrubResult::Read { damaged: 1 });
     }
@@ -108,20 +104,18 @@ fn a_segment_whose_topic_is_being_deleted_is_not_damaged() {
     let (scrubbed, result) = mpsc::channel();
     let (scrubbing, early) = (core.clone(), Arc::new(Mutex::new(None)));
     let (result, noted) = (Mutex::new(result), early.clone());
-    let disk = UnsyncedDisk::with_after_rename(move |to| {
-        if to.extension().is_none_or(|extension| extension != "deleted") {
-            return;
+    let disk = UnsyncedDisk::with(move |call| {
+        let is_deletion = |to: &Path| to.extension().is_some_and(|extension| extension == "deleted");
+        if !matches!(call, DiskCall::Renamed(to) if is_deletion(to)) {
+            return Ok(());
         }
         let (core, scrubbed) = (scrubbing.get().unwrap().clone(), scrubbed.clone());
         std::thread::spawn(move || scrubbed.send(core.scrub(core.cold_segments()[0], &free_meter()).unwrap()));
         *noted.lock().unwrap() = Some(result.lock().unwrap().recv_timeout(SCRUB_WAIT));
+        Ok(())
     });
-    let events = Events::default();
-    let reported = events.clone();
-    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
-    let on_event = Box::new(move |event| reported.lock().unwrap().push(event));
-    core.get_or_init(|| Arc::new(Core::open(data, settings(), 0, on_event).unwrap().0));
-    let core = core.get().unwrap();
+    let (opened, _, events) = folder.core_on(disk, settings());
+    let core = core.get_or_init(|| Arc::new(opened));
     fill(core);
     core.delete_topic(1).unwrap();
     let early = early.lock().unwrap().take().unwrap();

@@ -4,7 +4,7 @@ mod support;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use support::{Folder, UnsyncedDisk, key, part, small};
+use support::{DiskCall, Folder, UnsyncedDisk, key, part, small};
 use whimbrel_storage::{DataFolder, LogReply, LogSettings, LogStore, LogTicket, LogWrite, WallClock};
 
 /// Far more requests than a few frames hold.
@@ -26,7 +26,12 @@ impl Gated {
     fn new() -> Self {
         let (folder, gate) = (Folder::new(), Arc::new(Mutex::new(())));
         let closed = gate.clone();
-        let disk = UnsyncedDisk::with_before_sync(move || drop(closed.lock().unwrap_or_else(PoisonError::into_inner)));
+        let disk = UnsyncedDisk::with(move |call| {
+            if call == DiskCall::SyncFile {
+                drop(closed.lock().unwrap_or_else(PoisonError::into_inner));
+            }
+            Ok(())
+        });
         let data = DataFolder::open(Arc::new(disk), folder.path()).unwrap();
         let settings = LogSettings { queue_bytes_max: 16 << 20, ..small() };
         assert!(CROWD as usize * VALUE_BYTES > 10 * settings.frame_bytes_target);

@@ -2,16 +2,15 @@
 
 mod support;
 
-use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use support::{Events, Folder, UnsyncedDisk, key, part, small};
+use support::{DiskCall, Events, Folder, UnsyncedDisk, flip, key, part, small};
 use whimbrel_storage::verify::ReadMeter;
-use whimbrel_storage::{Core, DataFolder, LogDamage, LogEvent, LogSettings, LogWrite, ReadError, ScrubResult};
+use whimbrel_storage::{Core, LogDamage, LogEvent, LogSettings, LogWrite, ReadError, ScrubResult};
 
 const FRAMES: u64 = 300;
 const SECTOR: u64 = 4096;
@@ -35,21 +34,26 @@ fn written() -> (Folder, Core, Events, Bad) {
 
 /// A log with several segments, on a disk with bad sectors.
 fn written_with(settings: LogSettings) -> (Folder, Core, Events, Bad) {
-    let (folder, events, bad) = (Folder::new(), Events::default(), Bad::default());
-    let (reported, sectors) = (Arc::clone(&events), Arc::clone(&bad));
-    let disk = UnsyncedDisk::with_bad_sectors(move |path: &Path, read: Range<u64>| {
+    let bad = Bad::default();
+    let sectors = Arc::clone(&bad);
+    let disk = UnsyncedDisk::failing(&Arc::new(AtomicBool::new(true)), libc::EIO, move |call| {
+        let DiskCall::Read(path, read) = call else { return false };
         let bad = sectors.lock().unwrap();
         bad.as_ref().is_some_and(|(file, bytes)| file == path && read.start < bytes.end && bytes.start < read.end)
     });
-    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
-    let on_event = Box::new(move |event| reported.lock().unwrap().push(event));
-    let core = Core::open(data, settings, 0, on_event).unwrap().0;
+    let (folder, core, events) = written_on(disk, settings);
+    (folder, core, events, bad)
+}
+
+fn written_on(disk: UnsyncedDisk, settings: LogSettings) -> (Folder, Core, Events) {
+    let folder = Folder::new();
+    let (core, _, events) = folder.core_on(disk, settings);
     core.create_partitions(1, 1).unwrap();
     for frame in 0..FRAMES {
         core.commit(&[LogWrite::Append(vec![part(key(1, 0), frame, &[&text(frame)])])]);
     }
     core.checkpoint(0, &mut || {}).unwrap();
-    (folder, core, events, bad)
+    (folder, core, events)
 }
 
 fn segment(folder: &Folder, base: u64) -> PathBuf {
@@ -132,9 +136,7 @@ fn the_segment_that_is_written_to_is_read_behind_an_unreadable_sector() {
     let (folder, core, _, bad) = written();
     let active = FRAMES - 1;
     let cold = core.cold_segments();
-    let bases = std::fs::read_dir(folder.path().join("log/topics/1/0")).unwrap();
-    let last = bases.map(|entry| entry.unwrap().path()).filter(|path| path.extension().unwrap() == "segment").max();
-    *bad.lock().unwrap() = Some((last.unwrap(), 0..SECTOR));
+    *bad.lock().unwrap() = Some((folder.segments().pop().unwrap(), 0..SECTOR));
     assert!(cold.last().unwrap().base < active);
     let (offsets, damage, _) = read_around(&core);
     assert_eq!(damage.len(), 1);
@@ -195,9 +197,7 @@ fn the_scrub_continues_behind_an_unreadable_sector() {
     let file = segment(&folder, cold.base);
     *bad.lock().unwrap() = Some((file.clone(), 2 * SECTOR..3 * SECTOR));
     // A second damaged place, behind the first.
-    let mut bytes = std::fs::read(&file).unwrap();
-    bytes[10 * SECTOR as usize] ^= 1;
-    std::fs::write(&file, bytes).unwrap();
+    flip(&file, 10 * SECTOR as usize);
     assert_eq!(core.scrub(cold, &free_meter()).unwrap(), ScrubResult::Read { damaged: 2 });
     assert_eq!(events.lock().unwrap().len(), 2);
 }
@@ -205,18 +205,8 @@ fn the_scrub_continues_behind_an_unreadable_sector() {
 #[test]
 fn an_offline_disk_costs_no_record() {
     let is_away = Arc::new(AtomicBool::new(false));
-    let (folder, away) = (Folder::new(), Arc::clone(&is_away));
-    let disk = UnsyncedDisk::with_open(move |_| match away.load(Ordering::SeqCst) {
-        true => Err(io::Error::from_raw_os_error(libc::EIO)),
-        false => Ok(()),
-    });
-    let data = Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap());
-    let core = Core::open(data, settings(), 0, Box::new(|_| {})).unwrap().0;
-    core.create_partitions(1, 1).unwrap();
-    for frame in 0..FRAMES {
-        core.commit(&[LogWrite::Append(vec![part(key(1, 0), frame, &[&text(frame)])])]);
-    }
-    core.checkpoint(0, &mut || {}).unwrap();
+    let is_open = |call: DiskCall<'_>| matches!(call, DiskCall::Open(_) | DiskCall::Create(_));
+    let (_folder, core, _) = written_on(UnsyncedDisk::failing(&is_away, libc::EIO, is_open), settings());
     is_away.store(true, Ordering::SeqCst);
     for _ in 0..20 {
         let read = core.read(key(1, 0), 0, 10_000);

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use support::{Folder, append, key, part, small};
+use support::{Folder, append, commit_texts, flip, key, small};
 use whimbrel_storage::disk::RealDisk;
 use whimbrel_storage::verify::{CheckReport, Verifier};
-use whimbrel_storage::{Core, LogReply, LogSettings, LogWrite, PartitionKey, TopicRetention};
+use whimbrel_storage::{Core, LogSettings, TopicRetention};
 
 const BATCHES: u64 = 30;
 const RECORDS_PER_BATCH: u64 = 5;
@@ -27,18 +27,10 @@ fn settings() -> LogSettings {
     LogSettings { segment_bytes: 8 << 10, index_interval_bytes: 2048, tail_bytes: 0, ..small() }
 }
 
-fn commit(core: &Core, partition: PartitionKey, from: u64) {
-    let texts: Vec<String> =
-        (0..RECORDS_PER_BATCH).map(|n| format!("record {} {}", from + n, "x".repeat(100))).collect();
-    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let outcome = core.commit(&[LogWrite::Append(vec![part(partition, from, &texts)])]).remove(0);
-    assert_eq!(outcome, LogReply::Appended(vec![Ok(from)]));
-}
-
 fn write(core: &Core, batches: std::ops::Range<u64>) {
     for batch in batches {
-        commit(core, key(1, 0), batch * RECORDS_PER_BATCH);
-        commit(core, key(1, 1), batch * RECORDS_PER_BATCH);
+        commit_texts(core, key(1, 0), batch * RECORDS_PER_BATCH, RECORDS_PER_BATCH);
+        commit_texts(core, key(1, 1), batch * RECORDS_PER_BATCH, RECORDS_PER_BATCH);
     }
 }
 
@@ -70,23 +62,6 @@ fn check_counting(folder: &Path, read: Arc<AtomicU64>) -> CheckReport {
     verifier.finish()
 }
 
-fn files(folder: &Path, suffix: &str) -> Vec<PathBuf> {
-    let mut files: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.retain(|path| path.to_string_lossy().ends_with(suffix));
-    files.sort();
-    files
-}
-
-fn segments(folder: &Folder) -> Vec<PathBuf> {
-    files(&folder.path().join("log/topics/1/0"), ".segment")
-}
-
-fn flip(path: &Path, position: usize) {
-    let mut bytes = fs::read(path).unwrap();
-    bytes[position] ^= 0x10;
-    fs::write(path, bytes).unwrap();
-}
-
 /// The contents of all files below the folder.
 fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
@@ -107,8 +82,8 @@ fn a_sound_log_is_read_whole_and_not_changed() {
     let read = Arc::new(AtomicU64::new(0));
     let report = check_counting(folder.path(), read.clone());
     assert_eq!((&report.findings[..], &report.not_checked[..]), (&[][..], &[][..]));
-    assert!(report.files > segments(&folder).len());
-    let in_segments: u64 = segments(&folder).iter().map(|path| fs::metadata(path).unwrap().len()).sum();
+    assert!(report.files > folder.segments().len());
+    let in_segments: u64 = folder.segments().iter().map(|path| fs::metadata(path).unwrap().len()).sum();
     assert!(read.load(Ordering::Relaxed) > in_segments);
     assert!(contents(folder.path()) == before, "a check changes nothing");
 }
@@ -116,7 +91,7 @@ fn a_sound_log_is_read_whole_and_not_changed() {
 #[test]
 fn a_flipped_bit_anywhere_in_a_segment_is_found_by_file() {
     let folder = killed();
-    let segment = segments(&folder).remove(1);
+    let segment = folder.segments().remove(1);
     let bytes = fs::read(&segment).unwrap();
     for position in (0..bytes.len()).step_by(61) {
         flip(&segment, position);
@@ -133,7 +108,7 @@ fn a_flipped_bit_anywhere_in_a_segment_is_found_by_file() {
 #[test]
 fn two_damaged_places_of_a_segment_are_both_found() {
     let folder = killed();
-    let segment = segments(&folder).remove(0);
+    let segment = folder.segments().remove(0);
     let len = fs::metadata(&segment).unwrap().len() as usize;
     flip(&segment, 60);
     flip(&segment, len - 1);
@@ -148,7 +123,7 @@ fn two_damaged_places_of_a_segment_are_both_found() {
 fn a_segment_that_is_missing_or_cut_off_is_found() {
     for (index, is_cut) in [(0, false), (1, false), (1, true)] {
         let folder = killed();
-        let segment = segments(&folder).remove(index);
+        let segment = folder.segments().remove(index);
         if is_cut {
             let len = fs::metadata(&segment).unwrap().len();
             fs::File::options().write(true).open(&segment).unwrap().set_len(len / 2).unwrap();
@@ -183,7 +158,7 @@ fn a_topic_that_was_deleted_after_the_checkpoint_is_not_missing() {
 #[test]
 fn bytes_of_a_segment_that_no_checkpoint_covers_are_not_checked() {
     let folder = killed();
-    let active = segments(&folder).pop().unwrap();
+    let active = folder.segments().pop().unwrap();
     let mut bytes = fs::read(&active).unwrap();
     bytes.extend_from_slice(b"half of a batch that was being written");
     fs::write(&active, bytes).unwrap();
@@ -194,7 +169,7 @@ fn bytes_of_a_segment_that_no_checkpoint_covers_are_not_checked() {
 #[test]
 fn an_index_that_points_elsewhere_is_harmless() {
     let folder = killed();
-    let indexes = files(&folder.path().join("log/topics/1/0"), ".index");
+    let indexes = folder.files("log/topics/1/0", ".index");
     flip(&indexes[0], 3);
     fs::copy(&indexes[0], &indexes[1]).unwrap();
     let report = check(folder.path());
@@ -206,7 +181,7 @@ fn an_index_that_points_elsewhere_is_harmless() {
 #[test]
 fn a_damaged_frame_is_found_unless_it_is_the_torn_tail() {
     let folder = killed();
-    let journal = files(&folder.path().join("log/journal"), ".journal").remove(0);
+    let journal = folder.journal();
     // The first block is the header of the file, and each frame fits into one block. The checkpoint covers the frames of the first half.
     let last = 4 * BATCHES as usize * 4096;
     for (position, is_damage) in [(10 * 4096 + 300, false), (last - 10 * 4096 + 300, true), (last + 300, false)] {
@@ -226,10 +201,10 @@ fn a_damaged_copy_is_found_and_the_log_is_checked_by_the_other_one() {
     for name in ["FORMAT", "FORMAT.copy", "log/checkpoint", "log/checkpoint.copy"] {
         let folder = killed();
         flip(&folder.path().join(name), 5);
-        flip(&segments(&folder)[0], 60);
+        flip(&folder.segments()[0], 60);
         let report = check(folder.path());
         let files: Vec<&PathBuf> = report.findings.iter().map(|finding| &finding.file).collect();
-        assert_eq!(files, [&folder.path().join(name), &segments(&folder)[0]]);
+        assert_eq!(files, [&folder.path().join(name), &folder.segments()[0]]);
         assert!(report.findings[0].meaning.contains("nothing is lost"), "{:?}", report.findings);
     }
 }
@@ -282,7 +257,7 @@ fn writes_between_any_two_reads_are_not_reported_as_damage() {
         core.create_partitions(1, 1).unwrap();
         let write = move |core: &Core| {
             let (_, next) = core.bounds(key(1, 0)).unwrap();
-            (0..4).for_each(|batch| commit(core, key(1, 0), next + batch * RECORDS_PER_BATCH));
+            (0..4).for_each(|batch| commit_texts(core, key(1, 0), next + batch * RECORDS_PER_BATCH, RECORDS_PER_BATCH));
         };
         (0..5).for_each(|_| write(&core));
         core.checkpoint(0, &mut || {}).unwrap();

@@ -66,11 +66,12 @@ fn check_with_change_at_each_call(make: impl Fn() -> (Folder, Change)) {
         let (folder, change) = make();
         let (calls, change) = (AtomicU64::new(0), Arc::new(Mutex::new(Some(change))));
         let pending = change.clone();
-        let disk = UnsyncedDisk::with_before_read(move || {
+        let disk = UnsyncedDisk::with(move |_| {
             if calls.fetch_add(1, Ordering::Relaxed) == at {
                 let change = pending.lock().unwrap().take().unwrap();
                 change();
             }
+            Ok(())
         });
         let mut verifier = Verifier::new(Arc::new(disk), folder.path(), Arc::new(|_| Ok(())));
         for target in verifier.plan().unwrap().0 {

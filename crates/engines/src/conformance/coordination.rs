@@ -1,15 +1,16 @@
 //! The contract of [`Coordination`], as properties that every engine must have.
 //!
-//! An engine provides a [`CoordinationFactory`]. Each property has a cluster of its own. An engine whose sessions can expire provides
+//! Each property has a cluster of its own. An engine whose sessions can expire provides
 //! [`CoordinationFactory::open_cut_off`]. Other engines pass those properties without a check.
 
-use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::timeout;
 use whimbrel_model::ports::{ClusterSnapshot, Coordination, CoordinationError, Member, Membership, Owner, PortFuture};
+
+use super::{Opened, Opens};
 
 #[doc(hidden)]
 #[macro_export]
@@ -43,28 +44,14 @@ macro_rules! coordination_properties {
 
 crate::coordination_properties! { conformance_exports }
 
-/// Makes clusters of one engine for the suite.
-pub trait CoordinationFactory: Send + Sync {
-    /// An empty cluster.
-    fn open(&self) -> PortFuture<'_, OpenCoordination>;
-
-    /// The same cluster, from another process.
-    fn open_beside<'a>(&'a self, first: &'a OpenCoordination) -> PortFuture<'a, OpenCoordination>;
-
-    /// Closes the instance and opens the same cluster again. The suite has dropped every other handle of the instance.
-    fn reopen(&self, coordination: OpenCoordination) -> PortFuture<'_, OpenCoordination>;
-
+/// An engine for the suite.
+pub trait CoordinationFactory: Opens<dyn Coordination> {
     /// The same cluster, from a process that the test can cut off from the engine.
     fn open_cut_off<'a>(
         &'a self,
         _first: &'a OpenCoordination,
     ) -> PortFuture<'a, Option<(OpenCoordination, Box<dyn Switch>)>> {
         Box::pin(async { None })
-    }
-
-    /// The reason why the suite is skipped here, if it may be skipped.
-    fn skip(&self) -> Option<String> {
-        None
     }
 }
 
@@ -75,11 +62,7 @@ pub trait Switch: Send + Sync {
     fn mend(&self);
 }
 
-/// One open instance. `store` contains the data that the factory needs to open it again.
-pub struct OpenCoordination {
-    pub coordination: Arc<dyn Coordination>,
-    pub store: Arc<dyn Any + Send + Sync>,
-}
+pub type OpenCoordination = Opened<dyn Coordination>;
 
 /// The timeout of a condition that must become true.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -104,14 +87,14 @@ mod properties {
 
     pub async fn a_requested_node_number_is_given_if_it_is_free(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
-        let membership = open.coordination.join(member("a"), Some(1234)).await.expect("it can join");
+        let membership = open.join(member("a"), Some(1234)).await.expect("it can join");
         assert_eq!(membership.node(), 1234);
     }
 
     pub async fn a_node_number_in_use_is_not_given_twice(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
-        let first = open.coordination.join(member("a"), Some(7)).await.expect("it can join");
-        let second = open.coordination.join(member("b"), Some(7)).await.expect("it can join");
+        let first = open.join(member("a"), Some(7)).await.expect("it can join");
+        let second = open.join(member("b"), Some(7)).await.expect("it can join");
         assert_ne!(first.node(), second.node());
     }
 
@@ -119,7 +102,7 @@ mod properties {
         let open = factory.open().await;
         let beside = factory.open_beside(&open).await;
         let first = join(&open, "a").await;
-        let refused = beside.coordination.join(member("a"), None).await.err();
+        let refused = beside.join(member("a"), None).await.err();
         assert!(matches!(refused, Some(CoordinationError::Refused(_))), "{refused:?}");
         first.leave().await;
         join(&beside, "a").await;
@@ -206,11 +189,11 @@ mod properties {
     pub async fn a_member_that_leaves_releases_everything_at_once(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let beside = factory.open_beside(&open).await;
-        let first = open.coordination.join(member("a"), Some(9)).await.expect("it can join");
+        let first = open.join(member("a"), Some(9)).await.expect("it can join");
         own(&first, "holds/0").await;
         own(&first, "holds/1").await;
         first.leave().await;
-        let second = beside.coordination.join(member("a"), Some(9)).await.expect("the name is free");
+        let second = beside.join(member("a"), Some(9)).await.expect("the name is free");
         assert_eq!(second.node(), 9, "the number is free");
         own(&second, "holds/0").await;
         own(&second, "holds/1").await;
@@ -231,8 +214,8 @@ mod properties {
     pub async fn the_picture_lists_members_and_owners(factory: &dyn CoordinationFactory) {
         let open = factory.open().await;
         let beside = factory.open_beside(&open).await;
-        let first = open.coordination.join(member("a"), Some(3)).await.expect("it can join");
-        let second = open.coordination.join(member("b"), Some(2)).await.expect("it can join");
+        let first = open.join(member("a"), Some(3)).await.expect("it can join");
+        let second = open.join(member("b"), Some(2)).await.expect("it can join");
         let epoch = own(&first, "holds/11").await;
         own(&second, "holds/2").await;
         let owner = Owner { node: 3, epoch };
@@ -262,7 +245,7 @@ mod properties {
         let open = factory.open().await;
         let _first = join(&open, "a").await;
         let seen = picture_where(&open, |picture| picture.nodes.len() == 1).await;
-        if let Ok(woken) = timeout(STILLNESS, open.coordination.snapshot(seen.revision)).await {
+        if let Ok(woken) = timeout(STILLNESS, open.snapshot(seen.revision)).await {
             assert!(woken.expect("it can be watched").revision > seen.revision, "woken without a change");
         }
     }
@@ -302,7 +285,7 @@ mod properties {
         assert!(!victim.is_valid());
         let again = async {
             loop {
-                match apart.coordination.join(member("a"), None).await {
+                match apart.join(member("a"), None).await {
                     Ok(membership) => break membership,
                     Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
                 }
@@ -322,7 +305,7 @@ fn member(name: &str) -> Member {
 }
 
 async fn join(open: &OpenCoordination, name: &str) -> Arc<dyn Membership> {
-    open.coordination.join(member(name), None).await.expect("it can join")
+    open.join(member(name), None).await.expect("it can join")
 }
 
 async fn own(membership: &Arc<dyn Membership>, name: &str) -> u64 {
@@ -334,7 +317,7 @@ async fn picture_where(open: &OpenCoordination, is_so: impl Fn(&ClusterSnapshot)
     let watched = async {
         let mut seen = 0;
         loop {
-            let picture = open.coordination.snapshot(seen).await.expect("it can be watched");
+            let picture = open.snapshot(seen).await.expect("it can be watched");
             assert!(picture.revision > seen);
             if is_so(&picture) {
                 break picture;

@@ -1,13 +1,12 @@
 //! The contract of [`Inbox`], as properties that every engine must have.
 //!
-//! An engine provides a [`InboxFactory`]. Properties begin with an empty store and use its partitions from zero on. If all tests share one
+//! Properties begin with an empty store and use its partitions from zero on. If all tests share one
 //! server, the factory gives each instance a prefix of its own. [`naive::NaiveInbox`] is the reference model of a partition, with which
 //! engines are compared.
 
-use std::any::Any;
-use std::sync::Arc;
+use whimbrel_model::ports::Inbox;
 
-use whimbrel_model::ports::{Inbox, PortFuture};
+use super::{Opened, Opens};
 
 mod apply;
 pub mod naive;
@@ -68,22 +67,6 @@ macro_rules! inbox_properties {
 
 crate::inbox_properties! { conformance_exports }
 
-/// Makes stores of inboxes of one engine for the suite.
-pub trait InboxFactory: Send + Sync {
-    /// An instance of the engine on an empty store of its own, or under a prefix of its own in a shared store.
-    fn open(&self) -> PortFuture<'_, OpenInbox>;
-
-    /// Closes the instance and opens its store again. The suite has dropped every other handle of the instance.
-    fn reopen(&self, inbox: OpenInbox) -> PortFuture<'_, OpenInbox>;
-
-    /// The reason why the suite is skipped here, if it may be skipped.
-    fn skip(&self) -> Option<String> {
-        None
-    }
-}
-
-/// One open instance. `store` contains the data that the factory needs to open it again.
-pub struct OpenInbox {
-    pub inbox: Arc<dyn Inbox>,
-    pub store: Arc<dyn Any + Send + Sync>,
-}
+/// An engine for the suite.
+pub type InboxFactory = dyn Opens<dyn Inbox>;
+pub type OpenInbox = Opened<dyn Inbox>;

@@ -1,23 +1,13 @@
 //! The contract of [`Log`] and [`LogTopics`], as properties that every engine must have.
 //!
-//! An engine provides a [`LogFactory`]:
-//!
-//! ```ignore
-//! pub trait LogFactory: Send + Sync {
-//!     fn open(&self) -> PortFuture<'_, OpenLog>;
-//!     fn open_beside<'a>(&'a self, first: &'a OpenLog) -> PortFuture<'a, Option<OpenLog>>;
-//!     fn reopen(&self, log: OpenLog) -> PortFuture<'_, OpenLog>;
-//!     fn traits(&self) -> LogTraits;
-//!     fn skip(&self) -> Option<String> { None }
-//! }
-//! ```
-//!
 //! Topics get numbers and names that no other test of the machine uses, so that all properties may share one store.
 
-use std::any::Any;
 use std::sync::Arc;
 
-use whimbrel_model::ports::{Log, LogTopics, PortFuture};
+use whimbrel_model::ports::{Log, LogTopics};
+
+use super::{Opened, Opens};
+pub use scene::{entry, entry_of_size, new_spec, record, text_of};
 
 mod append;
 mod commit;
@@ -123,40 +113,25 @@ macro_rules! log_properties {
 
 crate::log_properties! { conformance_exports }
 
-/// Makes logs of one engine for the suite.
-pub trait LogFactory: Send + Sync {
-    /// An instance of the engine on an empty store of its own, or on a store that is shared with other tests.
-    fn open(&self) -> PortFuture<'_, OpenLog>;
-
-    /// A second instance on the store of `first`, independent and concurrent, like another process. `None` if a store has one instance at a
-    /// time: the properties that need a second one then pass.
-    fn open_beside<'a>(&'a self, first: &'a OpenLog) -> PortFuture<'a, Option<OpenLog>>;
-
-    /// Closes the instance and opens its store again. The suite has dropped every other handle of the instance.
-    fn reopen(&self, log: OpenLog) -> PortFuture<'_, OpenLog>;
-
+/// An engine for the suite.
+pub trait LogFactory: Opens<LogPorts> {
     /// The properties of the engine that the suite depends on.
     fn traits(&self) -> LogTraits;
-
-    /// The reason why the suite is skipped here, if it may be skipped.
-    fn skip(&self) -> Option<String> {
-        None
-    }
 }
 
-/// One open instance. `store` contains the data that the factory needs to open it again (a folder, an address).
-pub struct OpenLog {
+/// The two ports of a log.
+pub struct LogPorts {
     pub log: Arc<dyn Log>,
     pub topics: Arc<dyn LogTopics>,
-    pub store: Arc<dyn Any + Send + Sync>,
 }
+
+pub type OpenLog = Opened<LogPorts>;
 
 /// Differences between engines that the contract allows.
 #[derive(Debug, Clone, Copy)]
 pub struct LogTraits {
     /// The maximum [`whimbrel_model::Record::size`] that the engine accepts. One byte more is rejected.
     pub record_bytes_max: usize,
-    /// The maximum bytes of records in one piece that a trim drops whole. Zero if a trim is exact. A factory with a configurable piece size
-    /// sets it small.
-    pub trim_piece_bytes: usize,
+    /// Whether several instances can be open at one place. Otherwise the properties that need a second one pass.
+    pub is_shared: bool,
 }

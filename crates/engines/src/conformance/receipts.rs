@@ -1,25 +1,16 @@
 //! The contract of [`Receipts`], as properties that every engine must have.
 //!
-//! An engine provides a [`ReceiptsFactory`]:
-//!
-//! ```ignore
-//! pub trait ReceiptsFactory: Send + Sync {
-//!     fn open(&self) -> PortFuture<'_, OpenReceipts>;
-//!     fn skip(&self) -> Option<String> { None }
-//! }
-//! ```
-//!
 //! Claims have texts that no other test of the machine uses, so that all properties can share one store. The effect of a crash on receipts
 //! depends on the log that they follow, and is tested there.
 
-use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::future::join_all;
-use whimbrel_model::ports::{Claim, ClaimKind, ClaimState, PortFuture, PublishReceipt, Receipts};
+use whimbrel_model::ports::{Claim, ClaimKind, ClaimState, PublishReceipt, Receipts};
 use whimbrel_model::{PartitionId, Timestamp, TopicNumber};
+
+use super::{Opened, Opens, now, unique_word};
 
 #[doc(hidden)]
 #[macro_export]
@@ -55,26 +46,16 @@ macro_rules! receipts_properties {
 
 crate::receipts_properties! { conformance_exports }
 
-/// Makes receipts of one engine for the suite.
-pub trait ReceiptsFactory: Send + Sync {
-    /// An instance on an empty store of its own, or on a store that is shared with other tests.
-    fn open(&self) -> PortFuture<'_, OpenReceipts>;
-
-    /// The reason why the suite is skipped here, if it may be skipped.
-    fn skip(&self) -> Option<String> {
-        None
-    }
-}
-
-pub struct OpenReceipts {
-    pub receipts: Arc<dyn Receipts>,
+/// An engine for the suite.
+pub trait ReceiptsFactory: Opens<dyn Receipts> {
     /// The retention of answers.
-    pub window: Duration,
+    fn window(&self) -> Duration;
+
     /// The time for which a claim with an unknown outcome blocks others. The suite waits that long.
-    pub lease: Duration,
-    /// Dropped with the instance, not earlier.
-    pub store: Arc<dyn Any + Send + Sync>,
+    fn lease(&self) -> Duration;
 }
+
+pub type OpenReceipts = Opened<dyn Receipts>;
 
 mod properties {
     use super::*;
@@ -112,7 +93,7 @@ mod properties {
     pub async fn an_abandoned_claim_is_new_again(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         begin(&open, &claim, now()).await;
-        open.receipts.abandon(&claim).await.expect("the claim can be abandoned");
+        open.abandon(&claim).await.expect("the claim can be abandoned");
         let other_body = Claim { fingerprint: claim.fingerprint + 1, ..claim };
         assert_eq!(begin(&open, &other_body, now()).await, ClaimState::New, "also for another body");
     }
@@ -120,7 +101,7 @@ mod properties {
     pub async fn a_claim_that_is_given_back_is_new_again(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Id));
         begin(&open, &claim, now()).await;
-        open.receipts.give_back(&claim).await.expect("it can be given back");
+        open.give_back(&claim).await.expect("it can be given back");
         let other_body = Claim { fingerprint: claim.fingerprint + 1, ..claim };
         assert_eq!(begin(&open, &other_body, now()).await, ClaimState::New, "also for another body");
     }
@@ -128,11 +109,11 @@ mod properties {
     pub async fn a_lapsed_claim_that_is_given_back_lapses_again_at_once(factory: &dyn ReceiptsFactory) {
         for kind in [ClaimKind::Key, ClaimKind::Id] {
             let (open, claim) = (factory.open().await, new_claim(kind));
-            let places = lapse(&open, &claim).await;
+            let places = lapse(factory, &open, &claim).await;
             for _ in 0..3 {
                 assert_eq!(begin(&open, &claim, now()).await, ClaimState::Lapsed { places: places.clone() });
                 assert_eq!(begin(&open, &claim, now()).await, ClaimState::UnderWay);
-                open.receipts.give_back(&claim).await.expect("it can be given back");
+                open.give_back(&claim).await.expect("it can be given back");
             }
             let other_body = Claim { fingerprint: claim.fingerprint + 1, ..claim };
             assert_eq!(begin(&open, &other_body, now()).await, ClaimState::Different);
@@ -141,18 +122,18 @@ mod properties {
 
     pub async fn a_lapsed_claim_that_is_abandoned_is_new_again(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
-        let places = lapse(&open, &claim).await;
+        let places = lapse(factory, &open, &claim).await;
         assert_eq!(begin(&open, &claim, now()).await, ClaimState::Lapsed { places });
-        open.receipts.abandon(&claim).await.expect("the claim can be abandoned");
+        open.abandon(&claim).await.expect("the claim can be abandoned");
         assert_eq!(begin(&open, &claim, now()).await, ClaimState::New);
     }
 
     pub async fn a_claim_is_held_until_it_ends(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         begin(&open, &claim, now()).await;
-        assert_eq!(open.receipts.still_holds(&claim).await, Ok(true));
-        tokio::time::sleep(open.lease).await;
-        assert_eq!(open.receipts.still_holds(&claim).await, Ok(true), "a claim does not lapse while its holder runs");
+        assert_eq!(open.still_holds(&claim).await, Ok(true));
+        tokio::time::sleep(factory.lease()).await;
+        assert_eq!(open.still_holds(&claim).await, Ok(true), "a claim does not lapse while its holder runs");
         assert_eq!(begin(&open, &claim, now()).await, ClaimState::UnderWay);
     }
 
@@ -193,7 +174,7 @@ mod properties {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         let published_at = now();
         let answer = publish(&open, &claim, published_at).await;
-        let late = later(published_at, open.window - Duration::from_secs(1));
+        let late = later(published_at, factory.window() - Duration::from_secs(1));
         assert_eq!(begin(&open, &claim, late).await, ClaimState::Earlier(answer));
     }
 
@@ -201,19 +182,19 @@ mod properties {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         let published_at = now();
         publish(&open, &claim, published_at).await;
-        let too_late = later(published_at, open.window + Duration::from_secs(1));
+        let too_late = later(published_at, factory.window() + Duration::from_secs(1));
         let other_body = Claim { fingerprint: claim.fingerprint + 1, ..claim };
         assert_eq!(begin(&open, &other_body, too_late).await, ClaimState::New);
     }
 
     pub async fn an_id_is_found_again(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Id));
-        assert_eq!(open.receipts.find(&claim.text).await, Ok(Vec::new()));
+        assert_eq!(open.find(&claim.text).await, Ok(Vec::new()));
         let answer = publish(&open, &claim, now()).await;
-        assert_eq!(open.receipts.find(&claim.text).await, Ok(vec![answer]));
+        assert_eq!(open.find(&claim.text).await, Ok(vec![answer]));
         let longer = format!("{}x", claim.text);
-        assert_eq!(open.receipts.find(&longer).await, Ok(Vec::new()), "another id that begins with it is another id");
-        assert_eq!(open.receipts.find(&claim.text[..claim.text.len() - 1]).await, Ok(Vec::new()));
+        assert_eq!(open.find(&longer).await, Ok(Vec::new()), "another id that begins with it is another id");
+        assert_eq!(open.find(&claim.text[..claim.text.len() - 1]).await, Ok(Vec::new()));
     }
 
     pub async fn an_id_published_by_several_is_found_oldest_first(factory: &dyn ReceiptsFactory) {
@@ -229,31 +210,31 @@ mod properties {
         for (publisher, n) in publishers.zip(0..) {
             answers.push(publish(&open, &publisher, later(start, Duration::from_millis(n))).await);
         }
-        assert_eq!(open.receipts.find(&claim.text).await, Ok(answers));
+        assert_eq!(open.find(&claim.text).await, Ok(answers));
     }
 
     pub async fn a_key_is_not_found_as_an_id(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Key));
         publish(&open, &claim, now()).await;
-        assert_eq!(open.receipts.find(&claim.text).await, Ok(Vec::new()));
+        assert_eq!(open.find(&claim.text).await, Ok(Vec::new()));
     }
 
     pub async fn an_unfinished_id_is_not_found(factory: &dyn ReceiptsFactory) {
         let (open, claim) = (factory.open().await, new_claim(ClaimKind::Id));
         begin(&open, &claim, now()).await;
-        assert_eq!(open.receipts.find(&claim.text).await, Ok(Vec::new()));
+        assert_eq!(open.find(&claim.text).await, Ok(Vec::new()));
     }
 }
 
 async fn begin(open: &OpenReceipts, claim: &Claim, now: Timestamp) -> ClaimState {
-    open.receipts.begin(claim, 0, now).await.expect("the receipts answer")
+    open.begin(claim, 0, now).await.expect("the receipts answer")
 }
 
 /// Leaves a claim with an unknown outcome, and waits until it has lapsed. Returns the places where its record may be.
-async fn lapse(open: &OpenReceipts, claim: &Claim) -> Vec<(PartitionId, u64)> {
+async fn lapse(factory: &dyn ReceiptsFactory, open: &OpenReceipts, claim: &Claim) -> Vec<(PartitionId, u64)> {
     assert_eq!(begin(open, claim, now()).await, ClaimState::New);
-    open.receipts.leave(claim).await.expect("it can be left");
-    tokio::time::sleep(open.lease + Duration::from_millis(20)).await;
+    open.leave(claim).await.expect("it can be left");
+    tokio::time::sleep(factory.lease() + Duration::from_millis(20)).await;
     vec![(claim.partition, 0)]
 }
 
@@ -266,7 +247,7 @@ async fn publish(open: &OpenReceipts, claim: &Claim, at: Timestamp) -> PublishRe
     };
     let answer =
         PublishReceipt { id, partition: claim.partition, offset: claim.fingerprint % 1000, due: None, answered_at: at };
-    open.receipts.finish(claim, answer.clone()).await.expect("the answer is kept");
+    open.finish(claim, answer.clone()).await.expect("the answer is kept");
     answer
 }
 
@@ -274,11 +255,10 @@ async fn publish(open: &OpenReceipts, claim: &Claim, at: Timestamp) -> PublishRe
 fn new_claim(kind: ClaimKind) -> Claim {
     static CLAIMS: AtomicU32 = AtomicU32::new(1);
     let number = CLAIMS.fetch_add(1, Ordering::Relaxed);
-    let word = format!("{:x}-{:x}-{number}-", now().as_millis(), std::process::id());
     Claim {
         owner: "publisher".to_owned(),
         kind,
-        text: word,
+        text: format!("{}-", unique_word()),
         topic: TopicNumber(7),
         partition: PartitionId::new(TopicNumber(7), 2),
         fingerprint: 0x5eed + u64::from(number),
@@ -287,9 +267,4 @@ fn new_claim(kind: ClaimKind) -> Claim {
 
 fn later(time: Timestamp, by: Duration) -> Timestamp {
     Timestamp::from_millis(time.as_millis() + by.as_millis() as i64)
-}
-
-fn now() -> Timestamp {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp::from_millis(since_epoch.as_millis() as i64)
 }

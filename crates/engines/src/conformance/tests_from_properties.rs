@@ -1,8 +1,11 @@
 //! The macros that turn a suite's list of properties into tests.
 
-/// Makes one test of each property of a port's suite: `conformance_suite!(log, factory_expression)`.
+/// Makes one test of each property of the ports' suites: `conformance_suite!([log, catalogue], factory_expression)`.
 #[macro_export]
 macro_rules! conformance_suite {
+    ([$($port:ident),+], $factory:expr) => {
+        $($crate::conformance_suite!($port, $factory);)+
+    };
     (log, $factory:expr) => {
         $crate::log_properties! { conformance_tests, log, $factory }
     };
@@ -32,6 +35,17 @@ macro_rules! conformance_suite {
     };
 }
 
+/// Returns from a test that needs the servers in these environment variables, if they are missing and may be.
+#[macro_export]
+macro_rules! needs_servers {
+    ($($variable:expr),+) => {
+        if let Some(why) = $crate::conformance::missing_servers(&[$($variable),+]) {
+            $crate::conformance::say_skipped(&why);
+            return;
+        }
+    };
+}
+
 /// Receives a port's list of properties and writes the tests.
 #[doc(hidden)]
 #[macro_export]
@@ -43,9 +57,8 @@ macro_rules! conformance_tests {
             $($(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $property() {
-                    use $crate::conformance::$port::*;
                     let factory = $factory;
-                    if let Some(why) = factory.skip() {
+                    if let Some(why) = $crate::conformance::Engine::skip(&factory) {
                         $crate::conformance::say_skipped(&why);
                         return;
                     }

@@ -1,24 +1,15 @@
 //! The contract of [`Timers`], as properties that every engine must have.
 //!
-//! An engine provides a [`TimersFactory`]:
-//!
-//! ```ignore
-//! pub trait TimersFactory: Send + Sync {
-//!     fn open(&self) -> PortFuture<'_, OpenTimers>;
-//!     fn reopen(&self, timers: OpenTimers) -> PortFuture<'_, OpenTimers>;
-//!     fn skip(&self) -> Option<String> { None }
-//! }
-//! ```
-//!
 //! Properties begin with an empty store and use its shards from zero on. If all tests share one server, the factory gives each instance a
 //! prefix of its own. The effect on the owner of a store that lost its last writes is tested with the owner. Here a property requires that
 //! every read returns the applied offset.
 
-use std::any::Any;
-use std::sync::Arc;
 use std::time::Duration;
 
-use whimbrel_model::ports::{PortFuture, Timers};
+use whimbrel_model::ports::Timers;
+
+use super::{Opened, Opens};
+pub use scene::{at, hold};
 
 mod apply;
 mod count;
@@ -125,25 +116,11 @@ macro_rules! timers_properties {
 
 crate::timers_properties! { conformance_exports }
 
-/// Makes timers of one engine for the suite.
-pub trait TimersFactory: Send + Sync {
-    /// An instance of the engine on an empty store of its own, or under a prefix of its own in a shared store.
-    fn open(&self) -> PortFuture<'_, OpenTimers>;
-
-    /// Closes the instance and opens its store again. The suite has dropped every other handle of the instance.
-    fn reopen(&self, timers: OpenTimers) -> PortFuture<'_, OpenTimers>;
-
-    /// The reason why the suite is skipped here, if it may be skipped.
-    fn skip(&self) -> Option<String> {
-        None
-    }
-}
-
-/// One open instance. `store` contains the data that the factory needs to open it again (a folder, an address).
-pub struct OpenTimers {
-    pub timers: Arc<dyn Timers>,
+/// An engine for the suite.
+pub trait TimersFactory: Opens<dyn Timers> {
     /// The time for which ends are remembered, by the `now` of the writes: at least a minute, at most a day. An engine may remember them
     /// for up to twice that time.
-    pub remember: Duration,
-    pub store: Arc<dyn Any + Send + Sync>,
+    fn remember(&self) -> Duration;
 }
+
+pub type OpenTimers = Opened<dyn Timers>;

@@ -402,4 +402,4 @@ impl Catalogue for FileCatalogue {
 
 #[cfg(test)]
 #[path = "catalogue/tests.rs"]
-mod tests;
+pub(super) mod tests;

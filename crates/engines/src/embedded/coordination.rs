@@ -274,54 +274,17 @@ impl Membership for InProcessMembership {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, Ordering};
 
-    use whimbrel_model::ports::Versioned;
+    use rustix::io::Errno;
 
     use super::*;
+    use crate::embedded::catalogue::tests::open_on;
+    use crate::embedded::catalogue::tests::unsynced::{DiskCall, UnsyncedDisk};
     use crate::embedded::open_folder;
 
-    /// A catalogue whose disk can be full, and that counts writes.
-    struct CountingCatalogue {
-        catalogue: FileCatalogue,
-        is_full: AtomicBool,
-        writes: AtomicUsize,
-    }
-
-    impl Catalogue for CountingCatalogue {
-        fn get<'a>(&'a self, key: &'a str) -> PortFuture<'a, Result<Option<Versioned>, CatalogueError>> {
-            self.catalogue.get(key)
-        }
-
-        fn list<'a>(&'a self, prefix: &'a str) -> PortFuture<'a, Result<Vec<(String, Versioned)>, CatalogueError>> {
-            self.catalogue.list(prefix)
-        }
-
-        fn put<'a>(
-            &'a self,
-            key: &'a str,
-            value: Vec<u8>,
-            expected: Option<u64>,
-        ) -> PortFuture<'a, Result<u64, CatalogueError>> {
-            if self.is_full.load(Ordering::Relaxed) {
-                return Box::pin(async { Err(CatalogueError::DiskFull) });
-            }
-            self.writes.fetch_add(1, Ordering::Relaxed);
-            self.catalogue.put(key, value, expected)
-        }
-
-        fn remove<'a>(&'a self, key: &'a str, expected: u64) -> PortFuture<'a, Result<(), CatalogueError>> {
-            self.catalogue.remove(key, expected)
-        }
-
-        fn changed(&self, seen: u64) -> PortFuture<'_, Result<u64, CatalogueError>> {
-            self.catalogue.changed(seen)
-        }
-    }
-
-    fn catalogue(folder: &tempfile::TempDir) -> Arc<CountingCatalogue> {
-        let catalogue = FileCatalogue::open(open_folder(folder.path()).unwrap()).unwrap();
-        Arc::new(CountingCatalogue { catalogue, is_full: AtomicBool::new(false), writes: AtomicUsize::new(0) })
+    fn catalogue(folder: &tempfile::TempDir) -> Arc<FileCatalogue> {
+        Arc::new(FileCatalogue::open(open_folder(folder.path()).unwrap()).unwrap())
     }
 
     async fn join(coordination: &InProcessCoordination) -> Arc<dyn Membership> {
@@ -347,13 +310,16 @@ mod tests {
     #[tokio::test]
     async fn a_start_on_a_full_disk_joins_and_owns_names_after_space_is_freed() {
         let folder = tempfile::tempdir().unwrap();
-        let catalogue = catalogue(&folder);
+        let is_full = Arc::new(AtomicBool::new(false));
+        let is_create = |call: DiskCall<'_>| matches!(call, DiskCall::Create(_));
+        let disk = UnsyncedDisk::failing(&is_full, Errno::NOSPC.raw_os_error(), is_create);
+        let catalogue = Arc::new(open_on(disk, &folder).unwrap());
         let before = join(&InProcessCoordination::new(catalogue.clone())).await.own("x").await.unwrap();
-        catalogue.is_full.store(true, Ordering::Relaxed);
+        is_full.store(true, Ordering::SeqCst);
         let coordination = InProcessCoordination::new(catalogue.clone());
         let membership = join(&coordination).await;
         assert!(matches!(membership.own("x").await, Err(CoordinationError::Unavailable(_))));
-        catalogue.is_full.store(false, Ordering::Relaxed);
+        is_full.store(false, Ordering::SeqCst);
         assert!(membership.own("x").await.unwrap() > before);
     }
 
@@ -363,10 +329,10 @@ mod tests {
         let catalogue = catalogue(&folder);
         let coordination = InProcessCoordination::new(catalogue.clone());
         let membership = join(&coordination).await;
-        assert_eq!(catalogue.writes.load(Ordering::Relaxed), 0);
+        assert!(catalogue.is_new());
         let owned = futures_util::future::join_all(["x", "y", "z"].map(|name| membership.own(name))).await;
         assert!(owned.iter().all(Result::is_ok), "{owned:?}");
-        assert_eq!(catalogue.writes.load(Ordering::Relaxed), 1);
+        assert_eq!(catalogue.changed(0).await, Ok(1), "the revision counts the writes");
     }
 
     #[tokio::test]

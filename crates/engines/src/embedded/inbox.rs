@@ -23,12 +23,12 @@ use whimbrel_model::ports::timers::{ApplyOutcome, AtOffset};
 use whimbrel_model::ports::{Inbox, InboxError, InboxRead, InboxWrite, PortFuture, RowKey, reclaim_hour};
 
 use super::lsm::report::StoreReports;
-use super::lsm::{self, LsmStore, StoreError, StoreGuard, StoreHandle, WorkThread, next_opening};
+use super::lsm::{self, Generation, LsmStore, StoreError, StoreGuard, StoreHandle, WorkThread, next_opening};
 use super::memtable_sealer::{MemtableSealer, flush};
 use super::slices::{MEMTABLE_BYTES, small_database, small_keyspace};
 use super::thread_priority::lower_priority;
 use crate::stores::inbox_fold::FoldedWrite;
-use keys::{PartitionGeneration, PartitionState, decode_references, reclaim_user};
+use keys::{PartitionState, decode_references, reclaim_user};
 use partition_eraser::PartitionEraser;
 
 /// Memory for cached blocks of the LSM's tables.
@@ -66,7 +66,7 @@ struct InboxStore {
     reclaim: Keyspace,
     sealing: MemtableSealer,
     /// Generations to erase that the eraser has not taken yet.
-    emptied: Mutex<Vec<PartitionGeneration>>,
+    emptied: Mutex<Vec<Generation>>,
 }
 
 type InboxFault = lsm::StoreFault<InboxError>;
@@ -152,16 +152,16 @@ impl InboxStore {
         };
         // Writes of an earlier process may be only in the page cache.
         inner.database.persist(PersistMode::SyncData)?;
-        let noted = partition_eraser::noted(&inner)?;
+        let noted = Generation::emptied(&inner.partitions)?;
         inner.emptied().extend(noted);
         Ok(inner)
     }
 
-    fn emptied(&self) -> std::sync::MutexGuard<'_, Vec<PartitionGeneration>> {
+    fn emptied(&self) -> std::sync::MutexGuard<'_, Vec<Generation>> {
         self.emptied.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take_emptied(&self) -> Vec<PartitionGeneration> {
+    fn take_emptied(&self) -> Vec<Generation> {
         std::mem::take(&mut *self.emptied())
     }
 
@@ -210,7 +210,7 @@ impl InboxStore {
             return Ok(ApplyOutcome::Behind { at: before.applied });
         }
         let generation = before.generation.wrapping_add(u32::from(write.reset));
-        let place = PartitionGeneration { partition, generation };
+        let place = Generation { part: partition, generation };
         let folded = FoldedWrite::of(write);
         // A write without a sync survives a crash of the process. After a crash of the machine, the log has it.
         let durability = if write.synced { PersistMode::SyncData } else { PersistMode::Buffer };
@@ -219,7 +219,7 @@ impl InboxStore {
         self.add_changes(&mut batch, place, &folded)?;
         let after = PartitionState { epoch: write.epoch, applied: write.applied, generation };
         batch.insert(&self.partitions, partition.to_be_bytes(), after.encode());
-        let emptied = write.reset.then_some(PartitionGeneration { partition, generation: before.generation });
+        let emptied = write.reset.then_some(Generation { part: partition, generation: before.generation });
         if let Some(emptied) = emptied {
             batch.insert(&self.partitions, emptied.prefix(), []);
         }
@@ -232,7 +232,7 @@ impl InboxStore {
     fn add_changes(
         &self,
         batch: &mut WriteBatch,
-        place: PartitionGeneration,
+        place: Generation,
         folded: &FoldedWrite<'_>,
     ) -> Result<(), InboxFault> {
         for (uid, after) in &folded.boxes {
@@ -278,11 +278,11 @@ impl InboxStore {
     fn at<T>(
         &self,
         partition: u32,
-        read: impl FnOnce(&Snapshot, PartitionGeneration) -> Result<T, InboxFault>,
+        read: impl FnOnce(&Snapshot, Generation) -> Result<T, InboxFault>,
     ) -> Result<AtOffset<T>, InboxFault> {
         let snapshot = self.database.snapshot();
         let state = self.state(&snapshot, partition)?.unwrap_or(PartitionState::UNKNOWN);
-        let found = read(&snapshot, PartitionGeneration { partition, generation: state.generation })?;
+        let found = read(&snapshot, Generation { part: partition, generation: state.generation })?;
         Ok(AtOffset { applied: state.applied, found })
     }
 

@@ -136,7 +136,7 @@ fn save(
         if let Some(run) = before.as_deref().and_then(progress_row::decode_run).filter(|run| *run > row.run) {
             return Err(ProgressError::NewerRun { place: row.place, run });
         }
-        batch.push((ROWS, RowChange::Insert(key.to_vec(), progress_row::encode_row(row))));
+        batch.push((ROWS, RowChange::Insert(key, progress_row::encode_row(row))));
     }
     if noted.is_none() {
         batch.push((EPOCHS, insert_epoch(subscription, epoch)));

@@ -34,12 +34,12 @@ use whimbrel_model::ports::{
 use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp};
 
 use super::lsm::report::StoreReports;
-use super::lsm::{self, LsmStore, StoreError, StoreGuard, StoreHandle, WorkThread, next_opening};
+use super::lsm::{self, Generation, LsmStore, StoreError, StoreGuard, StoreHandle, WorkThread, next_opening};
 use super::memtable_sealer::{MemtableSealer, flush};
 use super::slices::{MEMTABLE_BYTES, Slices, small_database, small_keyspace};
 use super::thread_priority::lower_priority;
 use crate::stores::TimerSettings;
-use keys::{ShardGeneration, TimerShardState};
+use keys::TimerShardState;
 use line::{BelowTheLine, ShardLines, TimeIn};
 use shard_eraser::{EraserTask, ShardEraser};
 
@@ -129,7 +129,7 @@ impl LsmTimers {
         let after_open = move |inner: &Arc<TimerStore>| {
             // The name of the LSM's threads.
             lower_priority("fjall:worker");
-            for place in shard_eraser::noted(inner).unwrap_or_default() {
+            for place in Generation::emptied(&inner.shards).unwrap_or_default() {
                 let _ = noted_chores.send(EraserTask::Erase { place, opening: inner.opening });
             }
         };
@@ -210,7 +210,7 @@ impl TimerStore {
         for entry in self.shards.iter() {
             let (key, value) = entry.into_inner()?;
             if let (Ok(shard), Some(state)) = (<[u8; 4]>::try_from(&key[..]), TimerShardState::decode(&value)) {
-                let place = ShardGeneration { shard: u32::from_be_bytes(shard), generation: state.generation };
+                let place = Generation { part: u32::from_be_bytes(shard), generation: state.generation };
                 self.lines.note(place, state.line);
             }
         }

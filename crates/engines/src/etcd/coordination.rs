@@ -53,7 +53,7 @@ impl EtcdCoordination {
             let taken = self.connection.transact(
                 vec![is_absent(&node), is_absent(&name)],
                 vec![
-                    put(&node, encode(&StoredMember::of(member)), session.lease),
+                    put(&node, encode(member), session.lease),
                     put(&name, number.to_string().into_bytes(), session.lease),
                 ],
                 vec![get(&name)],
@@ -85,8 +85,8 @@ impl EtcdCoordination {
         for (key, entry) in mirrored.entries.iter() {
             // Ignores entries that cannot be decoded: no node of this installation wrote them.
             if let Some(number) = self.keys.number(key) {
-                let stored = serde_json::from_slice::<StoredMember>(&entry.value);
-                picture.nodes.extend(stored.ok().map(|stored| Node { number, member: stored.into() }));
+                let member = serde_json::from_slice(&entry.value);
+                picture.nodes.extend(member.ok().map(|member| Node { number, member }));
             } else if let Some(name) = self.keys.owned_name(key) {
                 picture.owners.extend(owner_of(entry).map(|owner| (name, owner)));
             }
@@ -135,7 +135,7 @@ struct EtcdMembership {
 
 impl EtcdMembership {
     fn check(&self) -> Result<(), CoordinationError> {
-        self.session.check().map_err(CoordinationError::Lost)
+        self.session.standing.check().map_err(CoordinationError::Lost)
     }
 
     async fn take(&self, name: &str) -> Result<TransactionResult, CoordinationError> {
@@ -156,11 +156,11 @@ impl Membership for EtcdMembership {
     }
 
     fn is_valid(&self) -> bool {
-        self.session.is_valid()
+        self.session.standing.check().is_ok()
     }
 
     fn lost(&self) -> PortFuture<'_, String> {
-        Box::pin(self.session.lost())
+        Box::pin(self.session.standing.lost())
     }
 
     fn own<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<u64, CoordinationError>> {
@@ -205,9 +205,9 @@ impl Membership for EtcdMembership {
 /// If etcd does not have the lease any more, the session is lost.
 fn failed(session: &LeaseSession, status: &tonic::Status) -> CoordinationError {
     if is_lease_gone(status) {
-        session.lose("etcd has ended the lease");
+        session.standing.lose("etcd has ended the lease");
     }
-    match session.check() {
+    match session.standing.check() {
         Err(lost) => CoordinationError::Lost(lost),
         Ok(()) => CoordinationError::Unavailable(reason(status)),
     }
@@ -258,36 +258,8 @@ impl EtcdKeys {
 }
 
 #[derive(Serialize, Deserialize)]
-struct StoredMember {
-    name: String,
-    roles: Vec<String>,
-    address: String,
-    /// Zero in entries of older binaries, which have none.
-    #[serde(default)]
-    incarnation: u64,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    key_check: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    key_check_previous: String,
-}
-
-#[derive(Serialize, Deserialize)]
 struct StoredOwner {
     node: u16,
-}
-
-impl StoredMember {
-    fn of(member: &Member) -> Self {
-        let Member { name, roles, address, incarnation, key_check, key_check_previous } = member.clone();
-        Self { name, roles, address, incarnation, key_check, key_check_previous }
-    }
-}
-
-impl From<StoredMember> for Member {
-    fn from(stored: StoredMember) -> Self {
-        let StoredMember { name, roles, address, incarnation, key_check, key_check_previous } = stored;
-        Self { name, roles, address, incarnation, key_check, key_check_previous }
-    }
 }
 
 fn encode(value: &impl Serialize) -> Vec<u8> {
@@ -300,8 +272,8 @@ mod tests {
 
     #[test]
     fn a_member_that_an_older_binary_wrote_has_no_incarnation() {
-        let stored: StoredMember = serde_json::from_str(r#"{"name":"a","roles":[],"address":"a:1"}"#).unwrap();
-        assert_eq!(Member::from(stored).incarnation, 0);
+        let stored: Member = serde_json::from_str(r#"{"name":"a","roles":[],"address":"a:1"}"#).unwrap();
+        assert_eq!(stored.incarnation, 0);
     }
 
     #[test]
@@ -309,7 +281,6 @@ mod tests {
         let (name, address, key_check) = ("a".to_owned(), "a:1".to_owned(), "c0ffee".to_owned());
         let key_check_previous = "decaf".to_owned();
         let member = Member { name, roles: vec![], address, incarnation: 7, key_check, key_check_previous };
-        let stored: StoredMember = serde_json::from_slice(&encode(&StoredMember::of(&member))).unwrap();
-        assert_eq!(Member::from(stored), member);
+        assert_eq!(serde_json::from_slice::<Member>(&encode(&member)).unwrap(), member);
     }
 }

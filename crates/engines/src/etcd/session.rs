@@ -23,13 +23,13 @@ const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// A lease that is kept alive until it is dropped, ended or lost.
 pub(super) struct LeaseSession {
     pub lease: i64,
-    standing: Arc<LeaseValidity>,
+    pub standing: Arc<LeaseValidity>,
     connection: EtcdConnection,
     _keep_alive: DropGuard,
 }
 
 /// The time until which the session is valid.
-struct LeaseValidity {
+pub(super) struct LeaseValidity {
     until: Mutex<LeaseState>,
     /// Notifies waiters of the loss.
     loss_signal: watch::Sender<()>,
@@ -50,22 +50,6 @@ impl LeaseSession {
         let keeping = keep_alive(connection.clone(), lease, lasts, standing.clone());
         tokio::spawn(ended.clone().run_until_cancelled_owned(keeping));
         Ok(Self { lease, standing, connection, _keep_alive: ended.drop_guard() })
-    }
-
-    pub fn is_valid(&self) -> bool {
-        self.standing.check().is_ok()
-    }
-
-    pub fn check(&self) -> Result<(), String> {
-        self.standing.check()
-    }
-
-    pub fn lose(&self, reason: &str) {
-        self.standing.lose(reason);
-    }
-
-    pub async fn lost(&self) -> String {
-        self.standing.lost().await
     }
 
     /// Ends the session. etcd deletes all keys under the lease.
@@ -117,7 +101,7 @@ impl LeaseValidity {
     }
 
     /// Compares the clock under the lock: after a caller has seen the session lost, no caller sees it valid again.
-    fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
         self.valid_until().map(drop)
     }
 
@@ -148,7 +132,7 @@ impl LeaseValidity {
         }
     }
 
-    fn lose(&self, reason: &str) {
+    pub fn lose(&self, reason: &str) {
         let mut until = self.until();
         if matches!(*until, LeaseState::Stands(_)) {
             *until = LeaseState::Lost(reason.to_owned());
@@ -157,7 +141,7 @@ impl LeaseValidity {
         }
     }
 
-    async fn lost(&self) -> String {
+    pub async fn lost(&self) -> String {
         let mut loss_signal = self.loss_signal.subscribe();
         loop {
             match self.valid_until() {

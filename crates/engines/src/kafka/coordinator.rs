@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use bytes::Buf as _;
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::TopicName;
 use kafka_protocol::protocol::StrBytes;
@@ -149,10 +150,10 @@ fn home_of(id: &str, partitions: i32) -> i32 {
 /// The transactional id of a record of the coordinator's log.
 fn id_of(key: &[u8]) -> Option<&str> {
     let mut bytes = ByteReader(key);
-    if bytes.i16()? != 0 {
+    if bytes.0.try_get_i16().ok()? != 0 {
         return None;
     }
-    let length = usize::try_from(bytes.i16()?).ok()?;
+    let length = usize::try_from(bytes.0.try_get_i16().ok()?).ok()?;
     std::str::from_utf8(bytes.take(length)?).ok()
 }
 
@@ -175,12 +176,12 @@ struct TransactionState {
 impl TransactionState {
     fn of(value: &[u8]) -> Option<Self> {
         let mut bytes = ByteReader(value);
-        let is_compact = match bytes.i16()? {
+        let is_compact = match bytes.0.try_get_i16().ok()? {
             0 => false,
             1 => true,
             _ => return None,
         };
-        let identity = (bytes.i64()?, bytes.i16()?);
+        let identity = (bytes.0.try_get_i64().ok()?, bytes.0.try_get_i16().ok()?);
         // The transaction timeout.
         bytes.take(4)?;
         let phase = match bytes.take(1)?[0] {
@@ -193,10 +194,11 @@ impl TransactionState {
         };
         let mut partitions = Vec::new();
         for _ in 0..bytes.length(is_compact)? {
-            let length = if is_compact { bytes.length(true)? } else { usize::try_from(bytes.i16()?).ok()? };
+            let length =
+                if is_compact { bytes.length(true)? } else { usize::try_from(bytes.0.try_get_i16().ok()?).ok()? };
             let topic = std::str::from_utf8(bytes.take(length)?).ok()?;
             for _ in 0..bytes.length(is_compact)? {
-                partitions.push((topic.to_owned(), u32::try_from(bytes.i32()?).ok()?));
+                partitions.push((topic.to_owned(), u32::try_from(bytes.0.try_get_i32().ok()?).ok()?));
             }
             if is_compact {
                 bytes.skip_tags()?;
@@ -250,18 +252,6 @@ impl<'a> ByteReader<'a> {
         Some(taken)
     }
 
-    fn i16(&mut self) -> Option<i16> {
-        self.take(2)?.try_into().ok().map(i16::from_be_bytes)
-    }
-
-    fn i64(&mut self) -> Option<i64> {
-        self.take(8)?.try_into().ok().map(i64::from_be_bytes)
-    }
-
-    fn i32(&mut self) -> Option<i32> {
-        self.take(4)?.try_into().ok().map(i32::from_be_bytes)
-    }
-
     fn unsigned(&mut self) -> Option<u32> {
         let mut value = 0_u32;
         for shift in [0, 7, 14, 21, 28] {
@@ -276,7 +266,11 @@ impl<'a> ByteReader<'a> {
 
     /// The length of a list. A null list counts as empty.
     fn length(&mut self, is_compact: bool) -> Option<usize> {
-        if is_compact { Some(self.unsigned()?.saturating_sub(1) as usize) } else { Some(self.i32()?.max(0) as usize) }
+        if is_compact {
+            Some(self.unsigned()?.saturating_sub(1) as usize)
+        } else {
+            Some(self.0.try_get_i32().ok()?.max(0) as usize)
+        }
     }
 
     fn skip_tags(&mut self) -> Option<()> {

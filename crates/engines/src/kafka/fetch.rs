@@ -249,12 +249,7 @@ impl FetchPool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kafka::client::batch::BatchIdentity;
-    use crate::kafka::settings::Compression;
     use crate::kafka::stub_cluster::{self, StubCluster};
-    use bytes::Bytes;
-    use kafka_protocol::messages::fetch_response::FetchableTopicResponse;
-    use whimbrel_model::{Headers, Record, Timestamp};
 
     const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -264,30 +259,20 @@ mod tests {
 
     /// An answer with one record of partition 0.
     fn one_record() -> FetchResponse {
-        let (value, timestamp) = (Bytes::from_static(b"x"), Timestamp::from_millis(1));
-        let record = Record { key: None, value, headers: Headers::EMPTY, timestamp };
-        let identity =
-            BatchIdentity { producer_id: -1, producer_epoch: -1, base_sequence: -1, is_transactional: false };
-        let bytes = batch::encode([&record].into_iter(), identity, Compression::None).unwrap();
-        let part = PartitionData::default().with_high_watermark(1).with_last_stable_offset(1).with_records(Some(bytes));
-        let topic =
-            FetchableTopicResponse::default().with_topic(stub_cluster::topic_name()).with_partitions(vec![part]);
-        FetchResponse::default().with_responses(vec![topic])
+        let part = PartitionData::default().with_high_watermark(1).with_last_stable_offset(1);
+        let part = part.with_records(Some(stub_cluster::batch_at(0, "x")));
+        stub_cluster::fetched(&request(&[query(0)], LogEnd::Visible, Duration::ZERO), |_| part.clone())
     }
 
     #[test]
     fn a_request_keeps_the_order_of_its_queries_and_the_answer_is_found_by_it() {
         let other = TopicName("payments".into());
         let queries = [query(1), FetchQuery { topic: other, ..query(3) }, query(0), query(2)];
-        let topics = request(&queries, LogEnd::Visible, Duration::ZERO).topics;
-        let asked = topics.iter().flat_map(|topic| topic.partitions.iter().map(|each| (&topic.topic, each.partition)));
+        let request = request(&queries, LogEnd::Visible, Duration::ZERO);
+        let asked =
+            request.topics.iter().flat_map(|topic| topic.partitions.iter().map(|each| (&topic.topic, each.partition)));
         assert!(asked.eq(queries.iter().map(|each| (&each.topic, each.index as i32))));
-        let topic = |topic: &FetchTopic| {
-            let part = |each: &FetchPartition| PartitionData::default().with_partition_index(each.partition);
-            let parts = topic.partitions.iter().map(part).collect();
-            FetchableTopicResponse::default().with_topic(topic.topic.clone()).with_partitions(parts)
-        };
-        let answer = FetchResponse::default().with_responses(topics.iter().map(topic).collect());
+        let answer = stub_cluster::fetched(&request, |_| PartitionData::default());
         for each in &queries {
             assert_eq!(part_of(&answer, each, DECODED_BYTES_MAX).map(|fetched| fetched.next), Ok(0), "{each:?}");
         }

@@ -56,10 +56,6 @@ const START_PAUSE: Duration = Duration::from_millis(100);
 /// - While Kafka is unreachable, calls return `Unavailable` or `Unknown` within `message_timeout` plus 5 s (appends),
 ///   `transaction_timeout` plus 5 s (commits) or `request_timeout` (all others). They succeed again after the brokers are back, without a restart.
 pub struct KafkaLog {
-    parts: EngineParts,
-}
-
-struct EngineParts {
     /// Runs every task of the client. The first field, so that its shutdown begins before the other parts are dropped.
     runtime: ClientRuntime,
     settings: KafkaSettings,
@@ -113,28 +109,25 @@ impl KafkaLog {
         let dialer = tokio::task::spawn_blocking(move || BrokerDialer::new(&reading.0, reading.1)).await;
         let dialer = dialer.map_err(|error| KafkaStartError::Client(error.to_string()))??;
         let cluster = Arc::new(KafkaCluster::new(dialer, &settings.bootstrap));
-        let parts = {
+        let log = {
             let _on_the_runtime = handle.enter();
-            EngineParts::start(settings, cluster, events, runtime)
+            Self::start(settings, cluster, events, runtime)
         };
-        let log = Arc::new(Self { parts });
-        log.parts.reach().await?;
-        Ok(log)
+        log.reach().await?;
+        Ok(Arc::new(log))
     }
 
     /// Every partition of the topics that were made known.
     pub fn partitions(&self) -> Vec<PartitionId> {
-        self.parts.known.partitions()
+        self.known.partitions()
     }
 
     /// Waits until appends under way are answered, no longer than an append may take. Calling it is optional: acknowledged records are
     /// durable.
     pub async fn close(&self) {
-        self.parts.appender.flush().await;
+        self.appender.flush().await;
     }
-}
 
-impl EngineParts {
     /// Starts the tasks on the current runtime, which is the engine's.
     fn start(settings: KafkaSettings, cluster: Arc<KafkaCluster>, events: EventSink, runtime: ClientRuntime) -> Self {
         let staying_current = cluster.clone();
@@ -205,7 +198,7 @@ impl EngineParts {
         self.known.of(partition)
     }
 
-    async fn append(&self, entries: Vec<Entry>) -> AppendOutcome {
+    async fn append_now(&self, entries: Vec<Entry>) -> AppendOutcome {
         let absent: HashSet<PartitionId> =
             entries.iter().map(|entry| entry.partition).filter(|each| self.known.of(*each).is_err()).collect();
         let checks = absent.iter().filter_map(|partition| Some((self.known.get(partition.topic)?, *partition)));
@@ -218,7 +211,7 @@ impl EngineParts {
         self.appender.append(&self.known, entries).await
     }
 
-    async fn fence(&self, name: &str, epoch: u64) -> Result<Fence, LogError> {
+    async fn fence_now(&self, name: &str, epoch: u64) -> Result<Fence, LogError> {
         let closing = || LogError::Unavailable("the log is shutting down".to_owned());
         let context = FenceContext {
             cluster: self.cluster.clone(),
@@ -241,7 +234,7 @@ impl EngineParts {
         Ok(Fence { name: name.into(), epoch, handle: Arc::new(handle) })
     }
 
-    async fn trim(&self, partition: PartitionId, before: u64) -> Result<(), LogError> {
+    async fn trim_now(&self, partition: PartitionId, before: u64) -> Result<(), LogError> {
         let topic = self.topic_of(partition).await?;
         let bounds = self.queries.bounds(&topic, partition, LogEnd::Written).await?;
         let before = before.min(bounds.next);
@@ -257,15 +250,15 @@ impl EngineParts {
 
 impl Log for KafkaLog {
     fn largest_record(&self, topic: TopicNumber) -> usize {
-        self.parts.known.get(topic).map_or(usize::MAX, |topic| topic.record_bytes_max)
+        self.known.get(topic).map_or(usize::MAX, |topic| topic.record_bytes_max)
     }
 
     fn append(&self, entries: Vec<Entry>) -> PortFuture<'_, AppendOutcome> {
-        Box::pin(self.parts.append(entries))
+        Box::pin(self.append_now(entries))
     }
 
     fn fence<'a>(&'a self, name: &'a str, epoch: u64) -> PortFuture<'a, Result<Fence, LogError>> {
-        Box::pin(self.parts.fence(name, epoch))
+        Box::pin(self.fence_now(name, epoch))
     }
 
     fn commit<'a>(&'a self, fence: &'a Fence, entries: Vec<Entry>) -> PortFuture<'a, CommitOutcome> {
@@ -283,69 +276,66 @@ impl Log for KafkaLog {
         limits: ReadLimits,
     ) -> PortFuture<'_, Result<ReadBatch, LogError>> {
         Box::pin(async move {
-            let parts = &self.parts;
-            parts.topic_of(partition).await?;
-            parts.reader.read(partition, from, limits).await
+            self.topic_of(partition).await?;
+            self.reader.read(partition, from, limits).await
         })
     }
 
     fn bounds(&self, partition: PartitionId) -> PortFuture<'_, Result<Bounds, LogError>> {
         Box::pin(async move {
-            let parts = &self.parts;
-            let topic = parts.topic_of(partition).await?;
-            parts.queries.bounds(&topic, partition, LogEnd::Written).await
+            let topic = self.topic_of(partition).await?;
+            self.queries.bounds(&topic, partition, LogEnd::Written).await
         })
     }
 
     fn offset_at(&self, partition: PartitionId, time: Timestamp) -> PortFuture<'_, Result<u64, LogError>> {
         Box::pin(async move {
-            let parts = &self.parts;
-            let topic = parts.topic_of(partition).await?;
-            parts.queries.offset_at(&topic, partition, time).await
+            let topic = self.topic_of(partition).await?;
+            self.queries.offset_at(&topic, partition, time).await
         })
     }
 
     fn trim(&self, partition: PartitionId, before: u64) -> PortFuture<'_, Result<(), LogError>> {
-        Box::pin(self.parts.trim(partition, before))
+        Box::pin(self.trim_now(partition, before))
     }
 }
 
 impl LogTopics for KafkaLog {
     fn create<'a>(&'a self, spec: &'a TopicSpec) -> PortFuture<'a, Result<u32, LogError>> {
-        Box::pin(self.parts.topics.create(spec))
+        Box::pin(self.topics.create(spec))
     }
 
     fn alter<'a>(&'a self, spec: &'a TopicSpec, named: NamedBounds) -> PortFuture<'a, Result<(), LogError>> {
-        Box::pin(self.parts.topics.alter(spec, named))
+        Box::pin(self.topics.alter(spec, named))
     }
 
     fn identity<'a>(&'a self, _: TopicNumber, name: &'a str) -> PortFuture<'a, Result<Option<String>, LogError>> {
-        Box::pin(self.parts.topics.identity(name))
+        Box::pin(self.topics.identity(name))
     }
 
     fn delete<'a>(&'a self, topic: ExactTopic<'a>) -> PortFuture<'a, Result<(), LogError>> {
-        Box::pin(self.parts.topics.delete(topic))
+        Box::pin(self.topics.delete(topic))
     }
 
     fn expect_deletion(&self, topic: TopicNumber) {
-        if let Some(topic) = self.parts.known.get(topic) {
+        if let Some(topic) = self.known.get(topic) {
             topic.missing.expect();
         }
     }
 
     fn describe(&self, topic: TopicNumber) -> PortFuture<'_, Result<TopicStatus, LogError>> {
-        Box::pin(self.parts.topics.describe(topic))
+        Box::pin(self.topics.describe(topic))
     }
 
     fn exists<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<bool, LogError>> {
-        Box::pin(async move { Ok(self.parts.topics.identity(name).await?.is_some()) })
+        Box::pin(async move { Ok(self.topics.identity(name).await?.is_some()) })
     }
 
     fn found<'a>(
         &'a self,
         is_skipped: &'a (dyn Fn(&str) -> bool + Sync),
     ) -> PortFuture<'a, Result<Vec<ExistingTopic>, LogError>> {
-        Box::pin(self.parts.topics.found(is_skipped))
+        Box::pin(self.topics.found(is_skipped))
     }
 }
 

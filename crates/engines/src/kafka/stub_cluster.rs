@@ -10,6 +10,8 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::api_versions_response::ApiVersion;
 use kafka_protocol::messages::describe_transactions_response::TransactionState;
+use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
+use kafka_protocol::messages::fetch_response::{FetchableTopicResponse, PartitionData};
 use kafka_protocol::messages::metadata_response::{
     MetadataResponseBroker, MetadataResponsePartition, MetadataResponseTopic,
 };
@@ -27,9 +29,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex as AsyncMutex;
 
+use super::client::batch::{self, BatchIdentity};
 use super::client::cluster::KafkaCluster;
 use super::client::dial::BrokerDialer;
-use super::settings::KafkaSettings;
+use super::settings::{Compression, KafkaSettings};
+use crate::conformance::log::record;
 
 pub(super) const TOPIC: &str = "orders";
 pub(super) const PARTITIONS: i32 = 8;
@@ -214,6 +218,23 @@ impl StubCluster {
 
 pub(super) fn topic_name() -> TopicName {
     TopicName(StrBytes::from_static_str(TOPIC))
+}
+
+/// The answer to a fetch with these parts, in the order of the request.
+pub(super) fn fetched(request: &FetchRequest, mut part: impl FnMut(&FetchPartition) -> PartitionData) -> FetchResponse {
+    let topic = |topic: &FetchTopic| {
+        let parts = topic.partitions.iter().map(|query| part(query).with_partition_index(query.partition)).collect();
+        FetchableTopicResponse::default().with_topic(topic.topic.clone()).with_partitions(parts)
+    };
+    FetchResponse::default().with_responses(request.topics.iter().map(topic).collect())
+}
+
+/// A batch with one record at an offset.
+pub(super) fn batch_at(offset: i64, value: impl Into<Bytes>) -> Bytes {
+    let identity = BatchIdentity { producer_id: -1, producer_epoch: -1, base_sequence: -1, is_transactional: false };
+    let mut bytes = batch::encode([&record(value)].into_iter(), identity, Compression::None).expect("it fits").to_vec();
+    bytes[..8].copy_from_slice(&offset.to_be_bytes());
+    bytes.into()
 }
 
 async fn serve(mut socket: TcpStream, broker: i32, shared: Arc<StubShared>) {

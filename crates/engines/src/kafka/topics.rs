@@ -77,10 +77,7 @@ impl KafkaTopics {
             .with_replication_factor(replication)
             .with_configs(configs.iter().map(config).collect());
         let request = CreateTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(self.timeout_ms());
-        let code_of = |answer: &<CreateTopicsRequest as Request>::Response| {
-            answer.topics.first().map_or(UNKNOWN_ERROR, |topic| topic.error_code)
-        };
-        let created = self.administer(&request, code_of).await;
+        let created = self.administer(&request, |answer| Some(answer.topics.first()?.error_code)).await;
         let just_set = match created {
             Ok(_) => configs,
             // Another client created it at the same time: it exists, as requested.
@@ -133,10 +130,7 @@ impl KafkaTopics {
             .with_count(partitions as i32)
             .with_assignments(None);
         let request = CreatePartitionsRequest::default().with_topics(vec![topic]).with_timeout_ms(self.timeout_ms());
-        let code_of = |answer: &<CreatePartitionsRequest as Request>::Response| {
-            answer.results.first().map_or(UNKNOWN_ERROR, |result| result.error_code)
-        };
-        match self.administer(&request, code_of).await {
+        match self.administer(&request, |answer| Some(answer.results.first()?.error_code)).await {
             // It has that many partitions already: another client was faster.
             Ok(_) | Err(KafkaError::Code(Code::InvalidPartitions)) => {}
             Err(error) => return Err(refused(&error, name)),
@@ -214,7 +208,7 @@ impl KafkaTopics {
                 .with_configuration_keys(Some([RETENTION_MS, RETENTION_BYTES].map(StrBytes::from_static_str).to_vec()))
         };
         let request = DescribeConfigsRequest::default().with_resources(names.map(resource).collect());
-        let answer = self.administer(&request, |_| 0).await.map_err(|error| outcome::unavailable(&error))?;
+        let answer = self.administer(&request, |_| Some(0)).await.map_err(|error| outcome::unavailable(&error))?;
         let mut retentions = BTreeMap::new();
         for result in answer.results {
             let name = result.resource_name.to_string();
@@ -308,13 +302,10 @@ impl KafkaTopics {
             .with_resource_name(text(name))
             .with_configuration_keys(None);
         let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
-        let code_of = |answer: &<DescribeConfigsRequest as Request>::Response| {
-            answer.results.first().map_or(UNKNOWN_ERROR, |result| result.error_code)
-        };
         // A broker may not have learned yet of a topic that another one reports.
         let deadline = Instant::now() + self.settings.request_timeout;
         let answer = loop {
-            match self.administer(&request, code_of).await {
+            match self.administer(&request, |answer| Some(answer.results.first()?.error_code)).await {
                 Ok(answer) => break answer,
                 Err(error) if error.code().is_some_and(outcome::is_unknown_partition) && Instant::now() < deadline => {
                     tokio::time::sleep(METADATA_POLL_INTERVAL).await;
@@ -359,10 +350,10 @@ impl KafkaTopics {
             .with_resource_name(text(name))
             .with_configs(changes.iter().map(change).collect());
         let request = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
-        let code_of = |answer: &<IncrementalAlterConfigsRequest as Request>::Response| {
-            answer.responses.first().map_or(UNKNOWN_ERROR, |result| result.error_code)
-        };
-        self.administer(&request, code_of).await.map(drop).map_err(|error| refused(&error, name))
+        self.administer(&request, |answer| Some(answer.responses.first()?.error_code))
+            .await
+            .map(drop)
+            .map_err(|error| refused(&error, name))
     }
 
     /// Repeats a request until the controller gives a definite answer, within `request_timeout`. Only for requests that may be executed
@@ -370,13 +361,13 @@ impl KafkaTopics {
     async fn administer<R: Request>(
         &self,
         request: &R,
-        code_of: impl Fn(&R::Response) -> i16,
+        code_of: impl Fn(&R::Response) -> Option<i16>,
     ) -> Result<R::Response, KafkaError> {
         let deadline = Instant::now() + self.settings.request_timeout;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let error = match self.cluster.ask_controller(request, left).await {
-                Ok(answer) => match outcome::check(code_of(&answer)) {
+                Ok(answer) => match outcome::check(code_of(&answer).unwrap_or(UNKNOWN_ERROR)) {
                     Ok(()) => return Ok(answer),
                     Err(code) => KafkaError::Code(code),
                 },

@@ -156,25 +156,15 @@ fn cost(stored: &StoredRecord) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conformance::log::record;
     use std::time::Duration;
-    use whimbrel_model::{Headers, Record, Timestamp};
 
     fn stored(offset: u64, size: usize) -> StoredRecord {
-        let record = Record {
-            key: None,
-            value: vec![0; size].into(),
-            headers: Headers::EMPTY,
-            timestamp: Timestamp::from_millis(1),
-        };
-        StoredRecord { offset, record }
+        StoredRecord { offset, record: record(vec![0; size]) }
     }
 
     fn limits(max_records: usize, max_bytes: usize) -> ReadLimits {
         ReadLimits { max_records, max_bytes, wait: Duration::ZERO }
-    }
-
-    fn empty(from: u64) -> RecordWindow {
-        RecordWindow::at(from)
     }
 
     fn read(window: &mut RecordWindow, from: u64, limits: &ReadLimits) -> ReadBatch {
@@ -187,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_reader_continues_after_its_last_record() {
-        let mut window = empty(5);
+        let mut window = RecordWindow::at(5);
         [5, 6, 8, 9].into_iter().for_each(|offset| window.push(stored(offset, 10)));
         let batch = read(&mut window, 5, &limits(2, 1000));
         assert_eq!((offsets(&batch), batch.next), (vec![5, 6], 7));
@@ -197,7 +187,7 @@ mod tests {
 
     #[test]
     fn the_byte_limit_is_honoured_but_one_record_is_always_returned() {
-        let mut window = empty(0);
+        let mut window = RecordWindow::at(0);
         (0..4).for_each(|offset| window.push(stored(offset, 10)));
         assert_eq!(offsets(&read(&mut window, 0, &limits(10, 25))), [0, 1]);
         assert_eq!(offsets(&read(&mut window, 0, &limits(10, 1))), [0]);
@@ -206,7 +196,7 @@ mod tests {
 
     #[test]
     fn markers_at_the_end_are_skipped() {
-        let mut window = empty(0);
+        let mut window = RecordWindow::at(0);
         window.push(stored(0, 1));
         window.pass_to(3);
         assert_eq!(read(&mut window, 0, &limits(10, 10)).next, 3);
@@ -218,7 +208,7 @@ mod tests {
 
     #[test]
     fn read_records_are_evicted_beyond_a_bound_and_unread_ones_are_kept() {
-        let mut window = empty(0);
+        let mut window = RecordWindow::at(0);
         (0..10).for_each(|offset| window.push(stored(offset, KEPT_BYTES / 4)));
         read(&mut window, 0, &limits(2, usize::MAX));
         window.forget_read();
@@ -230,7 +220,7 @@ mod tests {
 
     #[test]
     fn all_read_records_are_evicted_when_memory_is_short() {
-        let mut window = empty(0);
+        let mut window = RecordWindow::at(0);
         (0..4).for_each(|offset| window.push(stored(offset, 10)));
         read(&mut window, 0, &limits(3, usize::MAX));
         window.forget_all_read();
@@ -240,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_reader_at_an_evicted_offset_gets_no_records_after_the_gap() {
-        let mut window = empty(0);
+        let mut window = RecordWindow::at(0);
         (0..10).for_each(|offset| window.push(stored(offset, KEPT_BYTES / 4)));
         read(&mut window, 0, &limits(10, usize::MAX));
         window.forget_read();
@@ -251,7 +241,7 @@ mod tests {
 
     #[test]
     fn unread_bytes_are_those_after_the_foremost_reader() {
-        let mut window = empty(0);
+        let mut window = RecordWindow::at(0);
         (0..4).for_each(|offset| window.push(stored(offset, 10)));
         let each = cost(&stored(0, 10));
         assert_eq!(window.unread_bytes(), 4 * each);
@@ -266,7 +256,7 @@ mod tests {
 
     #[test]
     fn trimmed_records_are_no_longer_covered() {
-        let mut window = empty(0);
+        let mut window = RecordWindow::at(0);
         (0..4).for_each(|offset| window.push(stored(offset, 1)));
         window.forget_before(2);
         assert_eq!(window.read(1, &limits(10, 10)), Err(OutsideWindow), "a trim is no silent jump");
@@ -275,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_trim_beyond_the_window_moves_it_and_leaves_its_readers_behind() {
-        let mut window = empty(0);
+        let mut window = RecordWindow::at(0);
         window.push(stored(0, 1));
         window.forget_before(5);
         assert_eq!(window.read(0, &limits(10, 10)), Err(OutsideWindow));
@@ -285,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_record_that_is_added_twice_is_kept_once() {
-        let mut window = empty(3);
+        let mut window = RecordWindow::at(3);
         [2, 3, 3, 4].into_iter().for_each(|offset| window.push(stored(offset, 1)));
         assert_eq!(offsets(&read(&mut window, 3, &limits(10, 10))), [3, 4]);
     }

@@ -37,29 +37,20 @@ impl MemoryDevices {
         }
         Ok(self.devices())
     }
-
-    fn put_now(&self, uid: &Uid, device: Device) -> Result<(), DevicesError> {
-        let mut devices = self.available()?;
-        let key = (uid.as_str().to_owned(), device.device.clone());
-        let is_new = !devices.contains_key(&key);
-        if is_new && devices.keys().filter(|(of, _)| *of == key.0).count() >= DEVICES_PER_USER_MAX {
-            return Err(DevicesError::TooMany);
-        }
-        devices.insert(key, device);
-        Ok(())
-    }
-
-    fn remove_now(&self, uid: &Uid, device: &str, token: Option<&str>) -> Result<bool, DevicesError> {
-        let mut devices = self.available()?;
-        let key = (uid.as_str().to_owned(), device.to_owned());
-        let is_meant = devices.get(&key).is_some_and(|known| token.is_none_or(|token| known.token == token));
-        Ok(is_meant && devices.remove(&key).is_some())
-    }
 }
 
 impl Devices for MemoryDevices {
     fn put<'a>(&'a self, uid: &'a Uid, device: Device) -> PortFuture<'a, Result<(), DevicesError>> {
-        Box::pin(async move { self.put_now(uid, device) })
+        Box::pin(async move {
+            let mut devices = self.available()?;
+            let key = (uid.as_str().to_owned(), device.device.clone());
+            let is_new = !devices.contains_key(&key);
+            if is_new && devices.keys().filter(|(of, _)| *of == key.0).count() >= DEVICES_PER_USER_MAX {
+                return Err(DevicesError::TooMany);
+            }
+            devices.insert(key, device);
+            Ok(())
+        })
     }
 
     fn remove<'a>(
@@ -68,7 +59,12 @@ impl Devices for MemoryDevices {
         device: &'a str,
         token: Option<&'a str>,
     ) -> PortFuture<'a, Result<bool, DevicesError>> {
-        Box::pin(async move { self.remove_now(uid, device, token) })
+        Box::pin(async move {
+            let mut devices = self.available()?;
+            let key = (uid.as_str().to_owned(), device.to_owned());
+            let is_meant = devices.get(&key).is_some_and(|known| token.is_none_or(|token| known.token == token));
+            Ok(is_meant && devices.remove(&key).is_some())
+        })
     }
 
     fn of<'a>(&'a self, uid: &'a Uid) -> PortFuture<'a, Result<Vec<Device>, DevicesError>> {

@@ -108,7 +108,10 @@ impl RedisConnection {
         let turn_timeout = self.call_timeout * TURN_TIMEOUT_CALLS;
         match tokio::time::timeout(turn_timeout, turns.acquire()).await {
             Ok(Ok(turn)) => Ok(turn),
-            _ => Err(RedisCallError(format!("Redis was busy with other calls for {} ms", turn_timeout.as_millis()))),
+            _ => {
+                let waited_ms = turn_timeout.as_millis();
+                Err(RedisCallError::Failed(format!("Redis was busy with other calls for {waited_ms} ms")))
+            }
         }
     }
 
@@ -134,7 +137,7 @@ impl RedisConnection {
         answer: impl Future<Output = Result<Value, RedisError>>,
     ) -> Result<Value, RedisCallError> {
         match tokio::time::timeout(self.call_timeout, answer).await {
-            Ok(answer) => answer.map_err(|error| RedisCallError(error.to_string())),
+            Ok(answer) => answer.map_err(|error| RedisCallError::Failed(error.to_string())),
             Err(_) => Err(RedisCallError::timed_out(self.call_timeout)),
         }
     }
@@ -147,15 +150,22 @@ impl RedisConnection {
     }
 }
 
-/// The reason why a call has no answer.
+/// The reason why a call has no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct RedisCallError(String);
+pub(super) enum RedisCallError {
+    #[error("{0}")]
+    Failed(String),
+    #[error("a write of {changes} changes is too large for one Redis script")]
+    TooLarge { changes: usize },
+    /// The shape of the reply is not that of the script.
+    #[error("Redis sent a reply of an unexpected shape")]
+    UnexpectedReply,
+}
 
 impl RedisCallError {
     /// Redis did not answer before the timeout.
     pub(super) fn timed_out(within: Duration) -> Self {
-        Self(format!("no answer from Redis within {} ms", within.as_millis()))
+        Self::Failed(format!("no answer from Redis within {} ms", within.as_millis()))
     }
 }
 

@@ -25,7 +25,7 @@ use whimbrel_model::ports::timers::{ApplyOutcome, AtOffset};
 use whimbrel_model::ports::{Inbox, InboxError, InboxRead, InboxWrite, PortFuture, RowKey, reclaim_hour};
 
 use super::connection::{RedisCallError, RedisConnection, Script};
-use super::reply::{ReplyParts, UnexpectedReply};
+use super::reply::ReplyParts;
 use super::write::{ARGUMENTS_MAX, decimal};
 use crate::stores::inbox_fold::{FoldedWrite, SharedStep};
 
@@ -66,19 +66,6 @@ impl RedisInbox {
         names.iter().map(|name| format!("{}:{{push:{partition}}}:{name}", self.connection.prefix())).collect()
     }
 
-    async fn take(&self, partition: u32, epoch: u64) -> Result<Option<u64>, InboxFailure> {
-        let mut call = self.open.on(self.keys(partition, &["meta"]).iter());
-        call.arg(decimal(epoch));
-        let answer = self.connection.run(&self.open, call).await?;
-        if matches!(answer, Value::Nil) {
-            return Ok(None);
-        }
-        let mut answer = ReplyParts::of(answer)?;
-        let (applied, writes) = (answer.number()?, answer.bytes()?);
-        self.written().insert(partition, (epoch, writes));
-        Ok(Some(applied))
-    }
-
     fn written(&self) -> MutexGuard<'_, HashMap<u32, (u64, Bytes)>> {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,31 +78,12 @@ impl RedisInbox {
         if is_its_own { written.remove(&partition).map(|(_, writes)| writes).unwrap_or_default() } else { Bytes::new() }
     }
 
-    async fn write(&self, partition: u32, write: InboxWrite) -> Result<ApplyOutcome, InboxFailure> {
-        let _turn = self.connection.acquire_turn(&self.writes).await?;
-        let mut call = self.apply.on(self.keys(partition, &NAMES).iter());
-        let (epoch, writes) = (write.epoch, self.take_written(partition, write.epoch));
-        add_arguments(&mut call, &write, &writes)?;
-        // The call has a copy of the rows: free them before waiting for the answer.
-        drop(write);
-        let mut answer = ReplyParts::of(self.connection.run(&self.apply, call).await?)?;
-        match &*answer.bytes()? {
-            b"done" => {
-                self.written().insert(partition, (epoch, answer.bytes()?));
-                Ok(ApplyOutcome::Done)
-            }
-            b"behind" => Ok(ApplyOutcome::Behind { at: answer.number()? }),
-            b"older_epoch" => Ok(ApplyOutcome::OlderEpoch),
-            _ => Err(UnexpectedReply.into()),
-        }
-    }
-
     /// Reads fields of hashes in one step, and the applied offset with them.
     async fn fields(
         &self,
         partition: u32,
         hashes: &[(&str, Vec<Vec<u8>>)],
-    ) -> Result<AtOffset<Vec<Option<Bytes>>>, InboxFailure> {
+    ) -> Result<AtOffset<Vec<Option<Bytes>>>, InboxError> {
         let names: Vec<&str> = std::iter::once("meta").chain(hashes.iter().map(|(name, _)| *name)).collect();
         let mut call = self.get.on(self.keys(partition, &names).iter());
         for (_, fields) in hashes {
@@ -130,49 +98,6 @@ impl RedisInbox {
         let found = (0..asked).map(|_| answer.optional()).collect::<Result<_, _>>()?;
         Ok(AtOffset { applied, found })
     }
-
-    async fn boxes(&self, partition: u32, uids: Vec<Uid>) -> Result<AtOffset<Vec<Option<Bytes>>>, InboxFailure> {
-        let fields = uids.iter().map(|uid| uid.as_str().into()).collect();
-        self.fields(partition, &[("boxes", fields)]).await
-    }
-
-    async fn rows(&self, partition: u32, keys: Vec<RowKey>) -> Result<AtOffset<Vec<Option<Bytes>>>, InboxFailure> {
-        let (mut own, mut shared) = (Vec::new(), Vec::new());
-        for key in &keys {
-            match key {
-                RowKey::Own { uid, seq } => own.push(own_field(uid.as_str(), *seq)),
-                RowKey::Shared { seq } => shared.push(shared_field(*seq)),
-            }
-        }
-        let first_shared = own.len();
-        let read = self.fields(partition, &[("rows", own), ("shared", shared)]).await?;
-        let mut own = read.found;
-        let shared = own.split_off(first_shared);
-        let (mut own, mut shared) = (own.into_iter(), shared.into_iter());
-        let of_key = |key: &RowKey| match key {
-            RowKey::Own { .. } => own.next().flatten(),
-            RowKey::Shared { .. } => shared.next().flatten(),
-        };
-        Ok(AtOffset { applied: read.applied, found: keys.iter().map(of_key).collect() })
-    }
-
-    async fn reclaimable(
-        &self,
-        partition: u32,
-        before: Timestamp,
-        limit: usize,
-    ) -> Result<AtOffset<Vec<Uid>>, InboxFailure> {
-        let mut call = self.reclaimable.on(self.keys(partition, &["meta", "reclaim"]).iter());
-        call.arg(reclaim_hour(before)).arg(limit);
-        let mut answer = ReplyParts::of(self.connection.run(&self.reclaimable, call).await?)?;
-        let (applied, mut found) = (answer.number()?, Vec::new());
-        while !answer.is_over() {
-            let uid = answer.bytes()?;
-            let uid = std::str::from_utf8(&uid).ok().and_then(|uid| Uid::new(uid).ok());
-            found.push(uid.ok_or(UnexpectedReply)?);
-        }
-        Ok(AtOffset { applied, found })
-    }
 }
 
 fn own_field(uid: &str, seq: u64) -> Vec<u8> {
@@ -184,7 +109,7 @@ fn shared_field(seq: u64) -> Vec<u8> {
 }
 
 /// Adds the arguments of `inbox_apply.lua` to the call.
-fn add_arguments(call: &mut Cmd, write: &InboxWrite, writes: &[u8]) -> Result<(), InboxWriteTooLarge> {
+fn add_arguments(call: &mut Cmd, write: &InboxWrite, writes: &[u8]) -> Result<(), RedisCallError> {
     let folded = FoldedWrite::of(write);
     let (mut put_boxes, mut dropped_boxes) = (Vec::new(), Vec::new());
     let (mut noted, mut forgotten) = (Vec::new(), Vec::new());
@@ -210,7 +135,7 @@ fn add_arguments(call: &mut Cmd, write: &InboxWrite, writes: &[u8]) -> Result<()
     let boxes = put_boxes.len() + dropped_boxes.len() + noted.len() + forgotten.len();
     let arguments = HEADER_ARGUMENTS + boxes + put_rows.len() * 2 + dropped_rows.len() + steps * 3;
     if arguments > ARGUMENTS_MAX {
-        return Err(InboxWriteTooLarge { changes: write.changes.len() });
+        return Err(RedisCallError::TooLarge { changes: write.changes.len() });
     }
     call.arg(decimal(write.epoch)).arg(decimal(write.expected)).arg(decimal(write.applied)).arg(u8::from(write.reset));
     call.arg(writes);
@@ -233,50 +158,93 @@ fn add_arguments(call: &mut Cmd, write: &InboxWrite, writes: &[u8]) -> Result<()
     Ok(())
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a write of {changes} changes is too large for one Redis script")]
-struct InboxWriteTooLarge {
-    changes: usize,
-}
-
-/// The errors of a call, before they are converted to those of the port.
-#[derive(Debug, thiserror::Error)]
-enum InboxFailure {
-    #[error(transparent)]
-    Call(#[from] RedisCallError),
-    #[error(transparent)]
-    TooLarge(#[from] InboxWriteTooLarge),
-    #[error(transparent)]
-    Odd(#[from] UnexpectedReply),
-}
-
-impl From<InboxFailure> for InboxError {
-    fn from(failure: InboxFailure) -> Self {
-        match failure {
-            InboxFailure::Call(_) | InboxFailure::TooLarge(_) => Self::Unavailable(failure.to_string()),
-            InboxFailure::Odd(_) => Self::Damaged(failure.to_string()),
+impl From<RedisCallError> for InboxError {
+    fn from(error: RedisCallError) -> Self {
+        match error {
+            RedisCallError::UnexpectedReply => Self::Damaged(error.to_string()),
+            RedisCallError::Failed(_) | RedisCallError::TooLarge { .. } => Self::Unavailable(error.to_string()),
         }
     }
 }
 
 impl Inbox for RedisInbox {
     fn open(&self, partition: u32, epoch: u64) -> PortFuture<'_, Result<Option<u64>, InboxError>> {
-        Box::pin(async move { Ok(self.take(partition, epoch).await?) })
+        Box::pin(async move {
+            let mut call = self.open.on(self.keys(partition, &["meta"]).iter());
+            call.arg(decimal(epoch));
+            let answer = self.connection.run(&self.open, call).await?;
+            if matches!(answer, Value::Nil) {
+                return Ok(None);
+            }
+            let mut answer = ReplyParts::of(answer)?;
+            let (applied, writes) = (answer.number()?, answer.bytes()?);
+            self.written().insert(partition, (epoch, writes));
+            Ok(Some(applied))
+        })
     }
 
     fn apply(&self, partition: u32, write: InboxWrite) -> PortFuture<'_, Result<ApplyOutcome, InboxError>> {
-        Box::pin(async move { Ok(self.write(partition, write).await?) })
+        Box::pin(async move {
+            let _turn = self.connection.acquire_turn(&self.writes).await?;
+            let mut call = self.apply.on(self.keys(partition, &NAMES).iter());
+            let (epoch, writes) = (write.epoch, self.take_written(partition, write.epoch));
+            add_arguments(&mut call, &write, &writes)?;
+            // The call has a copy of the rows: free them before waiting for the answer.
+            drop(write);
+            let mut answer = ReplyParts::of(self.connection.run(&self.apply, call).await?)?;
+            match &*answer.bytes()? {
+                b"done" => {
+                    self.written().insert(partition, (epoch, answer.bytes()?));
+                    Ok(ApplyOutcome::Done)
+                }
+                b"behind" => Ok(ApplyOutcome::Behind { at: answer.number()? }),
+                b"older_epoch" => Ok(ApplyOutcome::OlderEpoch),
+                _ => Err(RedisCallError::UnexpectedReply.into()),
+            }
+        })
     }
 
     fn boxes(&self, partition: u32, uids: Vec<Uid>) -> InboxRead<'_, Vec<Option<Bytes>>> {
-        Box::pin(async move { Ok(self.boxes(partition, uids).await?) })
+        Box::pin(async move {
+            let fields = uids.iter().map(|uid| uid.as_str().into()).collect();
+            self.fields(partition, &[("boxes", fields)]).await
+        })
     }
 
     fn rows(&self, partition: u32, keys: Vec<RowKey>) -> InboxRead<'_, Vec<Option<Bytes>>> {
-        Box::pin(async move { Ok(self.rows(partition, keys).await?) })
+        Box::pin(async move {
+            let (mut own, mut shared) = (Vec::new(), Vec::new());
+            for key in &keys {
+                match key {
+                    RowKey::Own { uid, seq } => own.push(own_field(uid.as_str(), *seq)),
+                    RowKey::Shared { seq } => shared.push(shared_field(*seq)),
+                }
+            }
+            let first_shared = own.len();
+            let read = self.fields(partition, &[("rows", own), ("shared", shared)]).await?;
+            let mut own = read.found;
+            let shared = own.split_off(first_shared);
+            let (mut own, mut shared) = (own.into_iter(), shared.into_iter());
+            let of_key = |key: &RowKey| match key {
+                RowKey::Own { .. } => own.next().flatten(),
+                RowKey::Shared { .. } => shared.next().flatten(),
+            };
+            Ok(AtOffset { applied: read.applied, found: keys.iter().map(of_key).collect() })
+        })
     }
 
     fn reclaimable(&self, partition: u32, before: Timestamp, limit: usize) -> InboxRead<'_, Vec<Uid>> {
-        Box::pin(async move { Ok(self.reclaimable(partition, before, limit).await?) })
+        Box::pin(async move {
+            let mut call = self.reclaimable.on(self.keys(partition, &["meta", "reclaim"]).iter());
+            call.arg(reclaim_hour(before)).arg(limit);
+            let mut answer = ReplyParts::of(self.connection.run(&self.reclaimable, call).await?)?;
+            let (applied, mut found) = (answer.number()?, Vec::new());
+            while !answer.is_over() {
+                let uid = answer.bytes()?;
+                let uid = std::str::from_utf8(&uid).ok().and_then(|uid| Uid::new(uid).ok());
+                found.push(uid.ok_or(RedisCallError::UnexpectedReply)?);
+            }
+            Ok(AtOffset { applied, found })
+        })
     }
 }

@@ -15,7 +15,7 @@ use whimbrel_model::ports::{Catalogue, CatalogueError};
 use whimbrel_model::{Event, EventSink};
 
 use super::connection::{RedisCallError, RedisConnection, Script};
-use super::reply::{UnexpectedReply, bytes_of};
+use super::reply::bytes_of;
 
 /// Keys that are checked. Their number is the default number of shards of holds, so that most nodes of a Cluster have one.
 const MARKERS: u32 = 16;
@@ -122,6 +122,5 @@ impl LossWatch {
 #[error(transparent)]
 enum CheckError {
     Call(#[from] RedisCallError),
-    Reply(#[from] UnexpectedReply),
     Catalogue(#[from] CatalogueError),
 }

@@ -8,7 +8,7 @@ use whimbrel_model::SubscriptionNumber;
 use whimbrel_model::ports::{PortFuture, Progress, ProgressError, ProgressRow};
 
 use super::connection::{RedisCallError, RedisConnection, Script};
-use super::reply::{ReplyParts, UnexpectedReply};
+use super::reply::ReplyParts;
 use super::write::decimal;
 use crate::stores::progress_row::{decode_place, decode_placed_row, encode_line, encode_place, encode_row};
 
@@ -34,91 +34,16 @@ impl RedisProgress {
     fn key(&self, subscription: SubscriptionNumber) -> [String; 1] {
         [format!("{}:{{s{}}}:progress", self.connection.prefix(), subscription.0)]
     }
-
-    async fn open(&self, subscription: SubscriptionNumber, epoch: u64) -> Result<Vec<ProgressRow>, ProgressFailure> {
-        let mut call = self.open.on(self.key(subscription).iter());
-        call.arg(decimal(epoch));
-        let mut answer = ReplyParts::of(self.connection.run(&self.open, call).await?)?;
-        if &*answer.bytes()? != b"rows" {
-            return Err(fenced(subscription, &mut answer)?);
-        }
-        let mut rows = Vec::new();
-        while !answer.is_over() {
-            let (place, value) = (answer.bytes()?, answer.bytes()?);
-            match decode_placed_row(&place, value) {
-                Some(row) => rows.push(row),
-                None => tracing::warn!(
-                    subscription = subscription.0,
-                    "cannot read a row of progress: its partition starts again at the start of the subscription"
-                ),
-            }
-        }
-        Ok(rows)
-    }
-
-    async fn save(
-        &self,
-        subscription: SubscriptionNumber,
-        epoch: u64,
-        rows: Vec<ProgressRow>,
-    ) -> Result<(), ProgressFailure> {
-        let mut call = self.save.on(self.key(subscription).iter());
-        call.arg(decimal(epoch));
-        for row in &rows {
-            call.arg(&encode_place(row.place)[..]).arg(row.run).arg(encode_row(row));
-        }
-        // The call has a copy of the rows.
-        drop(rows);
-        let mut answer = ReplyParts::of(self.connection.run(&self.save, call).await?)?;
-        match &*answer.bytes()? {
-            b"done" => Ok(()),
-            b"newer_run" => {
-                let place = decode_place(&answer.bytes()?).ok_or(UnexpectedReply)?;
-                Err(ProgressError::NewerRun { place, run: answer.number()? }.into())
-            }
-            _ => Err(fenced(subscription, &mut answer)?),
-        }
-    }
-
-    async fn end_line(&self, subscription: SubscriptionNumber, epoch: u64, line: u32) -> Result<(), ProgressFailure> {
-        let mut call = self.end_line.on(self.key(subscription).iter());
-        call.arg(decimal(epoch)).arg(&encode_line(line)[..]);
-        let mut answer = ReplyParts::of(self.connection.run(&self.end_line, call).await?)?;
-        match &*answer.bytes()? {
-            b"done" => Ok(()),
-            _ => Err(fenced(subscription, &mut answer)?),
-        }
-    }
-
-    async fn forget(&self, subscription: SubscriptionNumber) -> Result<(), ProgressFailure> {
-        let call = self.forget.on(self.key(subscription).iter());
-        self.connection.run(&self.forget, call).await?;
-        Ok(())
-    }
 }
 
 /// The rejection of an older epoch. Its first word has been read.
-fn fenced(subscription: SubscriptionNumber, answer: &mut ReplyParts) -> Result<ProgressFailure, UnexpectedReply> {
-    Ok(ProgressError::Fenced { subscription: subscription.0, epoch: answer.number()? }.into())
+fn fenced(subscription: SubscriptionNumber, answer: &mut ReplyParts) -> Result<ProgressError, RedisCallError> {
+    Ok(ProgressError::Fenced { subscription: subscription.0, epoch: answer.number()? })
 }
 
-/// The errors of a call, before they are converted to those of the port.
-#[derive(Debug, thiserror::Error)]
-enum ProgressFailure {
-    #[error(transparent)]
-    Refused(#[from] ProgressError),
-    #[error(transparent)]
-    Call(#[from] RedisCallError),
-    #[error(transparent)]
-    Odd(#[from] UnexpectedReply),
-}
-
-impl From<ProgressFailure> for ProgressError {
-    fn from(failure: ProgressFailure) -> Self {
-        match failure {
-            ProgressFailure::Refused(error) => error,
-            ProgressFailure::Call(_) | ProgressFailure::Odd(_) => Self::Unavailable(failure.to_string()),
-        }
+impl From<RedisCallError> for ProgressError {
+    fn from(error: RedisCallError) -> Self {
+        Self::Unavailable(error.to_string())
     }
 }
 
@@ -128,7 +53,26 @@ impl Progress for RedisProgress {
         subscription: SubscriptionNumber,
         epoch: u64,
     ) -> PortFuture<'_, Result<Vec<ProgressRow>, ProgressError>> {
-        Box::pin(async move { Ok(self.open(subscription, epoch).await?) })
+        Box::pin(async move {
+            let mut call = self.open.on(self.key(subscription).iter());
+            call.arg(decimal(epoch));
+            let mut answer = ReplyParts::of(self.connection.run(&self.open, call).await?)?;
+            if &*answer.bytes()? != b"rows" {
+                return Err(fenced(subscription, &mut answer)?);
+            }
+            let mut rows = Vec::new();
+            while !answer.is_over() {
+                let (place, value) = (answer.bytes()?, answer.bytes()?);
+                match decode_placed_row(&place, value) {
+                    Some(row) => rows.push(row),
+                    None => tracing::warn!(
+                        subscription = subscription.0,
+                        "cannot read a row of progress: its partition starts again at the start of the subscription"
+                    ),
+                }
+            }
+            Ok(rows)
+        })
     }
 
     fn save(
@@ -137,7 +81,24 @@ impl Progress for RedisProgress {
         epoch: u64,
         rows: Vec<ProgressRow>,
     ) -> PortFuture<'_, Result<(), ProgressError>> {
-        Box::pin(async move { Ok(self.save(subscription, epoch, rows).await?) })
+        Box::pin(async move {
+            let mut call = self.save.on(self.key(subscription).iter());
+            call.arg(decimal(epoch));
+            for row in &rows {
+                call.arg(&encode_place(row.place)[..]).arg(row.run).arg(encode_row(row));
+            }
+            // The call has a copy of the rows.
+            drop(rows);
+            let mut answer = ReplyParts::of(self.connection.run(&self.save, call).await?)?;
+            match &*answer.bytes()? {
+                b"done" => Ok(()),
+                b"newer_run" => {
+                    let place = decode_place(&answer.bytes()?).ok_or(RedisCallError::UnexpectedReply)?;
+                    Err(ProgressError::NewerRun { place, run: answer.number()? })
+                }
+                _ => Err(fenced(subscription, &mut answer)?),
+            }
+        })
     }
 
     fn end_line(
@@ -146,10 +107,22 @@ impl Progress for RedisProgress {
         epoch: u64,
         line: u32,
     ) -> PortFuture<'_, Result<(), ProgressError>> {
-        Box::pin(async move { Ok(self.end_line(subscription, epoch, line).await?) })
+        Box::pin(async move {
+            let mut call = self.end_line.on(self.key(subscription).iter());
+            call.arg(decimal(epoch)).arg(&encode_line(line)[..]);
+            let mut answer = ReplyParts::of(self.connection.run(&self.end_line, call).await?)?;
+            match &*answer.bytes()? {
+                b"done" => Ok(()),
+                _ => Err(fenced(subscription, &mut answer)?),
+            }
+        })
     }
 
     fn forget(&self, subscription: SubscriptionNumber) -> PortFuture<'_, Result<(), ProgressError>> {
-        Box::pin(async move { Ok(self.forget(subscription).await?) })
+        Box::pin(async move {
+            let call = self.forget.on(self.key(subscription).iter());
+            self.connection.run(&self.forget, call).await?;
+            Ok(())
+        })
     }
 }

@@ -24,7 +24,7 @@ use whimbrel_model::ports::{Claim, ClaimKind, ClaimState, PortFuture, PublishRec
 use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumber};
 
 use super::connection::{RedisCallError, RedisConnection, Script};
-use super::reply::{ReplyParts, UnexpectedReply, bytes_of};
+use super::reply::{ReplyParts, bytes_of};
 use super::unconfirmed_outcomes::{ClaimOutcome, LocalClaimState, UnconfirmedOutcomes};
 use crate::stores::ReceiptSettings;
 use crate::stores::publish_answer::{decode_answer, encode_answer};
@@ -110,7 +110,7 @@ impl ReceiptsShared {
         self.unconfirmed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn begin(&self, claim: &Claim, end: u64, now: Timestamp) -> Result<ClaimState, ReceiptsFailure> {
+    async fn begin(&self, claim: &Claim, end: u64, now: Timestamp) -> Result<ClaimState, RedisCallError> {
         let key = self.key(claim);
         if let Some(held) = self.under_way().get(&key) {
             return Ok(if held.fingerprint == claim.fingerprint {
@@ -137,10 +137,7 @@ impl ReceiptsShared {
             .arg(millis(self.settings.window))
             .arg(dead);
         let asked_at = Instant::now();
-        let begun = match self.connection.run(&self.begin, call).await {
-            Ok(reply) => read_begun(reply).map_err(ReceiptsFailure::from),
-            Err(error) => Err(error.into()),
-        };
+        let begun = self.connection.run(&self.begin, call).await.and_then(read_begun);
         match &begun {
             Ok(ClaimState::New | ClaimState::Lapsed { .. }) => {
                 let (fingerprint, renewed_at) = (claim.fingerprint, Instant::now());
@@ -153,7 +150,7 @@ impl ReceiptsShared {
         begun
     }
 
-    async fn finish(&self, claim: &Claim, answer: PublishReceipt) -> Result<(), ReceiptsFailure> {
+    async fn finish(&self, claim: &Claim, answer: PublishReceipt) -> Result<(), RedisCallError> {
         let key = self.key(claim);
         let kept = self.keep(&key, claim, &answer).await;
         match &kept {
@@ -165,7 +162,7 @@ impl ReceiptsShared {
         kept
     }
 
-    async fn keep(&self, key: &str, claim: &Claim, answer: &PublishReceipt) -> Result<(), ReceiptsFailure> {
+    async fn keep(&self, key: &str, claim: &Claim, answer: &PublishReceipt) -> Result<(), RedisCallError> {
         let found = (claim.kind == ClaimKind::Id).then(|| self.found_key(&claim.text));
         let keys: Vec<&str> = [Some(key), found.as_deref()].into_iter().flatten().collect();
         let mut call = self.finish.on(keys.into_iter());
@@ -179,7 +176,7 @@ impl ReceiptsShared {
     }
 
     /// Ends a claim under which this process wrote nothing. `tries`: see `abandon.lua`.
-    async fn end_unwritten(&self, claim: &Claim, tries: &str) -> Result<(), ReceiptsFailure> {
+    async fn end_unwritten(&self, claim: &Claim, tries: &str) -> Result<(), RedisCallError> {
         let key = self.key(claim);
         let Some(held) = self.under_way().remove(&key) else { return Ok(()) };
         let released = self.release(&key, &held.holder, tries).await;
@@ -190,7 +187,7 @@ impl ReceiptsShared {
     }
 
     /// Releases the claim of a holder that wrote nothing. Returns whether the claim belonged to that holder.
-    async fn release(&self, key: &str, holder: &str, tries: &str) -> Result<bool, ReceiptsFailure> {
+    async fn release(&self, key: &str, holder: &str, tries: &str) -> Result<bool, RedisCallError> {
         let mut call = self.abandon.on([key].into_iter());
         call.arg(holder).arg(PLACE_BYTES).arg(tries);
         let answer = bytes_of(self.connection.run(&self.abandon, call).await?)?;
@@ -206,15 +203,15 @@ impl ReceiptsShared {
         }
     }
 
-    async fn confirm_in_time(&self, end: ClaimOutcome) -> Result<(), ReceiptsFailure> {
+    async fn confirm_in_time(&self, end: ClaimOutcome) -> Result<(), RedisCallError> {
         let key = end.key().to_owned();
         let confirmed = tokio::time::timeout(CONFIRM_WITHIN, self.confirm(end)).await;
-        let confirmed = confirmed.unwrap_or_else(|_| Err(RedisCallError::timed_out(CONFIRM_WITHIN).into()));
+        let confirmed = confirmed.unwrap_or_else(|_| Err(RedisCallError::timed_out(CONFIRM_WITHIN)));
         self.unconfirmed().tried(&key, confirmed.is_ok());
         confirmed
     }
 
-    async fn confirm(&self, end: ClaimOutcome) -> Result<(), ReceiptsFailure> {
+    async fn confirm(&self, end: ClaimOutcome) -> Result<(), RedisCallError> {
         match end {
             ClaimOutcome::Answered { key, claim, answer } => {
                 self.keep(&key, &claim, &answer).await?;
@@ -228,13 +225,13 @@ impl ReceiptsShared {
         Ok(())
     }
 
-    async fn find(&self, id: &str) -> Result<Vec<PublishReceipt>, ReceiptsFailure> {
+    async fn find(&self, id: &str) -> Result<Vec<PublishReceipt>, RedisCallError> {
         let mut command = redis::cmd("ZRANGE");
         command.arg(self.found_key(id)).arg(0).arg(-1);
         let mut answer = ReplyParts::of(self.connection.ask(&command).await?)?;
         let mut found = Vec::new();
         while !answer.is_over() {
-            let (_, earlier) = decode_answer(&answer.bytes()?).ok_or(UnexpectedReply)?;
+            let (_, earlier) = decode_answer(&answer.bytes()?).ok_or(RedisCallError::UnexpectedReply)?;
             found.push(earlier);
         }
         Ok(found)
@@ -261,7 +258,7 @@ impl ReceiptsShared {
     }
 
     /// Renews a claim. Returns whether it still belongs to this holder.
-    async fn renew(&self, key: &str, holder: &str) -> Result<bool, ReceiptsFailure> {
+    async fn renew(&self, key: &str, holder: &str) -> Result<bool, RedisCallError> {
         let mut call = self.renew.on([key].into_iter());
         call.arg(holder).arg(millis(self.settings.window + self.settings.lease));
         let asked_at = Instant::now();
@@ -274,7 +271,7 @@ impl ReceiptsShared {
     }
 
     /// Whether this process still has the claim. Asks Redis if its last confirmation is older than half of the lease.
-    async fn still_holds(&self, claim: &Claim) -> Result<bool, ReceiptsFailure> {
+    async fn still_holds(&self, claim: &Claim) -> Result<bool, RedisCallError> {
         let key = self.key(claim);
         let holder = match self.under_way().get(&key) {
             None => return Ok(false),
@@ -323,7 +320,7 @@ async fn keep_confirming(inner: Weak<ReceiptsShared>) {
     }
 }
 
-fn read_begun(reply: Value) -> Result<ClaimState, UnexpectedReply> {
+fn read_begun(reply: Value) -> Result<ClaimState, RedisCallError> {
     let mut parts = ReplyParts::of(reply)?;
     match &*parts.bytes()? {
         b"new" => Ok(ClaimState::New),
@@ -331,10 +328,10 @@ fn read_begun(reply: Value) -> Result<ClaimState, UnexpectedReply> {
         b"different" => Ok(ClaimState::Different),
         b"under_way" => Ok(ClaimState::UnderWay),
         b"earlier" => {
-            let (_, answer) = decode_answer(&parts.bytes()?).ok_or(UnexpectedReply)?;
+            let (_, answer) = decode_answer(&parts.bytes()?).ok_or(RedisCallError::UnexpectedReply)?;
             Ok(ClaimState::Earlier(answer))
         }
-        _ => Err(UnexpectedReply),
+        _ => Err(RedisCallError::UnexpectedReply),
     }
 }
 
@@ -364,17 +361,9 @@ fn decode_places(mut bytes: Bytes) -> Vec<(PartitionId, u64)> {
     places
 }
 
-#[derive(Debug, thiserror::Error)]
-enum ReceiptsFailure {
-    #[error(transparent)]
-    Call(#[from] RedisCallError),
-    #[error(transparent)]
-    Odd(#[from] UnexpectedReply),
-}
-
-impl From<ReceiptsFailure> for ReceiptsError {
-    fn from(failure: ReceiptsFailure) -> Self {
-        Self::Unavailable(failure.to_string())
+impl From<RedisCallError> for ReceiptsError {
+    fn from(error: RedisCallError) -> Self {
+        Self::Unavailable(error.to_string())
     }
 }
 

@@ -12,8 +12,7 @@ pub async fn remove_holds(connection: &RedisConnection, shards: u32) -> Result<u
     let mut removed = 0;
     for shard in 0..shards {
         let keys = ShardKeys::new(connection.prefix(), shard).all();
-        let answer = connection.run(&script, script.on(keys.iter())).await;
-        match answer.map_err(|error| TimersError::Unavailable(error.to_string()))? {
+        match connection.run(&script, script.on(keys.iter())).await? {
             redis::Value::Int(keys) => removed += keys.unsigned_abs(),
             _ => return Err(TimersError::Unavailable("unexpected reply of Redis to a removal".to_owned())),
         }

@@ -3,19 +3,16 @@
 use bytes::Bytes;
 use redis::Value;
 
-/// A reply whose shape is not that of the script.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("Redis sent a reply of an unexpected shape")]
-pub(super) struct UnexpectedReply;
+use super::connection::RedisCallError;
 
 /// The parts of a list, in order.
 pub(super) struct ReplyParts(std::vec::IntoIter<Value>);
 
 impl ReplyParts {
-    pub fn of(value: Value) -> Result<Self, UnexpectedReply> {
+    pub fn of(value: Value) -> Result<Self, RedisCallError> {
         match value {
             Value::Array(parts) => Ok(Self(parts.into_iter())),
-            _ => Err(UnexpectedReply),
+            _ => Err(RedisCallError::UnexpectedReply),
         }
     }
 
@@ -24,28 +21,28 @@ impl ReplyParts {
     }
 
     /// The next part. `None` for nil.
-    pub fn optional(&mut self) -> Result<Option<Bytes>, UnexpectedReply> {
-        self.0.next().ok_or(UnexpectedReply).and_then(bytes_of)
+    pub fn optional(&mut self) -> Result<Option<Bytes>, RedisCallError> {
+        self.0.next().ok_or(RedisCallError::UnexpectedReply).and_then(bytes_of)
     }
 
-    pub fn bytes(&mut self) -> Result<Bytes, UnexpectedReply> {
-        self.optional()?.ok_or(UnexpectedReply)
+    pub fn bytes(&mut self) -> Result<Bytes, RedisCallError> {
+        self.optional()?.ok_or(RedisCallError::UnexpectedReply)
     }
 
-    pub fn number<N: std::str::FromStr>(&mut self) -> Result<N, UnexpectedReply> {
+    pub fn number<N: std::str::FromStr>(&mut self) -> Result<N, RedisCallError> {
         number_of(&self.bytes()?)
     }
 }
 
-pub(super) fn bytes_of(value: Value) -> Result<Option<Bytes>, UnexpectedReply> {
+pub(super) fn bytes_of(value: Value) -> Result<Option<Bytes>, RedisCallError> {
     match value {
         Value::Nil => Ok(None),
         Value::BulkString(bytes) => Ok(Some(bytes.into())),
         Value::SimpleString(text) => Ok(Some(text.into())),
-        _ => Err(UnexpectedReply),
+        _ => Err(RedisCallError::UnexpectedReply),
     }
 }
 
-pub(super) fn number_of<N: std::str::FromStr>(bytes: &[u8]) -> Result<N, UnexpectedReply> {
-    std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok()).ok_or(UnexpectedReply)
+pub(super) fn number_of<N: std::str::FromStr>(bytes: &[u8]) -> Result<N, RedisCallError> {
+    std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok()).ok_or(RedisCallError::UnexpectedReply)
 }

@@ -22,7 +22,7 @@ use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, Uid}
 use whimbrel_model::ports::{Confirmed, PortFuture, SessionUpdate, Sessions, SessionsError, UserChange, UserSessions};
 
 use super::connection::{RedisCallError, RedisConnection, Script};
-use super::reply::{ReplyParts, UnexpectedReply, number_of};
+use super::reply::{ReplyParts, number_of};
 use super::write::decimal;
 
 /// The time for which an ended session is remembered. It is longer than gateways keep packets for repetition.
@@ -69,7 +69,7 @@ impl RedisSessions {
         shard: u32,
         what: &str,
         arguments: impl FnOnce(&mut Cmd),
-    ) -> Result<Vec<UserChange>, SessionsFailure> {
+    ) -> Result<Vec<UserChange>, SessionsError> {
         let mut call = self.write.on(self.keys(shard, &NAMES).iter());
         call.arg(GONE_KEPT_MS).arg(GONE_MAX).arg(SEEN_MAX).arg(what);
         arguments(&mut call);
@@ -83,94 +83,10 @@ impl RedisSessions {
         }
         Ok(changes)
     }
-
-    async fn put(&self, shard: u32, news: Vec<SessionUpdate>) -> Result<Vec<UserChange>, SessionsFailure> {
-        self.step(shard, "put", |call| {
-            for SessionUpdate { uid, version, session, gone_at } in &news {
-                call.arg(session_text(session.session)).arg(uid.as_str()).arg(decimal(*version));
-                match gone_at {
-                    None => call.arg("").arg(encode(session)),
-                    Some(at) => call.arg(at.as_millis()).arg(""),
-                };
-            }
-        })
-        .await
-    }
-
-    async fn replace(
-        &self,
-        shard: u32,
-        gateway: GatewayId,
-        version: u64,
-        sessions: Vec<(Uid, OnlineSession)>,
-    ) -> Result<Vec<UserChange>, SessionsFailure> {
-        self.step(shard, "replace", |call| {
-            call.arg(gateway_text(gateway)).arg(decimal(version));
-            for (uid, session) in sessions.iter().filter(|(_, session)| session.session.gateway == gateway) {
-                call.arg(session_text(session.session)).arg(uid.as_str()).arg(encode(session));
-            }
-        })
-        .await
-    }
-
-    async fn sweep(&self, shard: u32, limit: usize, now: Timestamp) -> Result<Vec<UserChange>, SessionsFailure> {
-        self.step(shard, "sweep", |call| {
-            call.arg(limit).arg(now.as_millis());
-        })
-        .await
-    }
-
-    async fn void(&self, shard: u32, gateway: GatewayId) -> Result<(), SessionsFailure> {
-        let mut call = self.void.on(self.keys(shard, &["void", "pictures"]).iter());
-        call.arg(node_text(gateway.node)).arg(decimal(gateway.incarnation));
-        self.connection.run(&self.void, call).await?;
-        Ok(())
-    }
-
-    async fn gateways(&self, shard: u32) -> Result<Vec<GatewayId>, SessionsFailure> {
-        let call = self.gateways.on(self.keys(shard, &["void", "by_gateway"]).iter());
-        let mut answer = ReplyParts::of(self.connection.run(&self.gateways, call).await?)?;
-        let mut gateways = Vec::new();
-        while !answer.is_over() {
-            gateways.push(read_gateway(&answer.bytes()?).ok_or(UnexpectedReply)?);
-        }
-        Ok(gateways)
-    }
-
-    async fn keep_alive(&self, shard: u32, behind_ms: u64) -> Result<(), SessionsFailure> {
-        let mut call = self.keep_alive.on(self.keys(shard, &["meta"]).iter());
-        call.arg(behind_ms);
-        self.connection.run(&self.keep_alive, call).await?;
-        Ok(())
-    }
-
-    async fn of(&self, shard: u32, uids: Vec<Uid>) -> Result<Confirmed<Vec<UserSessions>>, SessionsFailure> {
-        let mut call = self.of.on(self.keys(shard, &["meta", "void", "users", "sessions", "seen"]).iter());
-        for uid in &uids {
-            call.arg(uid.as_str());
-        }
-        let mut answer = ReplyParts::of(self.connection.run(&self.of, call).await?)?;
-        let ago = answer.optional()?;
-        let ago_ms = ago.map(|ago| number_of(&ago)).transpose()?;
-        let mut found = Vec::with_capacity(uids.len());
-        for _ in &uids {
-            let seen = answer.optional()?.map(|seen| number_of::<f64>(&seen)).transpose()?;
-            let count: usize = answer.number()?;
-            let mut sessions = Vec::new();
-            for _ in 0..count {
-                let (id, body) = (answer.bytes()?, answer.bytes()?);
-                sessions.push(read_session(&id).and_then(|id| decode(id, body)).ok_or(UnexpectedReply)?);
-            }
-            sessions.sort_unstable_by_key(|session: &OnlineSession| (session.since, session.session));
-            let last_seen = seen.map(|seen| Timestamp::from_millis(seen as i64));
-            found.push(UserSessions { sessions, last_seen });
-        }
-        Ok(Confirmed { ago_ms, found })
-    }
 }
 
-fn uid_of(bytes: &[u8]) -> Result<Uid, UnexpectedReply> {
-    std::str::from_utf8(bytes).ok().and_then(|text| Uid::new(text).ok()).ok_or(UnexpectedReply)
+fn uid_of(bytes: &[u8]) -> Result<Uid, RedisCallError> {
+    std::str::from_utf8(bytes).ok().and_then(|text| Uid::new(text).ok()).ok_or(RedisCallError::UnexpectedReply)
 }
 
 /// Numbers as text of fixed width, so that the text sorts as the numbers do.
@@ -213,23 +129,26 @@ fn decode(session: SessionId, mut body: Bytes) -> Option<OnlineSession> {
     Some(OnlineSession { session, platform, device: std::str::from_utf8(device).ok()?.into(), since })
 }
 
-#[derive(Debug, thiserror::Error)]
-enum SessionsFailure {
-    #[error(transparent)]
-    Call(#[from] RedisCallError),
-    #[error(transparent)]
-    Odd(#[from] UnexpectedReply),
-}
-
-impl From<SessionsFailure> for SessionsError {
-    fn from(failure: SessionsFailure) -> Self {
-        Self::Unavailable(failure.to_string())
+impl From<RedisCallError> for SessionsError {
+    fn from(error: RedisCallError) -> Self {
+        Self::Unavailable(error.to_string())
     }
 }
 
 impl Sessions for RedisSessions {
     fn put(&self, shard: u32, news: Vec<SessionUpdate>) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>> {
-        Box::pin(async move { Ok(self.put(shard, news).await?) })
+        Box::pin(async move {
+            self.step(shard, "put", |call| {
+                for SessionUpdate { uid, version, session, gone_at } in &news {
+                    call.arg(session_text(session.session)).arg(uid.as_str()).arg(decimal(*version));
+                    match gone_at {
+                        None => call.arg("").arg(encode(session)),
+                        Some(at) => call.arg(at.as_millis()).arg(""),
+                    };
+                }
+            })
+            .await
+        })
     }
 
     fn replace(
@@ -239,11 +158,24 @@ impl Sessions for RedisSessions {
         version: u64,
         sessions: Vec<(Uid, OnlineSession)>,
     ) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>> {
-        Box::pin(async move { Ok(self.replace(shard, gateway, version, sessions).await?) })
+        Box::pin(async move {
+            self.step(shard, "replace", |call| {
+                call.arg(gateway_text(gateway)).arg(decimal(version));
+                for (uid, session) in sessions.iter().filter(|(_, session)| session.session.gateway == gateway) {
+                    call.arg(session_text(session.session)).arg(uid.as_str()).arg(encode(session));
+                }
+            })
+            .await
+        })
     }
 
     fn void(&self, shard: u32, gateway: GatewayId) -> PortFuture<'_, Result<(), SessionsError>> {
-        Box::pin(async move { Ok(self.void(shard, gateway).await?) })
+        Box::pin(async move {
+            let mut call = self.void.on(self.keys(shard, &["void", "pictures"]).iter());
+            call.arg(node_text(gateway.node)).arg(decimal(gateway.incarnation));
+            self.connection.run(&self.void, call).await?;
+            Ok(())
+        })
     }
 
     fn sweep(
@@ -252,19 +184,61 @@ impl Sessions for RedisSessions {
         limit: usize,
         now: Timestamp,
     ) -> PortFuture<'_, Result<Vec<UserChange>, SessionsError>> {
-        Box::pin(async move { Ok(self.sweep(shard, limit, now).await?) })
+        Box::pin(async move {
+            self.step(shard, "sweep", |call| {
+                call.arg(limit).arg(now.as_millis());
+            })
+            .await
+        })
     }
 
     fn gateways(&self, shard: u32) -> PortFuture<'_, Result<Vec<GatewayId>, SessionsError>> {
-        Box::pin(async move { Ok(self.gateways(shard).await?) })
+        Box::pin(async move {
+            let call = self.gateways.on(self.keys(shard, &["void", "by_gateway"]).iter());
+            let mut answer = ReplyParts::of(self.connection.run(&self.gateways, call).await?)?;
+            let mut gateways = Vec::new();
+            while !answer.is_over() {
+                gateways.push(read_gateway(&answer.bytes()?).ok_or(RedisCallError::UnexpectedReply)?);
+            }
+            Ok(gateways)
+        })
     }
 
     fn keep_alive(&self, shard: u32, behind_ms: u64) -> PortFuture<'_, Result<(), SessionsError>> {
-        Box::pin(async move { Ok(self.keep_alive(shard, behind_ms).await?) })
+        Box::pin(async move {
+            let mut call = self.keep_alive.on(self.keys(shard, &["meta"]).iter());
+            call.arg(behind_ms);
+            self.connection.run(&self.keep_alive, call).await?;
+            Ok(())
+        })
     }
 
     fn of(&self, shard: u32, uids: Vec<Uid>) -> PortFuture<'_, Result<Confirmed<Vec<UserSessions>>, SessionsError>> {
-        Box::pin(async move { Ok(self.of(shard, uids).await?) })
+        Box::pin(async move {
+            let mut call = self.of.on(self.keys(shard, &["meta", "void", "users", "sessions", "seen"]).iter());
+            for uid in &uids {
+                call.arg(uid.as_str());
+            }
+            let mut answer = ReplyParts::of(self.connection.run(&self.of, call).await?)?;
+            let ago = answer.optional()?;
+            let ago_ms = ago.map(|ago| number_of(&ago)).transpose()?;
+            let mut found = Vec::with_capacity(uids.len());
+            for _ in &uids {
+                let seen = answer.optional()?.map(|seen| number_of::<f64>(&seen)).transpose()?;
+                let count: usize = answer.number()?;
+                let mut sessions = Vec::new();
+                for _ in 0..count {
+                    let (id, body) = (answer.bytes()?, answer.bytes()?);
+                    sessions.push(
+                        read_session(&id).and_then(|id| decode(id, body)).ok_or(RedisCallError::UnexpectedReply)?,
+                    );
+                }
+                sessions.sort_unstable_by_key(|session: &OnlineSession| (session.since, session.session));
+                let last_seen = seen.map(|seen| Timestamp::from_millis(seen as i64));
+                found.push(UserSessions { sessions, last_seen });
+            }
+            Ok(Confirmed { ago_ms, found })
+        })
     }
 }
 

@@ -16,8 +16,8 @@ use whimbrel_model::{Hold, HoldEnd, HoldId, Timestamp};
 
 use super::connection::{RedisCallError, RedisConnection, Script};
 use super::layout::{LexRange, PLACE_BYTES, ShardKeys, TIME_BYTES, bucket_minutes, minute_start};
-use super::reply::{ReplyParts, UnexpectedReply, bytes_of, number_of};
-use super::write::{WriteTooLarge, add_arguments, decimal};
+use super::reply::{ReplyParts, bytes_of, number_of};
+use super::write::{add_arguments, decimal};
 use crate::stores::TimerSettings;
 
 /// The maximum number of bytes that one step of a list reads from Redis. Longer lists are read in several steps.
@@ -36,10 +36,6 @@ pub struct RedisTimers {
     connection: RedisConnection,
     writes: Semaphore,
     remember: Duration,
-    scripts: Scripts,
-}
-
-struct Scripts {
     open: Script,
     apply: Script,
     page: Script,
@@ -63,40 +59,20 @@ type IndexPage = AtOffset<Vec<(Bytes, Bytes)>>;
 impl RedisTimers {
     /// Ends are remembered for the time in the settings, and up to a sixth of it longer.
     pub fn new(connection: RedisConnection, settings: TimerSettings) -> Self {
-        let scripts = Scripts {
+        Self {
+            connection,
+            writes: Semaphore::new(WRITES_AT_ONCE),
+            remember: settings.remember,
             open: Script::new(include_str!("lua/open.lua")),
             apply: Script::new(include_str!("lua/apply.lua")),
             page: Script::new(include_str!("lua/page.lua")),
             get: Script::new(include_str!("lua/get.lua")),
             count: Script::new(include_str!("lua/count.lua")),
-        };
-        Self { connection, writes: Semaphore::new(WRITES_AT_ONCE), remember: settings.remember, scripts }
+        }
     }
 
     fn keys(&self, shard: u32) -> ShardKeys {
         ShardKeys::new(self.connection.prefix(), shard)
-    }
-
-    async fn take(&self, shard: u32, epoch: u64) -> Result<Option<u64>, TimersFailure> {
-        let mut call = self.scripts.open.on([self.keys(shard).key("meta")].iter());
-        call.arg(decimal(epoch));
-        let at = bytes_of(self.connection.run(&self.scripts.open, call).await?)?;
-        Ok(at.map(|at| number_of(&at)).transpose()?)
-    }
-
-    async fn write(&self, shard: u32, write: TimersWrite) -> Result<ApplyOutcome, TimersFailure> {
-        let _turn = self.connection.acquire_turn(&self.writes).await?;
-        let mut call = self.scripts.apply.on(self.keys(shard).all().iter());
-        add_arguments(&mut call, &write, self.remember)?;
-        // The call has a copy of the holds: free them before waiting for the answer.
-        drop(write);
-        let mut answer = ReplyParts::of(self.connection.run(&self.scripts.apply, call).await?)?;
-        match &*answer.bytes()? {
-            b"done" => Ok(ApplyOutcome::Done),
-            b"behind" => Ok(ApplyOutcome::Behind { at: answer.number()? }),
-            b"older_epoch" => Ok(ApplyOutcome::OlderEpoch),
-            _ => Err(UnexpectedReply.into()),
-        }
     }
 
     /// Reads one page of an index: at most `limit` members and `max_bytes` bytes, but at least one member if there is one.
@@ -108,18 +84,21 @@ impl RedisTimers {
         stretch: &LexRange,
         limit: usize,
         max_bytes: usize,
-    ) -> Result<IndexPage, TimersFailure> {
+    ) -> Result<IndexPage, TimersError> {
         let (name, id_begins) =
             if by_topic { (index.by_topic, PLACE_BYTES + 1) } else { (index.by_time, TIME_BYTES + 1) };
-        let mut call = self.scripts.page.on(self.keys(shard).keys(&["meta", name, index.bodies]).iter());
+        let mut call = self.page.on(self.keys(shard).keys(&["meta", name, index.bodies]).iter());
         call.arg(&stretch.from).arg(&stretch.to).arg(limit).arg(max_bytes).arg(id_begins);
-        let mut answer = ReplyParts::of(self.connection.run(&self.scripts.page, call).await?)?;
+        let mut answer = ReplyParts::of(self.connection.run(&self.page, call).await?)?;
         let applied = answer.number()?;
         let mut found = Vec::new();
         while !answer.is_over() {
             let id = answer.bytes()?;
-            let body =
-                answer.optional()?.ok_or_else(|| TimersFailure::NoBody(String::from_utf8_lossy(&id).into_owned()))?;
+            let no_body = || {
+                let id = String::from_utf8_lossy(&id);
+                TimersError::Damaged(format!("the hold `{id}` is in the index by due time and has no row"))
+            };
+            let body = answer.optional()?.ok_or_else(no_body)?;
             found.push((id, body));
         }
         Ok(AtOffset { applied, found })
@@ -131,8 +110,8 @@ impl RedisTimers {
         shard: u32,
         index: &HoldIndex,
         query: &HoldQuery,
-        read: impl Fn(Bytes, Bytes) -> Result<(DueCursor, T), TimersFailure>,
-    ) -> Result<AtOffset<Vec<T>>, TimersFailure> {
+        read: impl Fn(Bytes, Bytes) -> Result<(DueCursor, T), TimersError>,
+    ) -> Result<AtOffset<Vec<T>>, TimersError> {
         let mut tries = 0;
         'restart: loop {
             tries += 1;
@@ -161,49 +140,33 @@ impl RedisTimers {
             }
         }
     }
-
-    async fn known(&self, shard: u32, ids: Vec<HoldId>) -> Result<AtOffset<Vec<Option<StoredHold>>>, TimersFailure> {
-        let mut call = self.scripts.get.on(self.keys(shard).keys_and_ring(&["meta", "rows", "dead"]).iter());
-        for id in &ids {
-            call.arg(id.as_str());
-        }
-        let mut answer = ReplyParts::of(self.connection.run(&self.scripts.get, call).await?)?;
-        let applied = answer.number()?;
-        let mut found = Vec::with_capacity(ids.len());
-        for id in &ids {
-            let (kind, body) = (answer.optional()?, answer.optional()?);
-            found.push(match (kind.as_deref(), body) {
-                (Some(b"p"), Some(row)) => Some(StoredHold::Pending(Arc::new(read_hold(id.as_str(), row)?))),
-                (Some(b"d"), Some(placed)) => Some(StoredHold::Ended(read_placed_end(id.as_str(), placed)?)),
-                (Some(b"e"), Some(end)) => Some(StoredHold::Ended(read_end(id.as_str(), end)?)),
-                (None, None) => None,
-                _ => return Err(UnexpectedReply.into()),
-            });
-        }
-        Ok(AtOffset { applied, found })
-    }
-
-    async fn counted(&self, shard: u32, query: &CountQuery) -> Result<AtOffset<Vec<(Timestamp, u64)>>, TimersFailure> {
-        let mut call = self.scripts.count.on(self.keys(shard).keys(&["meta", "minutes", "counts"]).iter());
-        let stretch = LexRange::counted(query);
-        call.arg(&stretch.from).arg(&stretch.to).arg(bucket_minutes(query));
-        let mut answer = ReplyParts::of(self.connection.run(&self.scripts.count, call).await?)?;
-        let applied = answer.number()?;
-        let mut found = Vec::new();
-        while !answer.is_over() {
-            found.push((minute_start(answer.number()?), answer.number()?));
-        }
-        Ok(AtOffset { applied, found })
-    }
 }
 
 impl Timers for RedisTimers {
     fn open(&self, shard: u32, epoch: u64) -> PortFuture<'_, Result<Option<u64>, TimersError>> {
-        Box::pin(async move { Ok(self.take(shard, epoch).await?) })
+        Box::pin(async move {
+            let mut call = self.open.on([self.keys(shard).key("meta")].iter());
+            call.arg(decimal(epoch));
+            let at = bytes_of(self.connection.run(&self.open, call).await?)?;
+            Ok(at.map(|at| number_of(&at)).transpose()?)
+        })
     }
 
     fn apply(&self, shard: u32, write: TimersWrite) -> PortFuture<'_, Result<ApplyOutcome, TimersError>> {
-        Box::pin(async move { Ok(self.write(shard, write).await?) })
+        Box::pin(async move {
+            let _turn = self.connection.acquire_turn(&self.writes).await?;
+            let mut call = self.apply.on(self.keys(shard).all().iter());
+            add_arguments(&mut call, &write, self.remember)?;
+            // The call has a copy of the holds: free them before waiting for the answer.
+            drop(write);
+            let mut answer = ReplyParts::of(self.connection.run(&self.apply, call).await?)?;
+            match &*answer.bytes()? {
+                b"done" => Ok(ApplyOutcome::Done),
+                b"behind" => Ok(ApplyOutcome::Behind { at: answer.number()? }),
+                b"older_epoch" => Ok(ApplyOutcome::OlderEpoch),
+                _ => Err(RedisCallError::UnexpectedReply.into()),
+            }
+        })
     }
 
     fn due(
@@ -219,12 +182,31 @@ impl Timers for RedisTimers {
             let page = self.page(shard, &PENDING, false, &stretch, limit, max_bytes).await?;
             let holds =
                 page.found.into_iter().map(|(id, row)| read_hold(&String::from_utf8_lossy(&id), row).map(Arc::new));
-            Ok(AtOffset { applied: page.applied, found: holds.collect::<Result<_, TimersFailure>>()? })
+            Ok(AtOffset { applied: page.applied, found: holds.collect::<Result<_, TimersError>>()? })
         })
     }
 
     fn get(&self, shard: u32, ids: Vec<HoldId>) -> TimersRead<'_, Vec<Option<StoredHold>>> {
-        Box::pin(async move { Ok(self.known(shard, ids).await?) })
+        Box::pin(async move {
+            let mut call = self.get.on(self.keys(shard).keys_and_ring(&["meta", "rows", "dead"]).iter());
+            for id in &ids {
+                call.arg(id.as_str());
+            }
+            let mut answer = ReplyParts::of(self.connection.run(&self.get, call).await?)?;
+            let applied = answer.number()?;
+            let mut found = Vec::with_capacity(ids.len());
+            for id in &ids {
+                let (kind, body) = (answer.optional()?, answer.optional()?);
+                found.push(match (kind.as_deref(), body) {
+                    (Some(b"p"), Some(row)) => Some(StoredHold::Pending(Arc::new(read_hold(id.as_str(), row)?))),
+                    (Some(b"d"), Some(placed)) => Some(StoredHold::Ended(read_placed_end(id.as_str(), placed)?)),
+                    (Some(b"e"), Some(end)) => Some(StoredHold::Ended(read_end(id.as_str(), end)?)),
+                    (None, None) => None,
+                    _ => return Err(RedisCallError::UnexpectedReply.into()),
+                });
+            }
+            Ok(AtOffset { applied, found })
+        })
     }
 
     fn list(&self, shard: u32, query: HoldQuery) -> TimersRead<'_, Vec<Arc<Hold>>> {
@@ -233,64 +215,62 @@ impl Timers for RedisTimers {
                 let hold = read_hold(&String::from_utf8_lossy(&id), row)?;
                 Ok((DueCursor { due: hold.due, id: hold.id.clone() }, Arc::new(hold)))
             };
-            Ok(self.listed(shard, &PENDING, &query, read).await?)
+            self.listed(shard, &PENDING, &query, read).await
         })
     }
 
     fn dead(&self, shard: u32, query: HoldQuery) -> TimersRead<'_, Vec<(HoldId, HoldEnd)>> {
         Box::pin(async move {
             let read = |id: Bytes, placed| {
-                let id = HoldId::new(std::str::from_utf8(&id).map_err(|_| UnexpectedReply)?);
+                let id = HoldId::new(std::str::from_utf8(&id).map_err(|_| RedisCallError::UnexpectedReply)?);
                 let end = read_placed_end(id.as_str(), placed)?;
                 Ok((DueCursor { due: end.due, id: id.clone() }, (id, end)))
             };
-            Ok(self.listed(shard, &DEAD, &query, read).await?)
+            self.listed(shard, &DEAD, &query, read).await
         })
     }
 
     fn count(&self, shard: u32, query: CountQuery) -> TimersRead<'_, Vec<(Timestamp, u64)>> {
-        Box::pin(async move { Ok(self.counted(shard, &query).await?) })
+        Box::pin(async move {
+            let mut call = self.count.on(self.keys(shard).keys(&["meta", "minutes", "counts"]).iter());
+            let stretch = LexRange::counted(&query);
+            call.arg(&stretch.from).arg(&stretch.to).arg(bucket_minutes(&query));
+            let mut answer = ReplyParts::of(self.connection.run(&self.count, call).await?)?;
+            let applied = answer.number()?;
+            let mut found = Vec::new();
+            while !answer.is_over() {
+                found.push((minute_start(answer.number()?), answer.number()?));
+            }
+            Ok(AtOffset { applied, found })
+        })
     }
 }
 
-fn read_hold(id: &str, row: Bytes) -> Result<Hold, TimersFailure> {
-    Hold::decode(row).map_err(|reason| TimersFailure::BadRow { id: id.to_owned(), reason })
+fn read_hold(id: &str, row: Bytes) -> Result<Hold, TimersError> {
+    Hold::decode(row).map_err(|reason| bad_row(id, reason))
 }
 
-fn read_end(id: &str, end: Bytes) -> Result<HoldEnd, TimersFailure> {
-    HoldEnd::decode(end).map_err(|reason| TimersFailure::BadRow { id: id.to_owned(), reason })
+fn read_end(id: &str, end: Bytes) -> Result<HoldEnd, TimersError> {
+    HoldEnd::decode(end).map_err(|reason| bad_row(id, reason))
 }
 
 /// An end after its place, as `dead` stores it.
-fn read_placed_end(id: &str, mut placed: Bytes) -> Result<HoldEnd, TimersFailure> {
+fn read_placed_end(id: &str, mut placed: Bytes) -> Result<HoldEnd, TimersError> {
     if placed.len() < PLACE_BYTES {
-        return Err(TimersFailure::BadRow { id: id.to_owned(), reason: MalformedHold::Garbled });
+        return Err(bad_row(id, MalformedHold::Garbled));
     }
     read_end(id, placed.split_off(PLACE_BYTES))
 }
 
-/// The errors of a call, before they are converted to those of the port.
-#[derive(Debug, thiserror::Error)]
-enum TimersFailure {
-    #[error(transparent)]
-    Call(#[from] RedisCallError),
-    #[error(transparent)]
-    TooLarge(#[from] WriteTooLarge),
-    #[error(transparent)]
-    Odd(#[from] UnexpectedReply),
-    #[error("the hold `{id}`: {reason}")]
-    BadRow { id: String, reason: MalformedHold },
-    #[error("the hold `{0}` is in the index by due time and has no row")]
-    NoBody(String),
+fn bad_row(id: &str, reason: MalformedHold) -> TimersError {
+    TimersError::Damaged(format!("the hold `{id}`: {reason}"))
 }
 
-impl From<TimersFailure> for TimersError {
-    fn from(failure: TimersFailure) -> Self {
-        match failure {
-            TimersFailure::Call(_) | TimersFailure::TooLarge(_) => Self::Unavailable(failure.to_string()),
-            TimersFailure::Odd(_) | TimersFailure::BadRow { .. } | TimersFailure::NoBody(_) => {
-                Self::Damaged(failure.to_string())
-            }
+impl From<RedisCallError> for TimersError {
+    fn from(error: RedisCallError) -> Self {
+        match error {
+            RedisCallError::UnexpectedReply => Self::Damaged(error.to_string()),
+            RedisCallError::Failed(_) | RedisCallError::TooLarge { .. } => Self::Unavailable(error.to_string()),
         }
     }
 }

@@ -7,6 +7,7 @@ use redis::Cmd;
 use whimbrel_model::ports::{DueKey, TimerChange, TimersWrite};
 use whimbrel_model::{HoldEndKind, HoldId};
 
+use super::connection::RedisCallError;
 use super::layout::{PLACE_BYTES, kept_at_most, member, minute_fields, place, ring_time};
 
 /// The maximum number of arguments of one script. Redis rejects a command of 1 048 576 arguments, and a dozen belong to the header.
@@ -23,22 +24,16 @@ struct WriteParts {
     counts: HashMap<[u8; PLACE_BYTES], i64>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a write of {changes} changes is too large for one Redis script")]
-pub(super) struct WriteTooLarge {
-    changes: usize,
-}
-
 /// Offsets and epochs as text of fixed width, so that the text sorts as the numbers do.
 pub(super) fn decimal(number: u64) -> String {
     format!("{number:020}")
 }
 
 /// Adds the arguments of `apply.lua` to the call.
-pub(super) fn add_arguments(call: &mut Cmd, write: &TimersWrite, remember: Duration) -> Result<(), WriteTooLarge> {
+pub(super) fn add_arguments(call: &mut Cmd, write: &TimersWrite, remember: Duration) -> Result<(), RedisCallError> {
     let parts = WriteParts::of(&write.changes);
     if parts.len() > ARGUMENTS_MAX {
-        return Err(WriteTooLarge { changes: write.changes.len() });
+        return Err(RedisCallError::TooLarge { changes: write.changes.len() });
     }
     let WriteParts { puts, ends, dead, removed, added, counts } = &parts;
     call.arg(decimal(write.epoch))
@@ -115,30 +110,17 @@ impl WriteParts {
 mod tests {
     use std::sync::Arc;
 
-    use super::*;
-    use bytes::Bytes;
-    use whimbrel_model::{Headers, Hold, MessageBody, Timestamp, TopicNumber};
+    use whimbrel_model::TopicNumber;
 
-    fn hold(due: i64) -> Hold {
-        Hold {
-            id: HoldId::new("a"),
-            topic: TopicNumber(7),
-            topic_name: "orders".into(),
-            due: Timestamp::from_millis(due),
-            published_at: Timestamp::from_millis(0),
-            version: 1,
-            fresh: true,
-            moves: Vec::new(),
-            message: MessageBody { key: None, value: Bytes::new(), headers: Headers::EMPTY },
-        }
-    }
+    use super::*;
+    use crate::conformance::timers::{at, hold};
 
     fn row(due: i64) -> Option<DueKey> {
-        Some(DueKey { due: Timestamp::from_millis(due), topic: TopicNumber(7) })
+        Some(DueKey { due: at(due), topic: TopicNumber(7) })
     }
 
     fn put(due: i64, was: Option<DueKey>) -> WriteParts {
-        WriteParts::of(&[TimerChange::Put { hold: Arc::new(hold(due)), was }])
+        WriteParts::of(&[TimerChange::Put { hold: Arc::new(hold("a", due)), was }])
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! The stores beside the log: receipts, timers, progress, inboxes, sessions and devices. Each is in the data folder or in Redis, as its
 //! setting says.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::task::JoinHandle;
@@ -17,16 +16,13 @@ use crate::redis::{
     LossWatch, RedisConnection, RedisDevices, RedisInbox, RedisProgress, RedisReceipts, RedisSessions, RedisSettings,
     RedisTimers,
 };
-use crate::stores::{ReceiptSettings, TimerSettings};
 
 /// The location of each store. All connections are open.
 pub(super) struct StateStores {
-    data: PathBuf,
+    settings: EngineSettings,
     clock: Arc<dyn Clock>,
     reports: StoreReports,
-    receipt_settings: ReceiptSettings,
     receipts: StoreLocation,
-    timer_settings: TimerSettings,
     timers: StoreLocation,
     progress: StoreLocation,
     inbox: StoreLocation,
@@ -54,20 +50,20 @@ impl StateStores {
             inbox: connections.connect(&settings.inbox_engine).await?,
             sessions: connections.connect(&settings.sessions_engine).await?,
             devices: connections.connect(&settings.devices_engine).await?,
-            data: settings.data.clone(),
+            settings: settings.clone(),
             clock,
             reports,
-            receipt_settings: settings.receipts.clone(),
-            timer_settings: settings.timers.clone(),
         })
     }
 
     pub fn timers(&self) -> Result<Arc<dyn Timers>, EngineError> {
-        let settings = self.timer_settings.clone();
+        let settings = self.settings.timers.clone();
         Ok(match &self.timers {
-            StoreLocation::Folder => {
-                Arc::new(LsmTimers::open(&self.data.join(super::HOLDS_FOLDER), settings, self.reports.clone())?)
-            }
+            StoreLocation::Folder => Arc::new(LsmTimers::open(
+                &self.settings.data.join(super::HOLDS_FOLDER),
+                settings,
+                self.reports.clone(),
+            )?),
             #[cfg(feature = "redis")]
             StoreLocation::Redis(connection) => Arc::new(RedisTimers::new(connection.clone(), settings)),
         })
@@ -75,7 +71,9 @@ impl StateStores {
 
     pub fn progress(&self) -> Result<Arc<dyn Progress>, EngineError> {
         Ok(match &self.progress {
-            StoreLocation::Folder => Arc::new(LsmProgress::open(&self.data.join("progress"), self.reports.clone())?),
+            StoreLocation::Folder => {
+                Arc::new(LsmProgress::open(&self.settings.data.join("progress"), self.reports.clone())?)
+            }
             #[cfg(feature = "redis")]
             StoreLocation::Redis(connection) => Arc::new(RedisProgress::new(connection.clone())),
         })
@@ -83,7 +81,9 @@ impl StateStores {
 
     pub fn inbox(&self) -> Result<Arc<dyn Inbox>, EngineError> {
         Ok(match &self.inbox {
-            StoreLocation::Folder => Arc::new(LsmInbox::open(&self.data.join("inboxes"), self.reports.clone())?),
+            StoreLocation::Folder => {
+                Arc::new(LsmInbox::open(&self.settings.data.join("inboxes"), self.reports.clone())?)
+            }
             #[cfg(feature = "redis")]
             StoreLocation::Redis(connection) => Arc::new(RedisInbox::new(connection.clone())),
         })
@@ -99,7 +99,9 @@ impl StateStores {
 
     pub fn devices(&self) -> Result<Arc<dyn Devices>, EngineError> {
         Ok(match &self.devices {
-            StoreLocation::Folder => Arc::new(LsmDevices::open(&self.data.join("devices"), self.reports.clone())?),
+            StoreLocation::Folder => {
+                Arc::new(LsmDevices::open(&self.settings.data.join("devices"), self.reports.clone())?)
+            }
             #[cfg(feature = "redis")]
             StoreLocation::Redis(connection) => Arc::new(RedisDevices::new(connection.clone())),
         })
@@ -107,10 +109,10 @@ impl StateStores {
 
     /// Opens the receipts. Those in the folder follow the log. Those in Redis are shared and follow no log.
     pub fn receipts(&self, log: Arc<dyn Log>, partitions: ListPartitions) -> Result<Arc<dyn Receipts>, EngineError> {
-        let (settings, clock) = (self.receipt_settings.clone(), Arc::clone(&self.clock));
+        let (settings, clock) = (self.settings.receipts.clone(), Arc::clone(&self.clock));
         Ok(match &self.receipts {
             StoreLocation::Folder => {
-                let (path, reports) = (self.data.join("receipts"), self.reports.clone());
+                let (path, reports) = (self.settings.data.join("receipts"), self.reports.clone());
                 Arc::new(LsmReceipts::open(&path, settings, log, partitions, clock, reports)?)
             }
             #[cfg(feature = "redis")]

@@ -9,7 +9,7 @@ use whimbrel_model::{PartitionId, TopicNumber};
 
 /// The format of values. It is persisted.
 pub const FORMAT: u8 = 1;
-pub const PLACE_BYTES: usize = 12;
+const PLACE_BYTES: usize = 12;
 /// Bytes of a value before the owner's bytes.
 pub const HEAD_BYTES: usize = 5;
 

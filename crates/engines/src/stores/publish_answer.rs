@@ -1,5 +1,6 @@
 //! The format of the answer to a publisher. It begins with the version of the format.
 
+use bytes::Buf as _;
 use whimbrel_model::ports::PublishReceipt;
 use whimbrel_model::{PartitionId, Timestamp, TopicNumber};
 
@@ -24,26 +25,21 @@ pub fn encode_answer(fingerprint: u64, answer: &PublishReceipt) -> Vec<u8> {
     value
 }
 
-pub fn decode_answer(value: &[u8]) -> Option<(u64, PublishReceipt)> {
-    let (format, rest) = value.split_first()?;
-    let (fingerprint, rest) = rest.split_first_chunk()?;
-    let (topic, rest) = rest.split_first_chunk()?;
-    let (index, rest) = rest.split_first_chunk()?;
-    let (offset, rest) = rest.split_first_chunk()?;
-    let (answered_at, rest) = rest.split_first_chunk()?;
-    let (due, id) = match *format {
-        FORMAT => rest.split_first_chunk().map(|(due, id)| (i64::from_le_bytes(*due), id))?,
-        FORMAT_WITHOUT_DUE => (NOT_HELD, rest),
+pub fn decode_answer(mut value: &[u8]) -> Option<(u64, PublishReceipt)> {
+    let format = value.try_get_u8().ok()?;
+    let fingerprint = value.try_get_u64_le().ok()?;
+    let (topic, index) = (TopicNumber(value.try_get_u32_le().ok()?), value.try_get_u32_le().ok()?);
+    let partition = PartitionId::new(topic, index);
+    let offset = value.try_get_u64_le().ok()?;
+    let answered_at = Timestamp::from_millis(value.try_get_i64_le().ok()?);
+    let due = match format {
+        FORMAT => value.try_get_i64_le().ok()?,
+        FORMAT_WITHOUT_DUE => NOT_HELD,
         _ => return None,
     };
-    let answer = PublishReceipt {
-        id: std::str::from_utf8(id).ok()?.to_owned(),
-        partition: PartitionId::new(TopicNumber(u32::from_le_bytes(*topic)), u32::from_le_bytes(*index)),
-        offset: u64::from_le_bytes(*offset),
-        due: (due != NOT_HELD).then(|| Timestamp::from_millis(due)),
-        answered_at: Timestamp::from_millis(i64::from_le_bytes(*answered_at)),
-    };
-    Some((u64::from_le_bytes(*fingerprint), answer))
+    let due = (due != NOT_HELD).then(|| Timestamp::from_millis(due));
+    let id = std::str::from_utf8(value).ok()?.to_owned();
+    Some((fingerprint, PublishReceipt { id, partition, offset, due, answered_at }))
 }
 
 #[cfg(test)]

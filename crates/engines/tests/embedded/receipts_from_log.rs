@@ -13,15 +13,7 @@ const BILLS: PartitionId = PartitionId::new(TopicNumber(2), 0);
 const DAY_MS: i64 = 86_400_000;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-async fn log_with_topics(store: &Arc<TempDir>) -> OpenLog {
-    let opened = open_log(store.path(), Arc::clone(store));
-    for (number, name) in [(ORDERS.topic, "orders"), (BILLS.topic, "bills")] {
-        let (name, retention) = (name.to_owned(), Retention::default());
-        let spec = TopicSpec { number, name, partitions: 1, retention, replicas: None, min_insync: None };
-        opened.topics.create(&spec).await.unwrap();
-    }
-    opened
-}
+const TOPICS: [(TopicNumber, &str); 2] = [(ORDERS.topic, "orders"), (BILLS.topic, "bills")];
 
 /// A message with a publisher's id that was accepted `age_ms` ago.
 fn entry(partition: PartitionId, id: &str, age_ms: i64) -> Entry {
@@ -50,13 +42,12 @@ fn id_claim(partition: PartitionId, id: &str) -> Claim {
 
 #[tokio::test]
 async fn an_empty_store_finds_ids_again_that_are_older_than_the_window_of_repeats() {
-    let store = Arc::new(tempfile::tempdir().unwrap());
-    let opened = log_with_topics(&store).await;
-    append(&*opened.log, vec![entry(ORDERS, "too-old", 8 * DAY_MS)]).await;
-    append(&*opened.log, (0..3_000).map(|number| entry(ORDERS, &format!("old-{number}"), 3 * DAY_MS)).collect()).await;
-    append(&*opened.log, vec![entry(ORDERS, "new", 0)]).await;
+    let (_folder, ports) = log_with_topics(&TOPICS).await;
+    append(&*ports.log, vec![entry(ORDERS, "too-old", 8 * DAY_MS)]).await;
+    append(&*ports.log, (0..3_000).map(|number| entry(ORDERS, &format!("old-{number}"), 3 * DAY_MS)).collect()).await;
+    append(&*ports.log, vec![entry(ORDERS, "new", 0)]).await;
     let folder = tempfile::tempdir().unwrap();
-    let receipts = open(&folder, opened.log.clone(), StoreReports::default());
+    let receipts = open(&folder, ports.log.clone(), StoreReports::default());
     receipts.recover(&[ORDERS, BILLS]).await.unwrap();
     assert_eq!(receipts.find("new").await.unwrap().len(), 1, "the window of repeats is read before the first claim");
     let began = std::time::Instant::now();
@@ -129,10 +120,9 @@ impl Log for PartlyAway {
 
 #[tokio::test]
 async fn a_partition_that_cannot_be_read_refuses_only_claims_of_its_topic() {
-    let store = Arc::new(tempfile::tempdir().unwrap());
-    let opened = log_with_topics(&store).await;
-    append(&*opened.log, vec![entry(ORDERS, "order", 0), entry(BILLS, "bill", 0)]).await;
-    let log = Arc::new(PartlyAway { log: opened.log.clone(), away: BILLS, is_away: AtomicBool::new(true) });
+    let (_folder, ports) = log_with_topics(&TOPICS).await;
+    append(&*ports.log, vec![entry(ORDERS, "order", 0), entry(BILLS, "bill", 0)]).await;
+    let log = Arc::new(PartlyAway { log: ports.log.clone(), away: BILLS, is_away: AtomicBool::new(true) });
     let (folder, reports) = (tempfile::tempdir().unwrap(), StoreReports::default());
     let receipts = open(&folder, log.clone(), reports.clone());
     receipts.recover(&[ORDERS, BILLS]).await.unwrap();
@@ -158,10 +148,9 @@ async fn a_partition_that_cannot_be_read_refuses_only_claims_of_its_topic() {
 
 #[tokio::test]
 async fn an_unreadable_log_does_not_count_as_followed() {
-    let store = Arc::new(tempfile::tempdir().unwrap());
-    let opened = log_with_topics(&store).await;
-    append(&*opened.log, vec![entry(BILLS, "bill", 0)]).await;
-    let log = Arc::new(PartlyAway { log: opened.log.clone(), away: BILLS, is_away: AtomicBool::new(true) });
+    let (_folder, ports) = log_with_topics(&TOPICS).await;
+    append(&*ports.log, vec![entry(BILLS, "bill", 0)]).await;
+    let log = Arc::new(PartlyAway { log: ports.log.clone(), away: BILLS, is_away: AtomicBool::new(true) });
     let folder = tempfile::tempdir().unwrap();
     let receipts = open(&folder, log, StoreReports::default());
     assert!(matches!(receipts.recover(&[BILLS]).await, Err(ReceiptsError::Log(_))), "the start tries again");

@@ -8,83 +8,64 @@
 mod cut_proxy;
 mod login;
 mod outage;
+#[path = "../services/mod.rs"]
+mod services;
 
-use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use cut_proxy::CutProxy;
-use whimbrel_engines::conformance;
-use whimbrel_engines::conformance::catalogue::OpenCatalogue;
-use whimbrel_engines::conformance::coordination::{OpenCoordination, Switch};
+use whimbrel_engines::conformance::coordination::{CoordinationFactory, OpenCoordination, Switch};
+use whimbrel_engines::conformance::{Engine, Opened, Opens, Place, missing_servers, unique_word};
 use whimbrel_engines::etcd::{EtcdCatalogue, EtcdConnection, EtcdCoordination, EtcdSettings};
-use whimbrel_model::ports::PortFuture;
+use whimbrel_model::ports::{Catalogue, Coordination, PortFuture};
 
-whimbrel_engines::conformance_suite!(coordination, Etcd);
-whimbrel_engines::conformance_suite!(catalogue, Etcd);
+whimbrel_engines::conformance_suite!([coordination, catalogue], Etcd);
 
+const ADDRESS: &str = "WHIMBREL_TEST_ETCD";
+
+/// The shared etcd. A place is a prefix.
 struct Etcd;
 
-impl conformance::coordination::CoordinationFactory for Etcd {
-    fn open(&self) -> PortFuture<'_, OpenCoordination> {
-        Box::pin(async { open_coordination(&address(), new_prefix()).await })
+impl Engine for Etcd {
+    fn new_place(&self) -> Place {
+        Arc::new(new_prefix())
     }
 
-    fn open_beside<'a>(&'a self, first: &'a OpenCoordination) -> PortFuture<'a, OpenCoordination> {
-        Box::pin(async { open_coordination(&address(), prefix_of(&first.store)).await })
+    fn skip(&self) -> Option<String> {
+        missing_servers(&[ADDRESS])
     }
+}
 
-    fn reopen(&self, coordination: OpenCoordination) -> PortFuture<'_, OpenCoordination> {
-        Box::pin(async move {
-            let prefix = prefix_of(&coordination.store);
-            drop(coordination);
-            open_coordination(&address(), prefix).await
-        })
+impl Opens<dyn Coordination> for Etcd {
+    fn open_at(&self, place: Place) -> PortFuture<'_, Arc<dyn Coordination>> {
+        Box::pin(async move { open_coordination(&address(), &place).await })
     }
+}
 
+impl CoordinationFactory for Etcd {
     fn open_cut_off<'a>(
         &'a self,
         first: &'a OpenCoordination,
     ) -> PortFuture<'a, Option<(OpenCoordination, Box<dyn Switch>)>> {
         Box::pin(async {
-            let way = CutProxy::to(address()).await;
-            let open = open_coordination(way.address(), prefix_of(&first.store)).await;
-            Some((open, Box::new(way) as Box<dyn Switch>))
+            let (way, place) = (CutProxy::to(address()).await, first.place.clone());
+            let port = open_coordination(way.address(), &place).await;
+            Some((Opened { port, place }, Box::new(way) as Box<dyn Switch>))
         })
-    }
-
-    fn skip(&self) -> Option<String> {
-        skip_reason()
     }
 }
 
-impl conformance::catalogue::CatalogueFactory for Etcd {
-    fn open(&self) -> PortFuture<'_, OpenCatalogue> {
-        Box::pin(async { open_catalogue(new_prefix()).await })
-    }
-
-    fn reopen(&self, open: OpenCatalogue) -> PortFuture<'_, OpenCatalogue> {
+impl Opens<dyn Catalogue> for Etcd {
+    fn open_at(&self, place: Place) -> PortFuture<'_, Arc<dyn Catalogue>> {
         Box::pin(async move {
-            let prefix = prefix_of(&open.store);
-            drop(open);
-            open_catalogue(prefix).await
+            Arc::new(EtcdCatalogue::new(connect(&address(), prefix_of(&place)).await)) as Arc<dyn Catalogue>
         })
     }
-
-    fn skip(&self) -> Option<String> {
-        skip_reason()
-    }
 }
 
-async fn open_coordination(address: &str, prefix: String) -> OpenCoordination {
-    let connection = connect(address, &prefix).await;
-    OpenCoordination { coordination: Arc::new(EtcdCoordination::new(connection)), store: Arc::new(prefix) }
-}
-
-async fn open_catalogue(prefix: String) -> OpenCatalogue {
-    let connection = connect(&address(), &prefix).await;
-    OpenCatalogue { catalogue: Arc::new(EtcdCatalogue::new(connection)), store: Arc::new(prefix) }
+async fn open_coordination(address: &str, place: &Place) -> Arc<dyn Coordination> {
+    Arc::new(EtcdCoordination::new(connect(address, prefix_of(place)).await))
 }
 
 async fn connect(address: &str, prefix: &str) -> EtcdConnection {
@@ -101,32 +82,14 @@ fn settings(address: &str, prefix: &str) -> EtcdSettings {
     }
 }
 
-fn prefix_of(store: &Arc<dyn Any + Send + Sync>) -> String {
-    store.downcast_ref::<String>().expect("it is the prefix").clone()
+fn prefix_of(place: &Place) -> &str {
+    place.downcast_ref::<String>().expect("it is the prefix")
 }
 
 fn address() -> String {
-    std::env::var("WHIMBREL_TEST_ETCD").expect("etcd's address")
+    std::env::var(ADDRESS).expect("etcd's address")
 }
 
-/// A prefix that no other test uses.
 fn new_prefix() -> String {
-    static PREFIXES: AtomicU32 = AtomicU32::new(1);
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let number = PREFIXES.fetch_add(1, Ordering::Relaxed);
-    format!("test-{:x}-{:x}-{number}/", since_epoch.as_millis(), std::process::id())
-}
-
-/// The reason why tests with the shared etcd are skipped, if they may be. Otherwise a missing etcd is a failure.
-fn skip_reason() -> Option<String> {
-    if std::env::var_os("WHIMBREL_TEST_ETCD").is_some() {
-        return None;
-    }
-    let quick = std::env::var("WHIMBREL_TEST_QUICK").is_ok_and(|value| value == "1");
-    assert!(
-        quick,
-        "these tests need etcd: run `scripts/services up` and `source target/services/env`, \
-         or set WHIMBREL_TEST_QUICK=1 to skip them"
-    );
-    Some("the tests of the etcd engine need etcd, and WHIMBREL_TEST_ETCD names none".to_owned())
+    format!("test-{}/", unique_word())
 }

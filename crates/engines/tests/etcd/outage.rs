@@ -3,18 +3,24 @@
 use std::time::Duration;
 
 use whimbrel_engines::conformance::coordination::Switch;
-use whimbrel_engines::conformance::say_skipped;
 use whimbrel_engines::etcd::{EtcdCatalogue, EtcdConnection, EtcdCoordination, EtcdSettings, EtcdStartError};
+use whimbrel_engines::needs_servers;
 use whimbrel_model::ports::{Catalogue, CatalogueError, Coordination, Member};
 
 use crate::cut_proxy::CutProxy;
-use crate::{address, connect, new_prefix, settings, skip_reason};
+use crate::{ADDRESS, address, connect, new_prefix, settings};
 
 /// An address of loopback without a listener.
 const UNREACHABLE: &str = "127.0.0.1:9";
 
 fn member(name: &str) -> Member {
     Member { name: name.to_owned(), ..Member::default() }
+}
+
+/// A catalogue whose requests time out soon.
+async fn impatient_catalogue(settings: EtcdSettings) -> EtcdCatalogue {
+    let short = EtcdSettings { request_timeout: Duration::from_millis(500), ..settings };
+    EtcdCatalogue::new(EtcdConnection::connect(short).await.expect("the way is open"))
 }
 
 #[tokio::test]
@@ -27,9 +33,7 @@ async fn a_start_reports_an_unreachable_etcd() {
 
 #[tokio::test]
 async fn an_unreachable_endpoint_is_skipped() {
-    if let Some(why) = skip_reason() {
-        return say_skipped(&why);
-    }
+    needs_servers!(ADDRESS);
     let mut settings = settings(&address(), &new_prefix());
     settings.endpoints.insert(0, UNREACHABLE.to_owned());
     let connection = EtcdConnection::connect(settings).await.expect("one of them answers");
@@ -39,14 +43,9 @@ async fn an_unreachable_endpoint_is_skipped() {
 
 #[tokio::test]
 async fn a_write_through_a_cut_connection_fails_and_a_later_write_succeeds() {
-    if let Some(why) = skip_reason() {
-        return say_skipped(&why);
-    }
+    needs_servers!(ADDRESS);
     let way = CutProxy::to(address()).await;
-    let prefix = new_prefix();
-    let short = EtcdSettings { request_timeout: Duration::from_millis(500), ..settings(way.address(), &prefix) };
-    let connection = EtcdConnection::connect(short).await.expect("the way is open");
-    let catalogue = EtcdCatalogue::new(connection);
+    let catalogue = impatient_catalogue(settings(way.address(), &new_prefix())).await;
     let version = catalogue.put("x", b"1".to_vec(), None).await.expect("it is written");
     way.cut();
     let failed = catalogue.get("x").await;
@@ -58,13 +57,9 @@ async fn a_write_through_a_cut_connection_fails_and_a_later_write_succeeds() {
 
 #[tokio::test]
 async fn a_write_that_etcd_does_not_confirm_has_an_unknown_outcome() {
-    if let Some(why) = skip_reason() {
-        return say_skipped(&why);
-    }
+    needs_servers!(ADDRESS);
     let way = CutProxy::to(address()).await;
-    let prefix = new_prefix();
-    let short = EtcdSettings { request_timeout: Duration::from_millis(500), ..settings(way.address(), &prefix) };
-    let catalogue = EtcdCatalogue::new(EtcdConnection::connect(short).await.expect("the way is open"));
+    let catalogue = impatient_catalogue(settings(way.address(), &new_prefix())).await;
     let version = catalogue.put("x", b"1".to_vec(), None).await.expect("it is written");
     way.cut();
     let failed = catalogue.put("x", b"2".to_vec(), Some(version)).await;
@@ -78,14 +73,11 @@ async fn a_write_that_etcd_does_not_confirm_has_an_unknown_outcome() {
 
 #[tokio::test]
 async fn a_write_for_which_no_connection_can_be_made_did_not_happen() {
-    if let Some(why) = skip_reason() {
-        return say_skipped(&why);
-    }
+    needs_servers!(ADDRESS);
     let way = CutProxy::to(address()).await;
-    let mut short =
-        EtcdSettings { request_timeout: Duration::from_millis(500), ..settings(way.address(), &new_prefix()) };
-    short.endpoints.push(UNREACHABLE.to_owned());
-    let catalogue = EtcdCatalogue::new(EtcdConnection::connect(short).await.expect("the way is open"));
+    let mut settings = settings(way.address(), &new_prefix());
+    settings.endpoints.push(UNREACHABLE.to_owned());
+    let catalogue = impatient_catalogue(settings).await;
     way.cut();
     // Calls go to the two endpoints in turn: one swallows the requests, and no connection to the other can be opened.
     let mut outcomes = Vec::new();
@@ -98,9 +90,7 @@ async fn a_write_for_which_no_connection_can_be_made_did_not_happen() {
 
 #[tokio::test]
 async fn a_watch_catches_up_after_its_connection_was_cut() {
-    if let Some(why) = skip_reason() {
-        return say_skipped(&why);
-    }
+    needs_servers!(ADDRESS);
     let way = CutProxy::to(address()).await;
     let prefix = new_prefix();
     let (apart, here) = (connect(way.address(), &prefix).await, connect(&address(), &prefix).await);

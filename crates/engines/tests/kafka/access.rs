@@ -3,15 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use whimbrel_engines::conformance::log::{entry, new_spec};
 use whimbrel_engines::kafka::settings::{Sasl, SaslMechanism};
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
-use whimbrel_model::ports::{CommitOutcome, Entry, ExactTopic, Log as _, LogError, LogTopics as _, ReadLimits};
-use whimbrel_model::{Clock as _, Headers, NamedBounds, PartitionId, Record, Retention, SystemClock, TopicSpec};
+use whimbrel_engines::needs_servers;
+use whimbrel_model::ports::{CommitOutcome, ExactTopic, Log as _, LogError, LogTopics as _, ReadLimits};
+use whimbrel_model::{NamedBounds, PartitionId, Retention, TopicSpec};
 
-use crate::broker::{Extras, Listener, OwnBroker, free_address, new_spec};
+use crate::broker::{Extras, Listener, OwnBroker};
 use crate::hanging_transactions::ended;
 use crate::programs::Peer;
-use crate::{kept_events, needs_kafka};
+use crate::services::free_address;
+use crate::{ADDRESS, kept_events};
 
 const USER: &str = "eva";
 const PASSWORD: &str = "secret";
@@ -20,7 +23,7 @@ const TABLE_HEAD: &str = "| resource | operations |";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_documented_rights_suffice_for_every_operation() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let (mut broker, address) = start_broker();
     let spec = new_spec(1);
     let mut peer = Peer::start(&broker.address);
@@ -68,7 +71,7 @@ async fn the_documented_rights_suffice_for_every_operation() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_right_is_named_with_the_entry_that_lacks_it() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let (broker, address) = start_broker();
     let (readable, unreadable) = (new_spec(1), new_spec(1));
     let mut peer = Peer::start(&broker.address);
@@ -95,12 +98,6 @@ async fn a_missing_right_is_named_with_the_entry_that_lacks_it() {
         }
         outcome => panic!("{outcome:?}"),
     }
-}
-
-fn entry(partition: PartitionId, text: &str) -> Entry {
-    let record =
-        Record { key: None, value: text.to_owned().into(), headers: Headers::EMPTY, timestamp: SystemClock.now() };
-    Entry { partition, record }
 }
 
 async fn connect(address: &str, events: whimbrel_model::EventSink) -> Arc<KafkaLog> {

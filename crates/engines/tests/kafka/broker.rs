@@ -1,20 +1,15 @@
-//! A broker of a test's own, which can be killed and started again, and names that no other test uses.
+//! A broker of a test's own, which can be killed and started again.
 //!
 //! Files of a broker are read and changed only through the methods here.
 
-use std::net::TcpListener;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::process::Command;
 
 use tempfile::TempDir;
-use whimbrel_model::{Retention, TopicNumber, TopicSpec};
 
 use crate::programs::java;
-
-const START_MAX: Duration = Duration::from_secs(60);
+use crate::services::{Process, free_address, silent, wait_until};
 
 /// The id of every such cluster: 16 bytes in URL-safe base64.
 const CLUSTER_ID: &str = "AAAAAAAAQACAAAAAAAAAAQ";
@@ -25,8 +20,8 @@ pub struct OwnBroker {
     /// The listener without TLS and SASL.
     pub address: String,
     controller: String,
-    folder: TempDir,
     nodes: Vec<Node>,
+    folder: TempDir,
 }
 
 /// Listeners beside the plain one, and the options they need.
@@ -48,7 +43,7 @@ pub struct Listener {
 struct Node {
     address: String,
     properties: PathBuf,
-    process: Option<Child>,
+    process: Option<Process>,
 }
 
 impl OwnBroker {
@@ -94,8 +89,8 @@ impl OwnBroker {
         for at in 0..self.nodes.len() {
             if self.nodes[at].process.is_none() {
                 let properties = self.nodes[at].properties.clone();
-                let process = quiet_java("kafka.Kafka").arg(properties).spawn().expect("java runs");
-                self.nodes[at].process = Some(process);
+                let process = silent(java("kafka.Kafka").arg(properties)).spawn().expect("java runs");
+                self.nodes[at].process = Some(Process::of(process));
                 wait_until("the broker serves", || kcat_lists(&self.nodes[at].address).is_some());
             }
         }
@@ -103,10 +98,6 @@ impl OwnBroker {
 
     /// Ends every node as a crash would.
     pub fn kill(&mut self) {
-        for process in self.nodes.iter_mut().filter_map(|node| node.process.as_mut()) {
-            process.kill().expect("the broker can be killed");
-            process.wait().expect("the broker ends");
-        }
         self.nodes.iter_mut().for_each(|node| node.process = None);
     }
 
@@ -176,9 +167,9 @@ impl OwnBroker {
             .collect::<Vec<_>>()
             .join("\n");
         std::fs::write(&properties, text).expect("the folder can be written");
-        let mut format = quiet_java("kafka.tools.StorageTool");
+        let mut format = java("kafka.tools.StorageTool");
         format.arg("format").args(format_arguments).args(["-t", CLUSTER_ID, "-c"]).arg(&properties);
-        assert!(format.status().expect("java runs").success(), "the folder can be formatted");
+        assert!(silent(&mut format).status().expect("java runs").success(), "the folder can be formatted");
         self.nodes.push(Node { address, properties, process: None });
     }
 }
@@ -206,61 +197,9 @@ fn batches_in(segment: PathBuf) -> Vec<StoredBatch> {
     batches
 }
 
-fn quiet_java(class: &str) -> Command {
-    let mut command = java(class);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command
-}
-
-impl Drop for OwnBroker {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
 /// The cluster as kcat describes it; `None` if no broker answers.
 fn kcat_lists(address: &str) -> Option<String> {
     let kcat = Command::new("kcat").args(["-b", address, "-L", "-m", "2"]).output();
     let output = kcat.expect("kcat runs: scripts/services installs it");
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < START_MAX, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-}
-
-pub fn free_address() -> String {
-    format!("127.0.0.1:{}", free_port())
-}
-
-/// A port without a listener, below those that the system gives to outgoing connections.
-pub fn free_port() -> u16 {
-    const FIRST: u32 = 20_000;
-    const COUNT: u32 = 12_000;
-    static TRIED: AtomicU32 = AtomicU32::new(0);
-    // Test binaries that run at the same time begin at different places.
-    let begin = std::process::id().wrapping_mul(37);
-    let mut candidates = std::iter::repeat_with(|| begin.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed)) % COUNT);
-    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    let found = candidates.by_ref().take(COUNT as usize).map(|each| (FIRST + each) as u16).find(free);
-    found.expect("a port is free")
-}
-
-/// A topic that no other test uses.
-pub fn new_spec(partitions: u32) -> TopicSpec {
-    static TOPICS: AtomicU32 = AtomicU32::new(500_000);
-    let number = TOPICS.fetch_add(1, Ordering::Relaxed);
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    TopicSpec {
-        number: TopicNumber(number),
-        name: format!("engine-{:x}-{:x}-{number}", since_epoch.as_millis(), std::process::id()),
-        partitions,
-        retention: Retention::default(),
-        replicas: None,
-        min_insync: None,
-    }
 }

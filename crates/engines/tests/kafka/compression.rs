@@ -1,14 +1,16 @@
 //! Every compression, in both directions: Whimbrel writes and other clients read, other clients write and Whimbrel reads.
 
+use whimbrel_engines::conformance::log::new_spec;
 use whimbrel_engines::kafka::KafkaSettings;
 use whimbrel_engines::kafka::settings::Compression;
+use whimbrel_engines::needs_servers;
 use whimbrel_model::ports::{CommitOutcome, Entry, Log as _, LogTopics as _};
 use whimbrel_model::{Headers, PartitionId, Record, Timestamp};
 
-use crate::broker::{OwnBroker, new_spec};
-use crate::interoperability::read_all;
+use crate::broker::OwnBroker;
+use crate::interoperability::{new_topic, read_all};
 use crate::programs::{Peer, Seen, assert_others_read, assert_same, java_writes, kcat_writes};
-use crate::{connect, needs_kafka};
+use crate::{ADDRESS, connect};
 
 /// Each compression with its name and its number in Kafka's protocol.
 const COMPRESSIONS: [(Compression, &str, u16); 5] = [
@@ -21,7 +23,7 @@ const COMPRESSIONS: [(Compression, &str, u16); 5] = [
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_clients_read_every_compression_of_appends_and_commits() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let broker = OwnBroker::start();
     let spec = new_spec(1);
     let partition = PartitionId::new(spec.number, 0);
@@ -53,11 +55,10 @@ async fn other_clients_read_every_compression_of_appends_and_commits() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whimbrel_reads_every_compression_of_other_clients() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let broker = OwnBroker::start();
     let log = connect(KafkaSettings::new(&broker.address)).await;
-    let spec = new_spec(1);
-    log.create(&spec).await.expect("the topic can be created");
+    let spec = new_topic(&log, 1).await;
     let mut peer = Peer::start(&broker.address);
     let (mut written, mut codecs) = (Vec::new(), Vec::new());
     for (_, name, codec) in COMPRESSIONS {

@@ -3,27 +3,29 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use whimbrel_engines::conformance::log::{entry, new_spec, text_of};
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
+use whimbrel_engines::needs_servers;
 use whimbrel_model::ports::{CommitOutcome, Entry, Fence, Log, LogError, LogTopics, ReadLimits};
-use whimbrel_model::{Clock as _, Event, Headers, PartitionId, Record, SystemClock, TopicSpec};
+use whimbrel_model::{Event, PartitionId, TopicSpec};
 
-use crate::broker::{OwnBroker, new_spec};
+use crate::broker::OwnBroker;
+use crate::interoperability::new_topic;
 use crate::programs::Peer;
-use crate::{kept_events, needs_kafka};
+use crate::{ADDRESS, kept_events};
 
 /// The timeout of every condition that must become true.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_kafka_left_open_in_both_its_partitions_is_ended_as_a_commit() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let mut broker = OwnBroker::start();
     let (events, kept) = kept_events();
     // A fence confirms a commit after this time. It must not do so before its marker is removed.
     let settings = KafkaSettings { stalled_after: PATIENCE, ..impatient(&broker) };
     let log = KafkaLog::connect(settings, events).await.expect("Kafka can be reached");
-    let spec = new_spec(2);
-    log.create(&spec).await.expect("the topic can be made");
+    let spec = new_topic(&log, 2).await;
     let partitions = [0, 1].map(|index| PartitionId::new(spec.number, index));
     let fence = log.fence(&spec.name, 1).await.expect("the fence can be opened");
     let both = |text: &str| partitions.map(|partition| entry(partition, text)).to_vec();
@@ -49,7 +51,7 @@ async fn a_commit_that_kafka_left_open_in_both_its_partitions_is_ended_as_a_comm
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_aborted_transaction_that_was_left_open_is_ended_by_the_next_fence_and_never_read() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let LeftOpen { log, spec, partition, kept, broker: _broker } = LeftOpen::aborted().await;
     append(&log, partition, "behind it").await;
     let fence = opened(&log, &spec.name).await;
@@ -61,7 +63,7 @@ async fn an_aborted_transaction_that_was_left_open_is_ended_by_the_next_fence_an
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hanging_transaction_without_a_fence_is_reported() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let LeftOpen { log, spec, partition, kept, broker: _broker } = LeftOpen::aborted().await;
     append(&log, partition, "behind it").await;
     let began = Instant::now();
@@ -101,7 +103,7 @@ impl LeftOpen {
     }
 }
 
-fn impatient(broker: &OwnBroker) -> KafkaSettings {
+pub fn impatient(broker: &OwnBroker) -> KafkaSettings {
     KafkaSettings {
         message_timeout: Duration::from_secs(3),
         transaction_timeout: Duration::from_secs(3),
@@ -125,7 +127,8 @@ fn transactional_id(topic: &str) -> String {
     format!("whimbrel/{topic}")
 }
 
-async fn opened(log: &Arc<KafkaLog>, name: &str) -> Fence {
+/// Opens a fence again, with retries while the broker is unavailable.
+pub async fn opened(log: &Arc<KafkaLog>, name: &str) -> Fence {
     let began = Instant::now();
     loop {
         match log.fence(name, 2).await {
@@ -137,7 +140,7 @@ async fn opened(log: &Arc<KafkaLog>, name: &str) -> Fence {
 }
 
 /// Commits, again while the engine cannot take the commit yet.
-async fn commit(log: &Arc<KafkaLog>, fence: &Fence, entries: &[Entry]) {
+pub async fn commit(log: &Arc<KafkaLog>, fence: &Fence, entries: &[Entry]) {
     let began = Instant::now();
     loop {
         match log.commit(fence, entries.to_vec()).await {
@@ -157,12 +160,6 @@ async fn append(log: &Arc<KafkaLog>, partition: PartitionId, text: &str) {
     }
 }
 
-fn entry(partition: PartitionId, text: &str) -> Entry {
-    // The time is now: Kafka starts a new segment after an old record.
-    let timestamp = SystemClock.now();
-    Entry { partition, record: Record { key: None, value: text.to_owned().into(), headers: Headers::EMPTY, timestamp } }
-}
-
 fn limits() -> ReadLimits {
     ReadLimits { max_records: 1000, max_bytes: 1 << 20, wait: Duration::from_millis(200) }
 }
@@ -175,7 +172,7 @@ async fn texts_up_to(log: &Arc<KafkaLog>, partition: PartitionId, last: &str) ->
         // The broker may not be back yet.
         let Ok(batch) = log.read(partition, next, limits()).await else { continue };
         next = batch.next;
-        found.extend(batch.records.iter().map(|stored| String::from_utf8_lossy(&stored.record.value).into_owned()));
+        found.extend(batch.records.iter().map(text_of));
     }
     found
 }

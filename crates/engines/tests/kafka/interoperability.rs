@@ -4,19 +4,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use whimbrel_engines::conformance::log::new_spec;
 use whimbrel_engines::kafka::KafkaLog;
+use whimbrel_engines::needs_servers;
 use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::ports::{CommitOutcome, Entry, Log, LogTopics, ReadLimits};
 use whimbrel_model::{Headers, PartitionId, Record, StoredRecord, Timestamp, TopicSpec};
 
 use crate::programs::{Peer, Seen, assert_others_read, java_writes, kcat_writes};
-use crate::{bootstrap, connect, needs_kafka, settings};
+use crate::{ADDRESS, bootstrap, connect, settings};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn other_clients_read_keys_headers_times_and_bytes_as_they_were_appended() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let log = connect(settings()).await;
     let spec = new_topic(&log, 1).await;
     let mut headers = Headers::builder();
@@ -49,7 +51,7 @@ async fn other_clients_read_keys_headers_times_and_bytes_as_they_were_appended()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_records_of_other_clients_are_read_with_their_keys_headers_and_bytes() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let log = connect(settings()).await;
     let spec = new_topic(&log, 1).await;
     let pairs =
@@ -80,7 +82,7 @@ async fn the_records_of_other_clients_are_read_with_their_keys_headers_and_bytes
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_null_value_or_header_of_other_clients_is_read_as_empty() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let log = connect(settings()).await;
     let spec = new_topic(&log, 1).await;
     let key = |key: &str| Seen { key: Some(key.into()), value: None, ..Seen::text("") };
@@ -104,7 +106,7 @@ async fn a_null_value_or_header_of_other_clients_is_read_as_empty() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_go_to_the_partitions_that_the_partitioners_of_other_clients_give_them() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     const PARTITIONS: u32 = 7;
     const KEYS: usize = 300;
     let log = connect(settings()).await;
@@ -136,7 +138,7 @@ async fn keys_go_to_the_partitions_that_the_partitioners_of_other_clients_give_t
 
 #[tokio::test(flavor = "multi_thread")]
 async fn other_clients_read_commits_and_nothing_of_a_fence_that_was_taken_over() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let log = connect(settings()).await;
     let spec = new_topic(&log, 1).await;
     let partition = PartitionId::new(spec.number, 0);
@@ -152,7 +154,7 @@ async fn other_clients_read_commits_and_nothing_of_a_fence_that_was_taken_over()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_is_in_progress_during_a_takeover_is_whole_or_absent() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     /// Takeovers that are tried until one meets a commit whose records Kafka has and must hide.
     const TAKEOVERS_MAX: u64 = 40;
     const RECORDS: usize = 2000;
@@ -205,7 +207,7 @@ async fn a_commit_that_is_in_progress_during_a_takeover_is_whole_or_absent() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fence_aborts_the_transaction_that_its_predecessor_left_open() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let log = connect(settings()).await;
     let spec = new_topic(&log, 1).await;
     let partition = PartitionId::new(spec.number, 0);
@@ -225,7 +227,7 @@ async fn a_fence_aborts_the_transaction_that_its_predecessor_left_open() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_committed_transaction_of_other_clients_is_read_when_it_is_committed() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let (log, spec, mut peer) = open_transaction().await;
     peer.write(&spec.name, "first");
     peer.write(&spec.name, "second");
@@ -240,7 +242,7 @@ async fn a_committed_transaction_of_other_clients_is_read_when_it_is_committed()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_behind_an_open_transaction_is_counted_and_not_yet_visible() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let (log, spec, mut peer) = open_transaction().await;
     let partition = PartitionId::new(spec.number, 0);
     peer.write(&spec.name, "aborted");
@@ -264,7 +266,7 @@ async fn a_record_behind_an_open_transaction_is_counted_and_not_yet_visible() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_records_of_aborted_transactions_are_skipped_to_the_end() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let (log, spec, mut peer) = open_transaction().await;
     (0..10).for_each(|_| peer.write(&spec.name, "aborted"));
     peer.abort();
@@ -281,7 +283,7 @@ async fn the_records_of_aborted_transactions_are_skipped_to_the_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiting_read_returns_at_once_when_the_open_transaction_is_aborted() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let (log, spec, mut peer) = open_transaction().await;
     let partition = PartitionId::new(spec.number, 0);
     peer.write(&spec.name, "aborted");
@@ -311,8 +313,8 @@ fn begin(peer: &mut Peer, spec: &TopicSpec) {
     peer.begin(&format!("stranger-{}", spec.name));
 }
 
-async fn new_topic(log: &Arc<KafkaLog>, partitions: u32) -> TopicSpec {
-    let spec = crate::broker::new_spec(partitions);
+pub async fn new_topic(log: &Arc<KafkaLog>, partitions: u32) -> TopicSpec {
+    let spec = new_spec(partitions);
     log.create(&spec).await.expect("the topic can be created");
     spec
 }

@@ -16,73 +16,52 @@ mod programs;
 mod reads;
 mod rejected_commits;
 mod security;
+#[path = "../services/mod.rs"]
+mod services;
 mod start;
 
 use std::sync::{Arc, Mutex};
 
-use whimbrel_engines::conformance::log::{LogFactory, LogTraits, OpenLog};
+use whimbrel_engines::conformance::log::{LogFactory, LogPorts, LogTraits};
+use whimbrel_engines::conformance::{Engine, Opens, Place, missing_servers};
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
 use whimbrel_model::ports::PortFuture;
 use whimbrel_model::{Event, EventSink};
 
-whimbrel_engines::conformance_suite!(log, Kafka);
+whimbrel_engines::conformance_suite!([log], Kafka);
 
-/// The shared broker.
+const ADDRESS: &str = "WHIMBREL_TEST_KAFKA";
+
+/// The shared broker. All instances have the same place.
 struct Kafka;
 
-impl LogFactory for Kafka {
-    fn open(&self) -> PortFuture<'_, OpenLog> {
-        Box::pin(async {
-            let log = connect(settings()).await;
-            OpenLog { log: log.clone(), topics: log, store: Arc::new(()) }
-        })
-    }
-
-    fn open_beside<'a>(&'a self, _first: &'a OpenLog) -> PortFuture<'a, Option<OpenLog>> {
-        Box::pin(async { Some(self.open().await) })
-    }
-
-    fn reopen(&self, log: OpenLog) -> PortFuture<'_, OpenLog> {
-        drop(log);
-        self.open()
-    }
-
-    fn traits(&self) -> LogTraits {
-        LogTraits { record_bytes_max: settings().record_bytes_max, trim_piece_bytes: 0 }
+impl Engine for Kafka {
+    fn new_place(&self) -> Place {
+        Arc::new(())
     }
 
     fn skip(&self) -> Option<String> {
-        skip_reason()
+        missing_servers(&[ADDRESS])
     }
 }
 
-/// Why tests with the shared broker are skipped. Without a broker they fail, unless `WHIMBREL_TEST_QUICK=1`.
-fn skip_reason() -> Option<String> {
-    if std::env::var_os("WHIMBREL_TEST_KAFKA").is_some() {
-        return None;
+impl Opens<LogPorts> for Kafka {
+    fn open_at(&self, _: Place) -> PortFuture<'_, Arc<LogPorts>> {
+        Box::pin(async {
+            let log = connect(settings()).await;
+            Arc::new(LogPorts { log: log.clone(), topics: log })
+        })
     }
-    let quick = std::env::var("WHIMBREL_TEST_QUICK").is_ok_and(|value| value == "1");
-    assert!(
-        quick,
-        "these tests need Kafka: run `scripts/services up` and `source target/services/env`, \
-         or set WHIMBREL_TEST_QUICK=1 to skip them"
-    );
-    Some("the tests of the Kafka engine need Kafka, and WHIMBREL_TEST_KAFKA names none".to_owned())
 }
 
-/// Skips a test that needs the shared broker where there is none and a quick run allows that.
-macro_rules! needs_kafka {
-    () => {
-        if let Some(why) = crate::skip_reason() {
-            whimbrel_engines::conformance::say_skipped(&why);
-            return;
-        }
-    };
+impl LogFactory for Kafka {
+    fn traits(&self) -> LogTraits {
+        LogTraits { record_bytes_max: settings().record_bytes_max, is_shared: true }
+    }
 }
-pub(crate) use needs_kafka;
 
 fn bootstrap() -> String {
-    std::env::var("WHIMBREL_TEST_KAFKA").expect("the broker's address")
+    std::env::var(ADDRESS).expect("the broker's address")
 }
 
 fn settings() -> KafkaSettings {

@@ -7,32 +7,30 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use whimbrel_engines::conformance::log::{entry, new_spec, text_of};
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
-use whimbrel_model::ports::{CommitOutcome, Entry, Log, LogError, LogTopics, ReadLimits};
-use whimbrel_model::{Headers, PartitionId, Record, Timestamp, TopicSpec};
+use whimbrel_engines::needs_servers;
+use whimbrel_model::ports::{CommitOutcome, Log, LogError, LogTopics, ReadLimits};
+use whimbrel_model::{PartitionId, TopicSpec};
 
-use crate::broker::{OwnBroker, new_spec};
-use crate::{connect, kept_events, needs_kafka};
+use crate::broker::OwnBroker;
+use crate::hanging_transactions::{self, commit, opened};
+use crate::interoperability::new_topic;
+use crate::{ADDRESS, connect, kept_events};
 
 /// The timeout of every condition that must become true.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn impatient(broker: &OwnBroker) -> KafkaSettings {
-    KafkaSettings {
-        message_timeout: Duration::from_secs(3),
-        transaction_timeout: Duration::from_secs(5),
-        request_timeout: Duration::from_secs(5),
-        ..KafkaSettings::new(&broker.address)
-    }
+    KafkaSettings { transaction_timeout: Duration::from_secs(5), ..hanging_transactions::impatient(broker) }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acknowledged_records_survive_a_crash_of_the_broker_and_appends_resume() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let mut broker = OwnBroker::start();
     let log = connect(impatient(&broker)).await;
-    let spec = new_spec(1);
-    log.create(&spec).await.expect("the topic can be made");
+    let spec = new_topic(&log, 1).await;
     let partition = PartitionId::new(spec.number, 0);
 
     let appending = Appending::begin(&log, partition);
@@ -58,11 +56,10 @@ async fn acknowledged_records_survive_a_crash_of_the_broker_and_appends_resume()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commits_across_a_crash_of_the_broker_are_whole_or_absent() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let mut broker = OwnBroker::start();
     let log = connect(impatient(&broker)).await;
-    let spec = new_spec(2);
-    log.create(&spec).await.expect("the topic can be made");
+    let spec = new_topic(&log, 2).await;
     let partitions = [PartitionId::new(spec.number, 0), PartitionId::new(spec.number, 1)];
     let entries = |n: u64| partitions.iter().map(|partition| entry(*partition, &n.to_string())).collect::<Vec<_>>();
 
@@ -88,17 +85,10 @@ async fn commits_across_a_crash_of_the_broker_are_whole_or_absent() {
     let after_the_unknown = outcomes.iter().skip_while(|outcome| !matches!(outcome, CommitOutcome::Unknown(_))).skip(1);
     assert!(after_the_unknown.into_iter().all(|outcome| *outcome == CommitOutcome::Fenced), "{outcomes:?}");
     tokio::task::block_in_place(|| broker.start_again());
-    let fence = reopened(&log, &spec, Instant::now()).await;
+    let fence = opened(&log, &spec.name).await;
     for n in 100..110 {
         // Nothing of a `NotNow` is written: on a busy machine a commit may take longer than its timeout.
-        let began = Instant::now();
-        loop {
-            match log.commit(&fence, entries(n)).await {
-                CommitOutcome::Done(_) => break,
-                CommitOutcome::NotNow(_) if began.elapsed() < PATIENCE => {}
-                outcome => panic!("commit {n} after the crash: {outcome:?}"),
-            }
-        }
+        commit(&log, &fence, &entries(n)).await;
         done.push(n.to_string());
     }
     let first = texts(&log, partitions[0]).await;
@@ -110,7 +100,7 @@ async fn commits_across_a_crash_of_the_broker_are_whole_or_absent() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replicated_topic_that_one_replica_can_acknowledge_emits_a_warning() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let mut broker = OwnBroker::start();
     tokio::task::block_in_place(|| broker.add_node());
     let (events, kept) = kept_events();
@@ -179,23 +169,6 @@ impl Appending {
     }
 }
 
-/// Opens the fence again, with retries while the broker is unavailable.
-async fn reopened(log: &Arc<KafkaLog>, spec: &TopicSpec, began: Instant) -> whimbrel_model::ports::Fence {
-    loop {
-        match log.fence(&spec.name, 2).await {
-            Ok(fence) => return fence,
-            Err(LogError::Unavailable(_)) if began.elapsed() < PATIENCE => {}
-            Err(error) => panic!("the fence cannot be opened: {error}"),
-        }
-    }
-}
-
-fn entry(partition: PartitionId, text: &str) -> Entry {
-    let timestamp = Timestamp::from_millis(1_700_000_000_000);
-    let record = Record { key: None, value: text.to_owned().into(), headers: Headers::EMPTY, timestamp };
-    Entry { partition, record }
-}
-
 async fn append_one(log: &Arc<KafkaLog>, partition: PartitionId, text: &str) -> Result<u64, LogError> {
     log.append(vec![entry(partition, text)]).await.remove(0)
 }
@@ -210,9 +183,7 @@ async fn texts_by_offset(log: &Arc<KafkaLog>, partition: PartitionId) -> BTreeMa
     while next < end {
         let batch = log.read(partition, next, limits(Duration::from_secs(1))).await.expect("the partition can be read");
         next = batch.next;
-        let texts =
-            batch.records.into_iter().map(|each| (each.offset, String::from_utf8_lossy(&each.record.value).into()));
-        found.extend(texts);
+        found.extend(batch.records.iter().map(|stored| (stored.offset, text_of(stored))));
     }
     found
 }

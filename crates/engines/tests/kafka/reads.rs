@@ -3,22 +3,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use whimbrel_engines::conformance::log::{entry_of_size, new_spec};
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings};
-use whimbrel_model::ports::{Entry, Log as _, LogError, LogTopics as _, ReadLimits};
-use whimbrel_model::{Headers, PartitionId, Record, Timestamp};
+use whimbrel_engines::needs_servers;
+use whimbrel_model::PartitionId;
+use whimbrel_model::ports::{Log as _, LogError, LogTopics as _, ReadLimits};
 
-use crate::broker::{OwnBroker, new_spec};
-use crate::{connect, needs_kafka};
+use crate::broker::OwnBroker;
+use crate::interoperability::new_topic;
+use crate::{ADDRESS, connect};
 
 const LIMITS: ReadLimits = ReadLimits { max_records: 1000, max_bytes: 4 << 20, wait: Duration::from_secs(10) };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_the_damaged_batch_is_lost_to_readers() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let broker = OwnBroker::start();
     let log = connect(KafkaSettings::new(&broker.address)).await;
-    let spec = new_spec(1);
-    log.create(&spec).await.expect("the topic can be created");
+    let spec = new_topic(&log, 1).await;
     let partition = PartitionId::new(spec.number, 0);
     for offset in 0..4 {
         append(&log, partition, 100, offset).await;
@@ -38,7 +40,7 @@ async fn only_the_damaged_batch_is_lost_to_readers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_records_reach_waiting_readers_beside_busy_partitions_of_several_topics() {
     const LARGE_BYTES: usize = 1 << 20;
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let broker = OwnBroker::start();
     let log = connect(KafkaSettings::new(&broker.address)).await;
     let specs = [new_spec(2), new_spec(2), new_spec(2)];
@@ -84,7 +86,5 @@ async fn large_records_reach_waiting_readers_beside_busy_partitions_of_several_t
 }
 
 async fn append(log: &Arc<KafkaLog>, partition: PartitionId, value_bytes: usize, offset: u64) {
-    let (value, timestamp) = (vec![b'x'; value_bytes].into(), Timestamp::from_millis(1_700_000_000_000));
-    let record = Record { key: None, value, headers: Headers::EMPTY, timestamp };
-    assert_eq!(log.append(vec![Entry { partition, record }]).await, [Ok(offset)]);
+    assert_eq!(log.append(vec![entry_of_size(partition, value_bytes)]).await, [Ok(offset)]);
 }

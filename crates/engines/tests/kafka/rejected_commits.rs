@@ -2,20 +2,21 @@
 
 use std::sync::Arc;
 
+use whimbrel_engines::conformance::log::record;
 use whimbrel_engines::kafka::KafkaLog;
-use whimbrel_model::ports::{CommitOutcome, Entry, Log, LogError, LogTopics};
-use whimbrel_model::{Clock as _, Headers, PartitionId, Record, SystemClock, TopicSpec};
+use whimbrel_engines::needs_servers;
+use whimbrel_model::ports::{CommitOutcome, Entry, Log, LogError};
+use whimbrel_model::{PartitionId, Record, TopicSpec};
 
-use crate::broker::new_spec;
-use crate::interoperability::read_all;
+use crate::interoperability::{new_topic, read_all};
 use crate::programs::Peer;
-use crate::{bootstrap, connect, needs_kafka, settings};
+use crate::{ADDRESS, bootstrap, connect, settings};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_commit_after_a_refused_one_is_written_where_the_refused_one_was_accepted() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let log = connect(settings()).await;
-    let (compacted, shard) = (compacted(&log).await, new_topic(&log).await);
+    let (compacted, shard) = (compacted(&log).await, new_topic(&log, 1).await);
     let fence = log.fence(&shard.name, 1).await.expect("the fence can be opened");
     for round in 0..3 {
         // A compacted topic takes no record without a key. The other partition has accepted its record by then.
@@ -33,7 +34,7 @@ async fn the_commit_after_a_refused_one_is_written_where_the_refused_one_was_acc
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_names_the_record_that_kafka_refuses() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let log = connect(settings()).await;
     let compacted = compacted(&log).await;
     let fence = log.fence(&compacted.name, 1).await.expect("the fence can be opened");
@@ -44,9 +45,9 @@ async fn a_refusal_names_the_record_that_kafka_refuses() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_is_split_where_the_limit_of_its_topic_was_lowered() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let log = connect(settings()).await;
-    let spec = new_topic(&log).await;
+    let spec = new_topic(&log, 1).await;
     tokio::task::block_in_place(|| Peer::start(&bootstrap()).set_config(&spec.name, "max.message.bytes", "20000"));
     let fence = log.fence(&spec.name, 1).await.expect("the fence can be opened");
     let text = "x".repeat(9000);
@@ -57,23 +58,12 @@ async fn a_commit_is_split_where_the_limit_of_its_topic_was_lowered() {
 }
 
 fn entry(spec: &TopicSpec, key: Option<&str>, text: &str) -> Entry {
-    let record = Record {
-        key: key.map(|key| key.to_owned().into()),
-        value: text.to_owned().into(),
-        headers: Headers::EMPTY,
-        timestamp: SystemClock.now(),
-    };
+    let record = Record { key: key.map(|key| key.to_owned().into()), ..record(text.to_owned()) };
     Entry { partition: PartitionId::new(spec.number, 0), record }
 }
 
-async fn new_topic(log: &Arc<KafkaLog>) -> TopicSpec {
-    let spec = new_spec(1);
-    log.create(&spec).await.expect("the topic can be made");
-    spec
-}
-
 async fn compacted(log: &Arc<KafkaLog>) -> TopicSpec {
-    let spec = new_topic(log).await;
+    let spec = new_topic(log, 1).await;
     tokio::task::block_in_place(|| {
         let mut peer = Peer::start(&bootstrap());
         peer.set_config(&spec.name, "cleanup.policy", "compact");

@@ -7,13 +7,16 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
+use whimbrel_engines::conformance::log::{entry, new_spec, text_of};
 use whimbrel_engines::kafka::settings::{Sasl, SaslMechanism, Tls, TlsIdentity};
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings, KafkaStartError};
-use whimbrel_model::ports::{CommitOutcome, Entry, Log as _, LogTopics as _, ReadLimits};
-use whimbrel_model::{Headers, PartitionId, Record, Timestamp};
+use whimbrel_engines::needs_servers;
+use whimbrel_model::PartitionId;
+use whimbrel_model::ports::{CommitOutcome, Log as _, LogTopics as _, ReadLimits};
 
-use crate::broker::{Extras, Listener, OwnBroker, free_address, new_spec};
-use crate::{kept_events, needs_kafka};
+use crate::broker::{Extras, Listener, OwnBroker};
+use crate::services::free_address;
+use crate::{ADDRESS, kept_events};
 
 const USER: &str = "eva";
 const PASSWORD: &str = "right-Secret-4711";
@@ -28,7 +31,7 @@ const READ_WAIT: Duration = Duration::from_secs(10);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn records_are_written_and_read_with_tls() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let secured = Secured::get();
     write_and_read("TLS", secured.settings(&secured.tls, Some(secured.trusting()), None)).await;
     let with_identity = Tls { identity: Some(secured.identity("client")), ..secured.trusting() };
@@ -41,7 +44,7 @@ async fn records_are_written_and_read_with_tls() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn records_are_written_and_read_with_sasl() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let secured = Secured::get();
     for mechanism in MECHANISMS {
         let listener = secured.sasl_listener(mechanism);
@@ -51,7 +54,7 @@ async fn records_are_written_and_read_with_sasl() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn records_are_written_and_read_with_sasl_over_tls() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let secured = Secured::get();
     for mechanism in MECHANISMS {
         let settings = secured.settings(&secured.sasl_tls, Some(secured.trusting()), Some(sasl(mechanism, PASSWORD)));
@@ -61,7 +64,7 @@ async fn records_are_written_and_read_with_sasl_over_tls() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_untrusted_certificate_fails_within_the_timeout_and_is_named() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let secured = Secured::get();
     let foreign_ca = Tls { ca_file: Some(secured.file("foreign-ca.pem")), identity: None };
     let foreign_identity = Tls { identity: Some(secured.identity("foreign-client")), ..secured.trusting() };
@@ -85,7 +88,7 @@ async fn an_untrusted_certificate_fails_within_the_timeout_and_is_named() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_credentials_fail_in_time_and_are_named_without_the_password() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let secured = Secured::get();
     let mut refusals = Vec::new();
     for mechanism in MECHANISMS {
@@ -107,7 +110,7 @@ async fn wrong_credentials_fail_in_time_and_are_named_without_the_password() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_mechanism_that_the_listener_lacks_fails_in_time_and_the_error_lists_those_it_has() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let secured = Secured::get();
     let with = |listener: &str, mechanism| secured.settings(listener, None, Some(sasl(mechanism, PASSWORD)));
     assert_refused(vec![
@@ -127,7 +130,7 @@ async fn a_mechanism_that_the_listener_lacks_fails_in_time_and_the_error_lists_t
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_with_tls_on_one_side_only_fails_in_time_and_names_tls() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let secured = Secured::get();
     assert_refused(vec![
         Refusal::new("a plain client on a TLS listener", &["TLS"], secured.settings(&secured.tls, None, None)),
@@ -154,14 +157,9 @@ async fn write_and_read(name: &str, settings: KafkaSettings) {
     let spec = new_spec(1);
     log.create(&spec).await.unwrap_or_else(|error| panic!("{name}: {error}"));
     let partition = PartitionId::new(spec.number, 0);
-    let entry = |text: &str| {
-        let timestamp = Timestamp::from_millis(1_700_000_000_000);
-        let record = Record { key: None, value: text.to_owned().into(), headers: Headers::EMPTY, timestamp };
-        vec![Entry { partition, record }]
-    };
-    assert_eq!(log.append(entry("appended")).await, [Ok(0)], "{name}");
+    assert_eq!(log.append(vec![entry(partition, "appended")]).await, [Ok(0)], "{name}");
     let fence = log.fence(&spec.name, 1).await.unwrap_or_else(|error| panic!("{name}: {error}"));
-    let outcome = log.commit(&fence, entry("committed")).await;
+    let outcome = log.commit(&fence, vec![entry(partition, "committed")]).await;
     assert!(matches!(outcome, CommitOutcome::Done(_)), "{name}: {outcome:?}");
     let limits = ReadLimits { max_records: 10, max_bytes: 1 << 20, wait: READ_WAIT };
     let mut texts = Vec::new();
@@ -170,7 +168,7 @@ async fn write_and_read(name: &str, settings: KafkaSettings) {
         let batch = log.read(partition, next, limits).await.unwrap_or_else(|error| panic!("{name}: {error}"));
         assert!(batch.next > next, "{name}: no record behind {texts:?}");
         next = batch.next;
-        texts.extend(batch.records.iter().map(|stored| String::from_utf8_lossy(&stored.record.value).into_owned()));
+        texts.extend(batch.records.iter().map(text_of));
     }
     assert_eq!(texts, ["appended", "committed"], "{name}");
     assert_no_password(name, &format!("{:?}", kept.lock().unwrap()));

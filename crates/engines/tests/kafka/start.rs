@@ -4,14 +4,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
+use whimbrel_engines::conformance::log::{entry_of_size, new_spec};
 use whimbrel_engines::kafka::settings::Tls;
 use whimbrel_engines::kafka::{KafkaLog, KafkaSettings, KafkaStartError};
+use whimbrel_engines::needs_servers;
 use whimbrel_model::ports::{Entry, Log, LogError, LogTopics};
-use whimbrel_model::{ExistingTopic, Headers, NamedBounds, PartitionId, Record, Retention, Timestamp, TopicSpec};
+use whimbrel_model::{ExistingTopic, NamedBounds, PartitionId, Retention, TopicSpec};
 
-use crate::broker::{free_port, new_spec};
+use crate::interoperability::new_topic;
 use crate::programs::Peer;
-use crate::{connect, needs_kafka, settings};
+use crate::services::free_address;
+use crate::{ADDRESS, connect, settings};
 
 /// The interval and the timeout of waiting for a changed setting.
 const SETTING_POLL: Duration = Duration::from_millis(50);
@@ -19,7 +22,7 @@ const SETTING_POLLS_MAX: usize = 600;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_without_a_broker_fails_in_time_and_names_the_address() {
-    let address = format!("127.0.0.1:{}", free_port());
+    let address = free_address();
     let timeout = Duration::from_millis(700);
     let settings = KafkaSettings { request_timeout: timeout, ..KafkaSettings::new(&address) };
     let began = Instant::now();
@@ -33,7 +36,7 @@ async fn a_start_without_a_broker_fails_in_time_and_names_the_address() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_with_a_missing_ca_file_returns_an_error_that_names_the_setting() {
     let tls = Tls { ca_file: Some("/nonexistent/ca.pem".into()), identity: None };
-    let settings = KafkaSettings { tls: Some(tls), ..KafkaSettings::new(format!("127.0.0.1:{}", free_port())) };
+    let settings = KafkaSettings { tls: Some(tls), ..KafkaSettings::new(free_address()) };
     // The engine's runtime is dropped in this async context, which must not panic.
     let error = KafkaLog::connect(settings, Arc::new(|_| {})).await.err().expect("the file is missing");
     assert!(matches!(error, KafkaStartError::BadFile { setting: "kafka.tls_ca_file", .. }), "{error:?}");
@@ -42,7 +45,7 @@ async fn a_start_with_a_missing_ca_file_returns_an_error_that_names_the_setting(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_is_cancelled_does_not_panic() {
-    let settings = KafkaSettings::new(format!("127.0.0.1:{}", free_port()));
+    let settings = KafkaSettings::new(free_address());
     // Polled once and dropped in this async context.
     let started = KafkaLog::connect(settings, Arc::new(|_| {})).now_or_never();
     assert!(started.is_none(), "no broker listens");
@@ -50,12 +53,11 @@ async fn a_start_that_is_cancelled_does_not_panic() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn appends_beyond_the_queue_are_refused_as_overload() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     // No record leaves the queue before the call has offered all of its records.
     let narrow = KafkaSettings { queue_records_max: 10, linger: Duration::from_secs(1), ..settings() };
     let log = connect(narrow).await;
-    let spec = new_spec(1);
-    log.create(&spec).await.expect("the topic can be made");
+    let spec = new_topic(&log, 1).await;
     let outcome = log.append((0..30).map(|_| entry(&spec, 10)).collect()).await;
     let taken = outcome.iter().filter(|each| each.is_ok()).count();
     let overloaded = outcome.iter().filter(|each| matches!(each, Err(LogError::Overloaded(_)))).count();
@@ -65,7 +67,7 @@ async fn appends_beyond_the_queue_are_refused_as_overload() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_of_others_with_a_smaller_limit_keeps_it() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let small = KafkaSettings { record_bytes_max: 10_000, ..settings() };
     let spec = new_spec(1);
     connect(small).await.create(&spec).await.expect("the topic can be made");
@@ -78,7 +80,7 @@ async fn a_topic_of_others_with_a_smaller_limit_keeps_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_altered_topic_takes_our_largest_record_and_keeps_the_settings_of_others() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let small = KafkaSettings { record_bytes_max: 10_000, ..settings() };
     let spec = new_spec(1);
     connect(small).await.create(&spec).await.expect("the topic can be made");
@@ -102,7 +104,7 @@ async fn an_altered_topic_takes_our_largest_record_and_keeps_the_settings_of_oth
 
 #[tokio::test(flavor = "multi_thread")]
 async fn more_replicas_than_brokers_are_refused_for_good() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let log = connect(settings()).await;
     let spec = TopicSpec { replicas: Some(3), ..new_spec(1) };
     let error = log.create(&spec).await.expect_err("the test's Kafka has one broker");
@@ -111,7 +113,7 @@ async fn more_replicas_than_brokers_are_refused_for_good() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn topics_of_the_engine_are_found_by_name() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let log = connect(settings()).await;
     let retention = Retention { time: Some(Duration::from_secs(7200)), bytes: Some(1 << 30) };
     let spec = TopicSpec { retention, ..new_spec(3) };
@@ -125,10 +127,9 @@ async fn topics_of_the_engine_are_found_by_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_that_does_not_name_the_retention_leaves_it_as_the_brokers_have_it() {
-    needs_kafka!();
+    needs_servers!(ADDRESS);
     let log = connect(settings()).await;
-    let spec = new_spec(1);
-    log.create(&spec).await.expect("the topic can be made");
+    let spec = new_topic(&log, 1).await;
     let mut operator = Peer::start(&crate::bootstrap());
     operator.set_config(&spec.name, "retention.ms", "7200000");
     operator.set_config(&spec.name, "retention.bytes", "1000000");
@@ -155,7 +156,5 @@ async fn wait_for_retention(operator: &mut Peer, topic: &str, wanted: [&str; 2])
 
 /// An entry for the topic's first partition whose record has that size.
 fn entry(spec: &TopicSpec, size: usize) -> Entry {
-    let timestamp = Timestamp::from_millis(1_700_000_000_000);
-    let record = Record { key: None, value: vec![b'x'; size].into(), headers: Headers::EMPTY, timestamp };
-    Entry { partition: PartitionId::new(spec.number, 0), record }
+    entry_of_size(PartitionId::new(spec.number, 0), size)
 }

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 
+use whimbrel_engines::needs_servers;
 use whimbrel_engines::redis::RedisSettings;
 
-use crate::{ONE, Shared, needs_redis};
+use crate::{ONE, Shared};
 
 const USER: &str = "whimbrel-documented";
 const PASSWORD: &str = "open-sesame";
@@ -41,7 +42,7 @@ pub fn settings(shared: RedisSettings) -> RedisSettings {
 
 #[test]
 fn the_documented_user_can_neither_empty_redis_nor_change_it() {
-    needs_redis!();
+    needs_servers!(ONE);
     let settings = settings(Shared(ONE).settings());
     for command in
         [&["flushall"][..], &["flushdb"], &["config", "set", "maxmemory", "1"], &["keys", "*"], &["shutdown"]]

@@ -3,13 +3,14 @@
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
+use whimbrel_engines::needs_servers;
 use whimbrel_engines::redis::{RedisReceipts, RedisSettings};
 use whimbrel_engines::stores::ReceiptSettings;
 use whimbrel_model::ports::{Claim, ClaimKind, ClaimState, PublishReceipt, Receipts as _, ReceiptsError};
 use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumber};
 
-use crate::server::OwnRedis;
-use crate::{LEASE, ONE, Shared, connect, needs_redis, open_receipts};
+use crate::services::{Outage as _, OwnRedis};
+use crate::{LEASE, ONE, Shared, connect, open_receipts};
 
 async fn two_nodes() -> (RedisReceipts, RedisReceipts) {
     let settings = Shared(ONE).settings();
@@ -32,7 +33,7 @@ fn answer(offset: u64, at: Timestamp) -> PublishReceipt {
 
 #[tokio::test]
 async fn a_claim_of_one_node_and_its_answer_apply_to_all_nodes() {
-    needs_redis!();
+    needs_servers!(ONE);
     let (first, second) = two_nodes().await;
     assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(ClaimState::New));
     assert_eq!(second.begin(&claim(0), 5, at(1)).await, Ok(ClaimState::UnderWay));
@@ -44,7 +45,7 @@ async fn a_claim_of_one_node_and_its_answer_apply_to_all_nodes() {
 
 #[tokio::test]
 async fn a_claim_whose_append_takes_long_does_not_lapse_on_its_own_node() {
-    needs_redis!();
+    needs_servers!(ONE);
     let (first, _) = two_nodes().await;
     assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(ClaimState::New));
     assert_eq!(first.begin(&claim(0), 6, at(50_000)).await, Ok(ClaimState::UnderWay));
@@ -55,13 +56,17 @@ async fn node(settings: &RedisSettings) -> RedisReceipts {
     RedisReceipts::new(connect(settings.clone()).await, receipts)
 }
 
+async fn two_nodes_with_a_short_lease() -> (RedisReceipts, RedisReceipts) {
+    let settings = Shared(ONE).settings();
+    (node(&settings).await, node(&settings).await)
+}
+
 const LAPSE: Duration = LEASE.saturating_add(Duration::from_millis(100));
 
 #[tokio::test]
 async fn a_claim_with_an_unknown_outcome_lapses_after_its_lease_with_all_its_places() {
-    needs_redis!();
-    let settings = Shared(ONE).settings();
-    let (first, second) = (node(&settings).await, node(&settings).await);
+    needs_servers!(ONE);
+    let (first, second) = two_nodes_with_a_short_lease().await;
     assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(ClaimState::New));
     first.leave(&claim(0)).await.unwrap();
     assert_eq!(second.begin(&claim(1), 8, at(0)).await, Ok(ClaimState::UnderWay), "what was sent may still land");
@@ -86,18 +91,16 @@ async fn a_claim_with_an_unknown_outcome_lapses_after_its_lease_with_all_its_pla
 
 #[tokio::test]
 async fn a_node_whose_clock_is_ahead_does_not_take_a_claim_over_before_its_lease_is_over() {
-    needs_redis!();
-    let settings = Shared(ONE).settings();
-    let (first, ahead) = (node(&settings).await, node(&settings).await);
+    needs_servers!(ONE);
+    let (first, ahead) = two_nodes_with_a_short_lease().await;
     assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(ClaimState::New));
     assert_eq!(ahead.begin(&claim(0), 8, at(600)).await, Ok(ClaimState::UnderWay));
 }
 
 #[tokio::test]
 async fn a_claim_of_a_node_whose_clock_is_ahead_lapses_after_its_lease() {
-    needs_redis!();
-    let settings = Shared(ONE).settings();
-    let (ahead, second) = (node(&settings).await, node(&settings).await);
+    needs_servers!(ONE);
+    let (ahead, second) = two_nodes_with_a_short_lease().await;
     assert_eq!(ahead.begin(&claim(0), 5, at(600)).await, Ok(ClaimState::New));
     ahead.leave(&claim(0)).await.unwrap();
     tokio::time::sleep(LAPSE).await;
@@ -107,9 +110,8 @@ async fn a_claim_of_a_node_whose_clock_is_ahead_lapses_after_its_lease() {
 
 #[tokio::test]
 async fn the_claim_of_a_node_that_died_lapses_for_the_others() {
-    needs_redis!();
-    let settings = Shared(ONE).settings();
-    let (first, second) = (node(&settings).await, node(&settings).await);
+    needs_servers!(ONE);
+    let (first, second) = two_nodes_with_a_short_lease().await;
     assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(ClaimState::New));
     drop(first);
     assert_eq!(second.begin(&claim(0), 8, at(0)).await, Ok(ClaimState::UnderWay));
@@ -145,11 +147,17 @@ fn paused_holder() -> (PausedNode, PausedNode) {
     (paused, other)
 }
 
-#[test]
-fn a_paused_node_detects_that_another_node_took_its_claim_over() {
-    needs_redis!();
+/// The same, after the other node has taken the claim over.
+fn taken_over() -> (PausedNode, PausedNode) {
     let (paused, other) = paused_holder();
     assert!(matches!(other.run(other.receipts.begin(&claim(0), 8, at(1))), Ok(ClaimState::Lapsed { .. })));
+    (paused, other)
+}
+
+#[test]
+fn a_paused_node_detects_that_another_node_took_its_claim_over() {
+    needs_servers!(ONE);
+    let (paused, other) = taken_over();
     assert_eq!(paused.run(paused.receipts.still_holds(&claim(0))), Ok(false));
     assert_eq!(other.run(other.receipts.still_holds(&claim(0))), Ok(true));
     other.run(other.receipts.finish(&claim(0), answer(9, at(2)))).unwrap();
@@ -158,7 +166,7 @@ fn a_paused_node_detects_that_another_node_took_its_claim_over() {
 
 #[test]
 fn a_paused_node_keeps_a_claim_that_was_not_taken_over() {
-    needs_redis!();
+    needs_servers!(ONE);
     let (paused, other) = paused_holder();
     assert_eq!(paused.run(paused.receipts.still_holds(&claim(0))), Ok(true));
     assert_eq!(other.run(other.receipts.begin(&claim(0), 8, at(1))), Ok(ClaimState::UnderWay));
@@ -166,7 +174,7 @@ fn a_paused_node_keeps_a_claim_that_was_not_taken_over() {
 
 #[test]
 fn a_paused_node_without_redis_cannot_confirm_its_claim() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
     let paused = PausedNode::start(&redis.settings());
     assert_eq!(paused.run(paused.receipts.begin(&claim(0), 5, at(0))), Ok(ClaimState::New));
@@ -179,18 +187,16 @@ fn a_paused_node_without_redis_cannot_confirm_its_claim() {
 
 #[test]
 fn a_slow_holder_cannot_give_up_a_claim_that_another_took_over() {
-    needs_redis!();
-    let (paused, other) = paused_holder();
-    assert!(matches!(other.run(other.receipts.begin(&claim(0), 8, at(1))), Ok(ClaimState::Lapsed { .. })));
+    needs_servers!(ONE);
+    let (paused, _other) = taken_over();
     paused.run(paused.receipts.abandon(&claim(0))).unwrap();
     assert_eq!(paused.run(paused.receipts.begin(&claim(0), 9, at(1))), Ok(ClaimState::UnderWay));
 }
 
 #[test]
 fn the_first_answer_stays_when_a_slow_holder_finishes_too() {
-    needs_redis!();
-    let (paused, other) = paused_holder();
-    assert!(matches!(other.run(other.receipts.begin(&claim(0), 8, at(1))), Ok(ClaimState::Lapsed { .. })));
+    needs_servers!(ONE);
+    let (paused, other) = taken_over();
     other.run(other.receipts.finish(&claim(0), answer(9, at(2)))).unwrap();
     paused.run(paused.receipts.finish(&claim(0), answer(7, at(3)))).unwrap();
     assert_eq!(paused.run(paused.receipts.begin(&claim(0), 9, at(4))), Ok(ClaimState::Earlier(answer(9, at(2)))));
@@ -201,9 +207,8 @@ fn the_first_answer_stays_when_a_slow_holder_finishes_too() {
 
 #[tokio::test]
 async fn a_claim_is_renewed_while_its_append_is_in_progress() {
-    needs_redis!();
-    let settings = Shared(ONE).settings();
-    let (first, second) = (node(&settings).await, node(&settings).await);
+    needs_servers!(ONE);
+    let (first, second) = two_nodes_with_a_short_lease().await;
     assert_eq!(first.begin(&claim(0), 5, at(0)).await, Ok(ClaimState::New));
     let began = Instant::now();
     while began.elapsed() < 2 * LEASE {
@@ -214,7 +219,7 @@ async fn a_claim_is_renewed_while_its_append_is_in_progress() {
 
 #[tokio::test]
 async fn every_key_of_a_claim_expires() {
-    needs_redis!();
+    needs_servers!(ONE);
     let redis = OwnRedis::start();
     let receipts = open_receipts(redis.settings()).await;
     let key = |text: &str| Claim { kind: ClaimKind::Key, text: text.to_owned(), ..claim(0) };

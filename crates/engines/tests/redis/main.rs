@@ -8,52 +8,41 @@
 mod access;
 mod claims;
 mod outage;
-mod people;
 mod people_outage;
 mod progress;
 mod resharding;
-mod server;
+#[path = "../services/mod.rs"]
+mod services;
 mod snapshot;
 mod start;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use whimbrel_engines::conformance::{self, progress::OpenProgress, receipts::OpenReceipts, timers::OpenTimers};
-use whimbrel_engines::redis::{RedisConnection, RedisProgress, RedisReceipts, RedisSettings, RedisTimers};
+use services::OwnRedis;
+use whimbrel_engines::conformance::receipts::ReceiptsFactory;
+use whimbrel_engines::conformance::timers::TimersFactory;
+use whimbrel_engines::conformance::{Engine, Opens, Place, missing_servers, unique_word};
+use whimbrel_engines::redis::{
+    RedisConnection, RedisDevices, RedisInbox, RedisProgress, RedisReceipts, RedisSessions, RedisSettings, RedisTimers,
+};
 use whimbrel_engines::stores::{ReceiptSettings, TimerSettings};
-use whimbrel_model::ports::PortFuture;
+use whimbrel_model::ports::{Devices, Inbox, PortFuture, Progress, Receipts, Sessions, Timers};
 
 mod single {
     use super::{ONE, Shared};
-    whimbrel_engines::conformance_suite!(timers, Shared(ONE));
-    whimbrel_engines::conformance_suite!(receipts, Shared(ONE));
-    whimbrel_engines::conformance_suite!(progress, Shared(ONE));
-    whimbrel_engines::conformance_suite!(inbox, Shared(ONE));
-    whimbrel_engines::conformance_suite!(sessions, Shared(ONE));
-    whimbrel_engines::conformance_suite!(devices, Shared(ONE));
+    whimbrel_engines::conformance_suite!([timers, receipts, progress, inbox, sessions, devices], Shared(ONE));
 }
 
 mod cluster {
     use super::{CLUSTER, Shared};
-    whimbrel_engines::conformance_suite!(timers, Shared(CLUSTER));
-    whimbrel_engines::conformance_suite!(receipts, Shared(CLUSTER));
-    whimbrel_engines::conformance_suite!(progress, Shared(CLUSTER));
-    whimbrel_engines::conformance_suite!(inbox, Shared(CLUSTER));
-    whimbrel_engines::conformance_suite!(sessions, Shared(CLUSTER));
-    whimbrel_engines::conformance_suite!(devices, Shared(CLUSTER));
+    whimbrel_engines::conformance_suite!([timers, receipts, progress, inbox, sessions, devices], Shared(CLUSTER));
 }
 
 /// A user with exactly the rights that docs/operating/redis.md lists.
 mod restricted {
     use super::{RESTRICTED, Shared};
-    whimbrel_engines::conformance_suite!(timers, Shared(RESTRICTED));
-    whimbrel_engines::conformance_suite!(receipts, Shared(RESTRICTED));
-    whimbrel_engines::conformance_suite!(progress, Shared(RESTRICTED));
-    whimbrel_engines::conformance_suite!(inbox, Shared(RESTRICTED));
-    whimbrel_engines::conformance_suite!(sessions, Shared(RESTRICTED));
-    whimbrel_engines::conformance_suite!(devices, Shared(RESTRICTED));
+    whimbrel_engines::conformance_suite!([timers, receipts, progress, inbox, sessions, devices], Shared(RESTRICTED));
 }
 
 const ONE: &str = "WHIMBREL_TEST_REDIS";
@@ -78,77 +67,86 @@ impl Shared {
             return access::settings(Shared(ONE).settings());
         }
         let nodes = std::env::var(self.0).expect("the servers' addresses");
-        RedisSettings { prefix: new_prefix(), ..RedisSettings::new(nodes.split(',')) }
-    }
-
-    fn skip_reason(&self) -> Option<String> {
-        if std::env::var_os(self.variable()).is_some() {
-            return None;
-        }
-        let quick = std::env::var("WHIMBREL_TEST_QUICK").is_ok_and(|value| value == "1");
-        assert!(
-            quick,
-            "these tests need Redis: run `scripts/services up` and `source target/services/env`, \
-             or set WHIMBREL_TEST_QUICK=1 to skip them"
-        );
-        Some(format!("the tests of the Redis engine need Redis, and {} names none", self.variable()))
+        let prefix = format!("test-{}", unique_word());
+        RedisSettings { prefix, ..RedisSettings::new(nodes.split(',')) }
     }
 }
 
-impl conformance::timers::TimersFactory for Shared {
-    fn open(&self) -> PortFuture<'_, OpenTimers> {
-        Box::pin(open_timers(self.settings()))
-    }
-
-    fn reopen(&self, open: OpenTimers) -> PortFuture<'_, OpenTimers> {
-        let settings = open.store.downcast::<RedisSettings>().expect("the suite keeps what it was given");
-        drop(open.timers);
-        Box::pin(async move { open_timers((*settings).clone()).await })
+impl Engine for Shared {
+    fn new_place(&self) -> Place {
+        Arc::new(self.settings())
     }
 
     fn skip(&self) -> Option<String> {
-        self.skip_reason()
+        missing_servers(&[self.variable()])
     }
 }
 
-impl conformance::receipts::ReceiptsFactory for Shared {
-    fn open(&self) -> PortFuture<'_, OpenReceipts> {
+impl Opens<dyn Timers> for Shared {
+    fn open_at(&self, place: Place) -> PortFuture<'_, Arc<dyn Timers>> {
+        Box::pin(open_timers(settings_of(place)))
+    }
+}
+
+impl TimersFactory for Shared {
+    fn remember(&self) -> Duration {
+        REMEMBER
+    }
+}
+
+impl Opens<dyn Receipts> for Shared {
+    fn open_at(&self, place: Place) -> PortFuture<'_, Arc<dyn Receipts>> {
         Box::pin(async {
             let settings = ReceiptSettings { window: WINDOW, lease: LEASE, ..ReceiptSettings::default() };
-            let receipts = RedisReceipts::new(connect(self.settings()).await, settings);
-            OpenReceipts { receipts: Arc::new(receipts), window: WINDOW, lease: LEASE, store: Arc::new(()) }
+            Arc::new(RedisReceipts::new(connect(settings_of(place)).await, settings)) as Arc<dyn Receipts>
         })
     }
+}
 
-    fn skip(&self) -> Option<String> {
-        self.skip_reason()
+impl ReceiptsFactory for Shared {
+    fn window(&self) -> Duration {
+        WINDOW
+    }
+
+    fn lease(&self) -> Duration {
+        LEASE
     }
 }
 
-impl conformance::progress::ProgressFactory for Shared {
-    fn open(&self) -> PortFuture<'_, OpenProgress> {
-        Box::pin(open_progress(self.settings()))
-    }
-
-    fn reopen(&self, open: OpenProgress) -> PortFuture<'_, OpenProgress> {
-        let settings = open.store.downcast::<RedisSettings>().expect("the suite keeps what it was given");
-        drop(open.progress);
-        Box::pin(async move { open_progress((*settings).clone()).await })
-    }
-
-    fn skip(&self) -> Option<String> {
-        self.skip_reason()
+impl Opens<dyn Progress> for Shared {
+    fn open_at(&self, place: Place) -> PortFuture<'_, Arc<dyn Progress>> {
+        Box::pin(open_progress(settings_of(place)))
     }
 }
 
-async fn open_progress(settings: RedisSettings) -> OpenProgress {
-    let progress = Arc::new(RedisProgress::new(connect(settings.clone()).await));
-    OpenProgress { progress, store: Arc::new(settings) }
+impl Opens<dyn Inbox> for Shared {
+    fn open_at(&self, place: Place) -> PortFuture<'_, Arc<dyn Inbox>> {
+        Box::pin(async { Arc::new(RedisInbox::new(connect(settings_of(place)).await)) as Arc<dyn Inbox> })
+    }
 }
 
-async fn open_timers(settings: RedisSettings) -> OpenTimers {
-    let timers = Arc::new(RedisTimers::new(connect(settings.clone()).await, TimerSettings { remember: REMEMBER }));
-    OpenTimers { timers, remember: REMEMBER, store: Arc::new(settings) }
+impl Opens<dyn Sessions> for Shared {
+    fn open_at(&self, place: Place) -> PortFuture<'_, Arc<dyn Sessions>> {
+        Box::pin(async { Arc::new(RedisSessions::new(connect(settings_of(place)).await)) as Arc<dyn Sessions> })
+    }
+}
+
+impl Opens<dyn Devices> for Shared {
+    fn open_at(&self, place: Place) -> PortFuture<'_, Arc<dyn Devices>> {
+        Box::pin(async { Arc::new(RedisDevices::new(connect(settings_of(place)).await)) as Arc<dyn Devices> })
+    }
+}
+
+fn settings_of(place: Place) -> RedisSettings {
+    place.downcast_ref::<RedisSettings>().expect("the suite keeps what it was given").clone()
+}
+
+async fn open_progress(settings: RedisSettings) -> Arc<dyn Progress> {
+    Arc::new(RedisProgress::new(connect(settings).await))
+}
+
+async fn open_timers(settings: RedisSettings) -> Arc<dyn Timers> {
+    Arc::new(RedisTimers::new(connect(settings).await, TimerSettings { remember: REMEMBER }))
 }
 
 async fn open_receipts(settings: RedisSettings) -> RedisReceipts {
@@ -160,21 +158,13 @@ async fn connect(settings: RedisSettings) -> RedisConnection {
     RedisConnection::connect(settings).await.expect("Redis can be reached")
 }
 
-/// A prefix that no other test of this machine uses.
-fn new_prefix() -> String {
-    static PREFIXES: AtomicU32 = AtomicU32::new(0);
-    let number = PREFIXES.fetch_add(1, Ordering::Relaxed);
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!("test-{:x}-{:x}-{number}", since_epoch.as_millis(), std::process::id())
-}
-
-/// Returns from a test that needs Redis if Redis is missing and may be.
-macro_rules! needs_redis {
-    () => {
-        if let Some(why) = crate::Shared(crate::ONE).skip_reason() {
-            whimbrel_engines::conformance::say_skipped(&why);
-            return;
+impl OwnRedis {
+    /// Settings with timeouts short enough for a test.
+    fn settings(&self) -> RedisSettings {
+        RedisSettings {
+            connect_timeout: Duration::from_millis(300),
+            response_timeout: Duration::from_millis(700),
+            ..RedisSettings::new([self.address()])
         }
-    };
+    }
 }
-pub(crate) use needs_redis;

@@ -1,22 +1,24 @@
 //! A Redis that is down, frozen or full: calls end in bounded time with an error, and succeed again after Redis has recovered.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use whimbrel_engines::needs_servers;
 use whimbrel_engines::redis::RedisReceipts;
 use whimbrel_engines::stores::ReceiptSettings;
 use whimbrel_model::ports::{
-    ApplyOutcome, Claim, ClaimKind, ClaimState, PublishReceipt, Receipts as _, ReceiptsError, TimersError, TimersWrite,
+    ApplyOutcome, Claim, ClaimKind, ClaimState, PublishReceipt, Receipts as _, ReceiptsError, Timers, TimersError,
+    TimersWrite,
 };
 use whimbrel_model::{Clock as _, PartitionId, SystemClock, Timestamp, TopicNumber};
 
-use crate::needs_redis;
-use crate::server::OwnRedis;
-use crate::{connect, open_receipts, open_timers};
+use crate::services::{Outage as _, OwnRedis};
+use crate::{ONE, connect, open_receipts, open_timers};
 
 /// The sum of both timeouts of the settings, and a margin for a busy machine.
 const PATIENCE_MAX: Duration = Duration::from_secs(3);
 
-fn empty_write(expected: u64, applied: u64) -> TimersWrite {
+pub fn empty_write(expected: u64, applied: u64) -> TimersWrite {
     let zero = Timestamp::from_millis(0);
     TimersWrite {
         epoch: 1,
@@ -30,6 +32,14 @@ fn empty_write(expected: u64, applied: u64) -> TimersWrite {
     }
 }
 
+/// A Redis with a write that moved its timers to offset 10.
+async fn with_a_write() -> (OwnRedis, Arc<dyn Timers>) {
+    let redis = OwnRedis::start();
+    let timers = open_timers(redis.settings()).await;
+    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(ApplyOutcome::Done));
+    (redis, timers)
+}
+
 fn claim() -> Claim {
     let partition = PartitionId::new(TopicNumber(1), 0);
     let (owner, text) = (String::new(), "order-1".to_owned());
@@ -38,11 +48,9 @@ fn claim() -> Claim {
 
 #[tokio::test]
 async fn a_killed_redis_is_unavailable_at_once_and_used_again_after_its_restart() {
-    needs_redis!();
-    let mut redis = OwnRedis::start();
-    let timers = open_timers(redis.settings()).await.timers;
+    needs_servers!(ONE);
+    let (mut redis, timers) = with_a_write().await;
     let receipts = open_receipts(redis.settings()).await;
-    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(ApplyOutcome::Done));
     redis.kill();
     let began = Instant::now();
     assert!(matches!(timers.apply(0, empty_write(10, 20)).await, Err(TimersError::Unavailable(_))));
@@ -63,15 +71,13 @@ async fn a_killed_redis_is_unavailable_at_once_and_used_again_after_its_restart(
 
 #[tokio::test]
 async fn a_call_to_a_frozen_redis_times_out_and_the_offset_shows_its_outcome() {
-    needs_redis!();
-    let redis = OwnRedis::start();
-    let timers = open_timers(redis.settings()).await.timers;
-    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(ApplyOutcome::Done));
-    redis.freeze(true);
+    needs_servers!(ONE);
+    let (redis, timers) = with_a_write().await;
+    redis.freeze();
     let began = Instant::now();
     let outcome = timers.apply(0, empty_write(10, 20)).await;
     let waited = began.elapsed();
-    redis.freeze(false);
+    redis.go_on();
     assert!(matches!(outcome, Err(TimersError::Unavailable(_))), "{outcome:?}");
     assert!(waited < PATIENCE_MAX, "it took {waited:?}");
     // The write waited in the frozen server's socket: the server executes it when it continues, and only once.
@@ -85,10 +91,8 @@ async fn a_call_to_a_frozen_redis_times_out_and_the_offset_shows_its_outcome() {
 
 #[tokio::test]
 async fn a_full_redis_rejects_a_whole_write_and_accepts_it_when_it_has_space() {
-    needs_redis!();
-    let redis = OwnRedis::start();
-    let timers = open_timers(redis.settings()).await.timers;
-    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(ApplyOutcome::Done));
+    needs_servers!(ONE);
+    let (redis, timers) = with_a_write().await;
     assert_eq!(redis.cli(&["config", "set", "maxmemory", "1"]), "OK");
     let refused = timers.apply(0, empty_write(10, 20)).await;
     assert!(matches!(refused, Err(TimersError::Unavailable(_))), "{refused:?}");
@@ -99,10 +103,8 @@ async fn a_full_redis_rejects_a_whole_write_and_accepts_it_when_it_has_space() {
 
 #[tokio::test]
 async fn evicted_scripts_are_sent_again() {
-    needs_redis!();
-    let redis = OwnRedis::start();
-    let timers = open_timers(redis.settings()).await.timers;
-    assert_eq!(timers.apply(0, empty_write(0, 10)).await, Ok(ApplyOutcome::Done));
+    needs_servers!(ONE);
+    let (redis, timers) = with_a_write().await;
     assert_eq!(redis.cli(&["script", "flush"]), "OK");
     assert_eq!(timers.apply(0, empty_write(10, 20)).await, Ok(ApplyOutcome::Done));
 }
@@ -134,9 +136,9 @@ fn answer(answered_at: Timestamp) -> PublishReceipt {
 
 /// Begins a claim that times out at the node and reaches Redis afterwards.
 async fn begin_late(redis: &OwnRedis, node: &RedisReceipts, end: u64, now: Timestamp) {
-    redis.freeze(true);
+    redis.freeze();
     let stalled = node.begin(&claim(), end, now).await;
-    redis.freeze(false);
+    redis.go_on();
     assert!(matches!(stalled, Err(ReceiptsError::Unavailable(_))), "{stalled:?}");
 }
 
@@ -154,7 +156,7 @@ async fn begin_until_known(node: &RedisReceipts, now: Timestamp) -> ClaimState {
 
 #[tokio::test]
 async fn a_claim_that_reaches_redis_late_is_taken_over_by_a_repeat_at_the_same_node() {
-    needs_redis!();
+    needs_servers!(ONE);
     let redis = OwnRedis::start();
     let (first, second) = two_nodes(&redis).await;
     let now = SystemClock.now();
@@ -172,7 +174,7 @@ async fn a_claim_that_reaches_redis_late_is_taken_over_by_a_repeat_at_the_same_n
 
 #[tokio::test]
 async fn a_claim_that_reaches_redis_late_is_released_for_the_other_nodes_too() {
-    needs_redis!();
+    needs_servers!(ONE);
     let redis = OwnRedis::start();
     let (first, second) = two_nodes(&redis).await;
     let now = SystemClock.now();
@@ -182,7 +184,7 @@ async fn a_claim_that_reaches_redis_late_is_released_for_the_other_nodes_too() {
 
 #[tokio::test]
 async fn an_unconfirmed_answer_is_used_here_at_once_and_by_other_nodes_soon() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
     let (first, second) = two_nodes(&redis).await;
     let now = SystemClock.now();
@@ -199,7 +201,7 @@ async fn an_unconfirmed_answer_is_used_here_at_once_and_by_other_nodes_soon() {
 
 #[tokio::test]
 async fn a_claim_that_could_not_be_released_is_released_after_redis_is_back() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
     let (first, second) = two_nodes(&redis).await;
     let now = SystemClock.now();
@@ -212,7 +214,7 @@ async fn a_claim_that_could_not_be_released_is_released_after_redis_is_back() {
 
 #[tokio::test]
 async fn a_released_late_claim_keeps_the_places_of_earlier_tries() {
-    needs_redis!();
+    needs_servers!(ONE);
     for is_repeated_here in [false, true] {
         let redis = OwnRedis::start();
         let (first, second) = two_nodes_with(&redis, SHORT_LEASE).await;

@@ -4,16 +4,18 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use whimbrel_engines::conformance::{devices, sessions};
+use whimbrel_engines::needs_servers;
 use whimbrel_engines::redis::{RedisDevices, RedisInbox, RedisSessions};
 use whimbrel_model::Timestamp;
-use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, Uid};
+use whimbrel_model::people::{GatewayId, Uid};
 use whimbrel_model::ports::{
-    ApplyOutcome, Device, Devices, DevicesError, Inbox, InboxChange, InboxError, InboxWrite, Provider, RowKey,
-    SessionUpdate, Sessions, SessionsError,
+    ApplyOutcome, Device, Devices, DevicesError, Inbox, InboxChange, InboxError, InboxWrite, RowKey, SessionUpdate,
+    Sessions, SessionsError,
 };
 
-use crate::server::OwnRedis;
-use crate::{connect, needs_redis};
+use crate::services::{Outage as _, OwnRedis};
+use crate::{ONE, connect};
 
 /// The sum of both timeouts of the settings, and a margin for a busy machine.
 const PATIENCE_MAX: Duration = Duration::from_secs(3);
@@ -43,16 +45,11 @@ async fn is_stored(inbox: &RedisInbox, seq: u64) -> bool {
 }
 
 fn came(number: u64) -> SessionUpdate {
-    let id = SessionId { gateway: GATEWAY, number };
-    let (platform, device) = (Platform::new("web").unwrap(), "d1".into());
-    let session = OnlineSession { session: id, platform, device, since: Timestamp::from_millis(1) };
-    SessionUpdate { uid: uid(), version: number, session, gone_at: None }
+    sessions::came(uid().as_str(), GATEWAY, number, number)
 }
 
 fn device(token: &str) -> Device {
-    let (platform, provider) = (Platform::new("ios").unwrap(), Provider::Apns);
-    let (device, token) = ("d1".to_owned(), token.to_owned());
-    Device { device, platform, provider, token, p256dh: None, auth: None, topic: None }
+    devices::device("d1", token)
 }
 
 struct Stores {
@@ -120,7 +117,7 @@ impl Stores {
 
 #[tokio::test]
 async fn stores_of_a_killed_redis_are_unavailable_at_once_and_complete_after_its_restart() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
     redis.kill();
@@ -137,16 +134,16 @@ async fn stores_of_a_killed_redis_are_unavailable_at_once_and_complete_after_its
 
 #[tokio::test]
 async fn calls_to_a_frozen_redis_time_out_and_a_write_happens_once() {
-    needs_redis!();
+    needs_servers!(ONE);
     let redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
-    redis.freeze(true);
+    redis.freeze();
     let began = Instant::now();
     let shared = InboxChange::PutShared { seq: 2, row: Bytes::from_static(b"shared"), references: 1 };
     let written = stores.inbox.apply(PARTITION, write(10, 20, vec![shared.clone()])).await;
     let read = stores.sessions.of(SHARD, vec![uid()]).await;
     let waited = began.elapsed();
-    redis.freeze(false);
+    redis.go_on();
     assert!(matches!(written, Err(InboxError::Unavailable(_))), "{written:?}");
     assert!(matches!(read, Err(SessionsError::Unavailable(_))), "{read:?}");
     assert!(waited < 2 * PATIENCE_MAX, "it took {waited:?}");
@@ -163,7 +160,7 @@ async fn calls_to_a_frozen_redis_time_out_and_a_write_happens_once() {
 
 #[tokio::test]
 async fn a_full_redis_serves_reads_and_writes_are_whole_or_absent() {
-    needs_redis!();
+    needs_servers!(ONE);
     let redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
     assert_eq!(redis.cli(&["config", "set", "maxmemory-policy", "noeviction"]), "OK");
@@ -187,7 +184,7 @@ async fn a_full_redis_serves_reads_and_writes_are_whole_or_absent() {
 
 #[tokio::test]
 async fn inboxes_that_lost_writes_report_their_offset_to_readers_and_to_the_writer() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
     let earlier = redis.copy_of_disk();
@@ -208,7 +205,7 @@ async fn inboxes_that_lost_writes_report_their_offset_to_readers_and_to_the_writ
 
 #[tokio::test]
 async fn inboxes_that_lost_only_acknowledgements_reject_the_next_write() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
     let earlier = redis.copy_of_disk();
@@ -228,7 +225,7 @@ async fn inboxes_that_lost_only_acknowledgements_reject_the_next_write() {
 
 #[tokio::test]
 async fn sessions_that_were_lost_are_restored_by_the_next_picture() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
     let earlier = redis.copy_of_disk();
@@ -247,7 +244,7 @@ async fn sessions_that_were_lost_are_restored_by_the_next_picture() {
 
 #[tokio::test]
 async fn devices_that_lost_writes_have_their_earlier_state_and_accept_changes() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
     let stores = Stores::on(&redis).await;
     let earlier = redis.copy_of_disk();

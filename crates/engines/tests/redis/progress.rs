@@ -1,13 +1,15 @@
 //! Progress on a Redis that is killed, emptied, full, or has lost its last writes: calls fail in bounded time, and an owner can continue.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use whimbrel_engines::needs_servers;
 use whimbrel_model::ports::{Progress, ProgressError, ProgressKey, ProgressRow};
 use whimbrel_model::{PartitionId, SubscriptionNumber, TopicNumber};
 
-use crate::server::OwnRedis;
-use crate::{needs_redis, open_progress};
+use crate::services::{Outage as _, OwnRedis};
+use crate::{ONE, open_progress};
 
 const SUB: SubscriptionNumber = SubscriptionNumber(7);
 /// The sum of both timeouts of the settings, and a margin for a busy machine.
@@ -16,6 +18,15 @@ const PATIENCE_MAX: Duration = Duration::from_secs(3);
 fn row(partition: u32, state: &'static str) -> ProgressRow {
     let place = ProgressKey { line: 0, partition: PartitionId::new(TopicNumber(3), partition) };
     ProgressRow { place, run: 1, state: Bytes::from_static(state.as_bytes()) }
+}
+
+/// A Redis whose subscription was opened by epoch 5 and has one row.
+async fn with_a_row(state: &'static str) -> (OwnRedis, Arc<dyn Progress>) {
+    let redis = OwnRedis::start();
+    let progress = open_progress(redis.settings()).await;
+    assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
+    assert_eq!(progress.save(SUB, 5, vec![row(0, state)]).await, Ok(()));
+    (redis, progress)
 }
 
 /// A connection notices a restart by its next call, which fails; the call after that reaches the new server.
@@ -31,11 +42,8 @@ async fn opened_when_it_answers(progress: &dyn Progress, epoch: u64) -> Vec<Prog
 
 #[tokio::test]
 async fn a_killed_redis_is_unavailable_at_once_and_has_every_acknowledged_save_after_its_restart() {
-    needs_redis!();
-    let mut redis = OwnRedis::start();
-    let progress = open_progress(redis.settings()).await.progress;
-    assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
-    assert_eq!(progress.save(SUB, 5, vec![row(0, "a")]).await, Ok(()));
+    needs_servers!(ONE);
+    let (mut redis, progress) = with_a_row("a").await;
     redis.kill();
     let began = Instant::now();
     let refused = progress.save(SUB, 5, vec![row(0, "b")]).await;
@@ -49,9 +57,9 @@ async fn a_killed_redis_is_unavailable_at_once_and_has_every_acknowledged_save_a
 
 #[tokio::test]
 async fn an_emptied_redis_accepts_the_next_save_of_the_owner() {
-    needs_redis!();
+    needs_servers!(ONE);
     let redis = OwnRedis::start();
-    let progress = open_progress(redis.settings()).await.progress;
+    let progress = open_progress(redis.settings()).await;
     assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
     assert_eq!(progress.save(SUB, 5, vec![row(0, "a"), row(1, "b")]).await, Ok(()));
     assert_eq!(redis.cli(&["flushall"]), "OK");
@@ -62,11 +70,8 @@ async fn an_emptied_redis_accepts_the_next_save_of_the_owner() {
 
 #[tokio::test]
 async fn the_owner_opens_a_redis_again_that_lost_its_takeover() {
-    needs_redis!();
-    let mut redis = OwnRedis::start();
-    let progress = open_progress(redis.settings()).await.progress;
-    assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
-    assert_eq!(progress.save(SUB, 5, vec![row(0, "earlier owner")]).await, Ok(()));
+    needs_servers!(ONE);
+    let (mut redis, progress) = with_a_row("earlier owner").await;
     let earlier = redis.copy_of_disk();
     assert_eq!(progress.open(SUB, 6).await, Ok(vec![row(0, "earlier owner")]));
     redis.fall_back_to(&earlier);
@@ -83,11 +88,8 @@ async fn the_owner_opens_a_redis_again_that_lost_its_takeover() {
 
 #[tokio::test]
 async fn a_full_redis_rejects_a_whole_save_and_accepts_it_when_it_has_space() {
-    needs_redis!();
-    let redis = OwnRedis::start();
-    let progress = open_progress(redis.settings()).await.progress;
-    assert_eq!(progress.open(SUB, 5).await, Ok(vec![]));
-    assert_eq!(progress.save(SUB, 5, vec![row(0, "a")]).await, Ok(()));
+    needs_servers!(ONE);
+    let (redis, progress) = with_a_row("a").await;
     assert_eq!(redis.cli(&["config", "set", "maxmemory", "1"]), "OK");
     let refused = progress.save(SUB, 5, vec![row(0, "b"), row(1, "b")]).await;
     assert!(matches!(refused, Err(ProgressError::Unavailable(_))), "{refused:?}");
@@ -98,9 +100,9 @@ async fn a_full_redis_rejects_a_whole_save_and_accepts_it_when_it_has_space() {
 
 #[tokio::test]
 async fn a_forgotten_subscription_leaves_no_keys() {
-    needs_redis!();
+    needs_servers!(ONE);
     let redis = OwnRedis::start();
-    let progress = open_progress(redis.settings()).await.progress;
+    let progress = open_progress(redis.settings()).await;
     assert_eq!(progress.save(SUB, 5, vec![row(0, "a")]).await, Ok(()));
     assert_eq!(progress.forget(SUB).await, Ok(()));
     assert_eq!(redis.cli(&["keys", "*"]), "");

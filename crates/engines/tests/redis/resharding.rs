@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use whimbrel_engines::needs_servers;
 use whimbrel_engines::redis::RedisSettings;
-use whimbrel_model::Timestamp;
 use whimbrel_model::ports::{ApplyOutcome, Timers, TimersError, TimersWrite};
 
-use crate::server::{OwnRedis, free_port, wait_until};
-use crate::{needs_redis, open_timers};
+use crate::outage::empty_write;
+use crate::services::{Outage as _, OwnRedis, free_port, wait_until};
+use crate::{ONE, open_timers};
 
 const SHARDS: u32 = 16;
 /// The sum of both timeouts of the settings, and a margin for a busy machine.
@@ -113,16 +114,15 @@ fn redis_cli(arguments: &[&str]) {
 }
 
 fn write(expected: u64) -> TimersWrite {
-    let zero = Timestamp::from_millis(0);
-    TimersWrite {
-        epoch: 1,
-        expected,
-        reset: false,
-        changes: Vec::new(),
-        applied: expected + 1,
-        floor: zero,
-        now: zero,
-        synced: false,
+    empty_write(expected, expected + 1)
+}
+
+/// Writes until a write at an offset is done.
+async fn write_past(timers: &dyn Timers, shard: u32, offset: u64) {
+    let (began, mut at) = (Instant::now(), offset);
+    while at == offset {
+        assert!(began.elapsed() < 3 * PATIENCE_MAX, "shard {shard} cannot be written");
+        at = write_on(timers, shard, at).await;
     }
 }
 
@@ -141,9 +141,9 @@ async fn write_on(timers: &dyn Timers, shard: u32, at: u64) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shard_that_moves_to_another_node_during_writes_loses_nothing() {
-    needs_redis!();
+    needs_servers!(ONE);
     let cluster = OwnCluster::start();
-    let timers = open_timers(cluster.settings()).await.timers;
+    let timers = open_timers(cluster.settings()).await;
     let moved = Arc::new(AtomicBool::new(false));
     let writing = tokio::spawn({
         let (timers, moved) = (timers.clone(), moved.clone());
@@ -161,20 +161,17 @@ async fn a_shard_that_moves_to_another_node_during_writes_loses_nothing() {
     assert_ne!(cluster.holder_of(slot), before);
     moved.store(true, Ordering::Release);
     let at = writing.await.expect("the writer ends");
-    let began = Instant::now();
-    let mut now_at = at;
-    while now_at < at + 3 {
-        assert!(began.elapsed() < 3 * PATIENCE_MAX, "it cannot be written after the move");
-        now_at = write_on(&*timers, 0, now_at).await;
+    for offset in at..at + 3 {
+        write_past(&*timers, 0, offset).await;
     }
-    assert_eq!(timers.get(0, Vec::new()).await.map(|read| read.applied), Ok(now_at));
+    assert_eq!(timers.get(0, Vec::new()).await.map(|read| read.applied), Ok(at + 3));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_end_of_a_node_stops_only_its_own_shards_until_it_returns() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut cluster = OwnCluster::start();
-    let timers = open_timers(cluster.settings()).await.timers;
+    let timers = open_timers(cluster.settings()).await;
     for shard in 0..SHARDS {
         assert_eq!(timers.apply(shard, write(0)).await, Ok(ApplyOutcome::Done));
     }
@@ -187,33 +184,24 @@ async fn the_end_of_a_node_stops_only_its_own_shards_until_it_returns() {
     assert!(matches!(timers.apply(0, write(1)).await, Err(TimersError::Unavailable(_))));
     assert!(began.elapsed() < PATIENCE_MAX, "it took {:?}", began.elapsed());
     for shard in others {
-        let began = Instant::now();
-        let mut at = 1;
-        while at == 1 {
-            assert!(began.elapsed() < 3 * PATIENCE_MAX, "shard {shard} is on a node that runs");
-            at = write_on(&*timers, shard, at).await;
-        }
+        // These shards are on nodes that run.
+        write_past(&*timers, shard, 1).await;
     }
 
     cluster.nodes[gone].start_again();
     cluster.wait_until_whole();
     for shard in theirs {
-        let began = Instant::now();
-        let mut at = 1;
-        while at == 1 {
-            assert!(began.elapsed() < 3 * PATIENCE_MAX, "shard {shard} does not come back");
-            at = write_on(&*timers, shard, at).await;
-        }
+        write_past(&*timers, shard, 1).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_promoted_replica_is_found_and_continues_at_its_offset() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut cluster = OwnCluster::start();
     let gone = cluster.holder_of(cluster.slot_of(0));
     let replica = cluster.add_replica(gone);
-    let timers = open_timers(cluster.settings()).await.timers;
+    let timers = open_timers(cluster.settings()).await;
     assert_eq!(timers.apply(0, write(0)).await, Ok(ApplyOutcome::Done));
     wait_until("the replica has the write", || {
         let offset = |node: &OwnRedis, field: &str| {
@@ -225,10 +213,6 @@ async fn a_promoted_replica_is_found_and_continues_at_its_offset() {
     });
     cluster.nodes[gone].kill();
     assert_eq!(cluster.nodes[replica].cli(&["cluster", "failover", "takeover"]), "OK");
-    let (began, mut at) = (Instant::now(), 1);
-    while at == 1 {
-        assert!(began.elapsed() < 3 * PATIENCE_MAX, "the new primary is not found");
-        at = write_on(&*timers, 0, at).await;
-    }
+    write_past(&*timers, 0, 1).await;
     assert_eq!(timers.open(0, 1).await, Ok(Some(2)));
 }

@@ -2,33 +2,20 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
+use whimbrel_engines::conformance::timers::{self, at};
+use whimbrel_engines::needs_servers;
 use whimbrel_engines::redis::remove_holds;
 use whimbrel_model::ports::{ApplyOutcome, CountQuery, HoldQuery, TimerChange, Timers, TimersWrite};
-use whimbrel_model::{Headers, Hold, HoldEndKind, HoldId, MessageBody, Timestamp, TopicNumber};
+use whimbrel_model::{Hold, HoldEndKind, HoldId, TopicNumber};
 
-use crate::server::OwnRedis;
-use crate::{connect, needs_redis, open_timers};
+use crate::services::{Outage as _, OwnRedis};
+use crate::{ONE, connect, open_timers};
 
 const SHARD: u32 = 3;
 const EPOCH: u64 = 5;
 
-fn at(millis: i64) -> Timestamp {
-    Timestamp::from_millis(1_800_000_000_000 + millis)
-}
-
 fn hold(id: &str) -> Arc<Hold> {
-    Arc::new(Hold {
-        id: HoldId::new(id),
-        topic: TopicNumber(7),
-        topic_name: "orders".into(),
-        due: at(1000),
-        published_at: at(0),
-        version: 1,
-        fresh: true,
-        moves: Vec::new(),
-        message: MessageBody { key: None, value: Bytes::from_static(b"body"), headers: Headers::EMPTY },
-    })
+    Arc::new(timers::hold(id, 1000))
 }
 
 fn put(id: &str, expected: u64, applied: u64) -> TimersWrite {
@@ -61,9 +48,9 @@ async fn until_it_answers(timers: &dyn Timers) {
 
 #[tokio::test]
 async fn a_store_that_lost_writes_reports_its_offset_to_every_reader_and_to_the_writer() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
-    let timers = open_timers(redis.settings()).await.timers;
+    let timers = open_timers(redis.settings()).await;
     assert_eq!(timers.open(SHARD, EPOCH).await, Ok(Some(0)));
     assert_eq!(timers.apply(SHARD, put("first", 0, 10)).await, Ok(ApplyOutcome::Done));
     let earlier = redis.copy_of_disk();
@@ -93,9 +80,9 @@ async fn a_store_that_lost_writes_reports_its_offset_to_every_reader_and_to_the_
 
 #[tokio::test]
 async fn a_lost_store_is_at_zero_and_can_be_rebuilt() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start_with(&["--appendonly", "no"]);
-    let timers = open_timers(redis.settings()).await.timers;
+    let timers = open_timers(redis.settings()).await;
     assert_eq!(timers.open(SHARD, EPOCH).await, Ok(Some(0)));
     assert_eq!(timers.apply(SHARD, put("first", 0, 10)).await, Ok(ApplyOutcome::Done));
     redis.kill();
@@ -109,9 +96,9 @@ async fn a_lost_store_is_at_zero_and_can_be_rebuilt() {
 
 #[tokio::test]
 async fn an_acknowledged_write_survives_a_crash_of_redis_with_an_append_only_file() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut redis = OwnRedis::start();
-    let timers = open_timers(redis.settings()).await.timers;
+    let timers = open_timers(redis.settings()).await;
     assert_eq!(timers.apply(SHARD, put("first", 0, 10)).await, Ok(ApplyOutcome::Done));
     redis.kill();
     redis.start_again();
@@ -123,9 +110,9 @@ async fn an_acknowledged_write_survives_a_crash_of_redis_with_an_append_only_fil
 
 #[tokio::test]
 async fn removed_holds_leave_no_keys() {
-    needs_redis!();
+    needs_servers!(ONE);
     let redis = OwnRedis::start();
-    let timers = open_timers(redis.settings()).await.timers;
+    let timers = open_timers(redis.settings()).await;
     let ended = |id: &str, how| {
         let end = hold(id).ended(how, at(1));
         TimerChange::End { id: HoldId::new(id), end, was: None }

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use whimbrel_engines::needs_servers;
 use whimbrel_engines::redis::{RedisConnection, RedisSettings, RedisStartError};
 
-use crate::server::{OwnRedis, free_port};
-use crate::{CLUSTER, ONE, Shared, connect, needs_redis};
+use crate::services::{OwnRedis, free_address};
+use crate::{CLUSTER, ONE, Shared, connect};
 
 async fn refused(settings: RedisSettings) -> RedisStartError {
     RedisConnection::connect(settings).await.err().expect("such a start fails")
@@ -13,7 +14,7 @@ async fn refused(settings: RedisSettings) -> RedisStartError {
 
 #[tokio::test]
 async fn a_start_without_redis_fails_soon_and_names_the_address() {
-    let address = format!("127.0.0.1:{}", free_port());
+    let address = free_address();
     let began = Instant::now();
     let error = refused(RedisSettings::new([address.as_str()])).await;
     assert!(began.elapsed() < Duration::from_secs(10));
@@ -22,7 +23,7 @@ async fn a_start_without_redis_fails_soon_and_names_the_address() {
 
 #[tokio::test]
 async fn a_password_is_used_and_never_shown() {
-    needs_redis!();
+    needs_servers!(ONE);
     let redis = OwnRedis::start();
     assert_eq!(redis.cli(&["config", "set", "requirepass", "open-sesame"]), "OK");
     let with = |password: &str| RedisSettings::new([format!("redis://:{password}@{}", redis.address())]);
@@ -34,7 +35,7 @@ async fn a_password_is_used_and_never_shown() {
 
 #[tokio::test]
 async fn a_replica_is_refused() {
-    needs_redis!();
+    needs_servers!(ONE);
     let primary = OwnRedis::start();
     let replica = OwnRedis::start_with(&["--replicaof", &format!("127.0.0.1 {}", primary.port())]);
     assert_eq!(refused(replica.settings()).await, RedisStartError::Replica { address: replica.address() });
@@ -42,7 +43,7 @@ async fn a_replica_is_refused() {
 
 #[tokio::test]
 async fn several_addresses_without_a_cluster_are_rejected() {
-    needs_redis!();
+    needs_servers!(ONE);
     let mut settings = Shared(ONE).settings();
     settings.urls.push("127.0.0.1:1".to_owned());
     let address = settings.urls[0].clone();
@@ -51,12 +52,9 @@ async fn several_addresses_without_a_cluster_are_rejected() {
 
 #[tokio::test]
 async fn a_cluster_is_found_by_any_of_its_nodes() {
-    needs_redis!();
-    if let Some(why) = Shared(CLUSTER).skip_reason() {
-        return whimbrel_engines::conformance::say_skipped(&why);
-    }
+    needs_servers!(ONE, CLUSTER);
     let mut settings = Shared(CLUSTER).settings();
-    let gone = format!("127.0.0.1:{}", free_port());
+    let gone = free_address();
     settings.urls = vec![gone, settings.urls[1].clone()];
     let connection = connect(settings).await;
     assert!(connection.description().starts_with("redis cluster at "), "{}", connection.description());

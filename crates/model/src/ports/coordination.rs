@@ -6,9 +6,12 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::PortFuture;
 
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+/// A member as engines store it. The format is persisted.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Member {
     /// The node's name, unique among present members.
     pub name: String,
@@ -17,10 +20,13 @@ pub struct Member {
     /// The address of the internal port, for other nodes.
     pub address: String,
     /// Increases with each join. Zero: an older binary joined, which has no incarnation.
+    #[serde(default)]
     pub incarnation: u64,
     /// A check value of the internal key, by which nodes detect that their keys differ. Empty: an older binary joined, which has none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key_check: String,
     /// The check value of the second accepted internal key. Empty if there is none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key_check_previous: String,
 }
 

@@ -1,13 +1,13 @@
 //! A data folder that is removed when the test ends, and short functions for appends and reads.
 
-#![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each test program uses a part of it")]
 
 mod unsynced;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-pub use unsynced::UnsyncedDisk;
+pub use unsynced::{DiskCall, UnsyncedDisk};
 use whimbrel_storage::disk::RealDisk;
 use whimbrel_storage::{
     Core, DataFolder, LogEvent, LogRecord, LogRecovery, LogReply, LogSettings, LogStore, LogWrite, OpenError,
@@ -40,12 +40,36 @@ impl Folder {
 
     /// The log without its threads, the result of its recovery, and its events. The disk is not synced: these tests do not cut the power.
     pub fn core(&self, settings: LogSettings) -> (Core, LogRecovery, Events) {
+        self.core_on(UnsyncedDisk::default(), settings)
+    }
+
+    /// The same on another disk.
+    pub fn core_on(&self, disk: UnsyncedDisk, settings: LogSettings) -> (Core, LogRecovery, Events) {
         let events = Events::default();
         let reported = events.clone();
         let on_event = Box::new(move |event| reported.lock().unwrap().push(event));
-        let folder = Arc::new(self.unsynced_folder());
+        let folder = Arc::new(DataFolder::open(Arc::new(disk), self.path()).unwrap());
         let (core, recovered) = Core::open(folder, settings, 0, on_event).unwrap();
         (core, recovered, events)
+    }
+
+    /// The files of a folder with this suffix, in the order of their names.
+    pub fn files(&self, folder: &str, suffix: &str) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.path().join(folder)).unwrap();
+        let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        files.retain(|path| path.to_string_lossy().ends_with(suffix));
+        files.sort();
+        files
+    }
+
+    /// The segments of partition 0 of topic 1.
+    pub fn segments(&self) -> Vec<PathBuf> {
+        self.files("log/topics/1/0", ".segment")
+    }
+
+    /// The first file of the journal.
+    pub fn journal(&self) -> PathBuf {
+        self.files("log/journal", ".journal").remove(0)
     }
 
     pub fn unsynced_folder(&self) -> DataFolder {
@@ -75,6 +99,12 @@ fn copy_tree(from: &Path, to: &Path) {
             std::fs::copy(entry.path(), target).unwrap();
         }
     }
+}
+
+pub fn flip(path: &Path, position: usize) {
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[position] ^= 0x10;
+    std::fs::write(path, bytes).unwrap();
 }
 
 /// Settings whose files are small enough for tests.
@@ -114,6 +144,19 @@ pub fn append(store: &LogStore, partition: PartitionKey, texts: &[&str]) -> u64 
         LogReply::Appended(offsets) => offsets[0].clone().unwrap(),
         other => panic!("{other:?}"),
     }
+}
+
+/// The text of a record of about 100 bytes that has its offset.
+pub fn text(offset: u64) -> String {
+    format!("record {offset} {}", "x".repeat(100))
+}
+
+/// Commits records with the [`text`]s of their offsets in one frame.
+pub fn commit_texts(core: &Core, partition: PartitionKey, from: u64, count: u64) {
+    let texts: Vec<String> = (from..from + count).map(text).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let outcome = core.commit(&[LogWrite::Append(vec![part(partition, from, &texts)])]).remove(0);
+    assert_eq!(outcome, LogReply::Appended(vec![Ok(from)]));
 }
 
 /// All values from an offset on.

@@ -7,14 +7,14 @@ use whimbrel_model::ports::timers::ApplyOutcome;
 use super::InboxFactory;
 use super::scene::{drop_own, hour, new_owner, own, put_own, put_shared, release, shared};
 
-pub async fn a_partition_that_was_never_written_is_empty_at_zero(factory: &dyn InboxFactory) {
+pub async fn a_partition_that_was_never_written_is_empty_at_zero(factory: &InboxFactory) {
     let open = factory.open().await;
-    let read = open.inbox.rows(0, vec![own(1, 1), shared(1)]).await.expect("rows can be read");
+    let read = open.rows(0, vec![own(1, 1), shared(1)]).await.expect("rows can be read");
     assert_eq!((read.applied, read.found), (0, vec![None, None]));
-    assert_eq!(open.inbox.open(0, 7).await, Ok(Some(0)));
+    assert_eq!(open.open(0, 7).await, Ok(Some(0)));
 }
 
-pub async fn an_older_epoch_cannot_open_a_partition(factory: &dyn InboxFactory) {
+pub async fn an_older_epoch_cannot_open_a_partition(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     owner.open(5).await;
     owner.open(4).await;
@@ -22,7 +22,7 @@ pub async fn an_older_epoch_cannot_open_a_partition(factory: &dyn InboxFactory) 
     owner.open(5).await;
 }
 
-pub async fn a_newer_epoch_takes_a_partition_and_gets_its_offset(factory: &dyn InboxFactory) {
+pub async fn a_newer_epoch_takes_a_partition_and_gets_its_offset(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     owner.apply(vec![put_own(1, 1, "a")]).await;
     assert_eq!(owner.inbox.open(0, 9).await, Ok(Some(10)));
@@ -30,14 +30,14 @@ pub async fn a_newer_epoch_takes_a_partition_and_gets_its_offset(factory: &dyn I
     assert_eq!(owner.inbox.apply(0, write).await, Ok(ApplyOutcome::OlderEpoch));
 }
 
-pub async fn an_epoch_is_remembered_before_anything_is_written(factory: &dyn InboxFactory) {
+pub async fn an_epoch_is_remembered_before_anything_is_written(factory: &InboxFactory) {
     let (open, owner) = new_owner(factory).await;
     drop(owner);
     let open = factory.reopen(open).await;
-    assert_eq!(open.inbox.open(0, 2).await, Ok(None));
+    assert_eq!(open.open(0, 2).await, Ok(None));
 }
 
-pub async fn epochs_and_offsets_of_many_digits_compare_as_numbers(factory: &dyn InboxFactory) {
+pub async fn epochs_and_offsets_of_many_digits_compare_as_numbers(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     owner.open(9).await;
     owner.open(10).await;
@@ -49,7 +49,7 @@ pub async fn epochs_and_offsets_of_many_digits_compare_as_numbers(factory: &dyn 
     assert_eq!(owner.offer(near).await, ApplyOutcome::Behind { at: u64::MAX - 100 });
 }
 
-pub async fn a_write_moves_the_store_to_its_offset(factory: &dyn InboxFactory) {
+pub async fn a_write_moves_the_store_to_its_offset(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     let box_put = owner.put_box(1, Some("box"), Some(hour(1)));
     owner.apply(vec![box_put, put_own(1, 1, "a"), put_shared(2, "s", 2)]).await;
@@ -59,7 +59,7 @@ pub async fn a_write_moves_the_store_to_its_offset(factory: &dyn InboxFactory) {
     owner.agrees().await;
 }
 
-pub async fn acknowledgements_alone_do_not_move_the_offset(factory: &dyn InboxFactory) {
+pub async fn acknowledgements_alone_do_not_move_the_offset(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     owner.apply(vec![put_own(1, 1, "a")]).await;
     for _ in 0..2 {
@@ -70,7 +70,7 @@ pub async fn acknowledgements_alone_do_not_move_the_offset(factory: &dyn InboxFa
     owner.agrees().await;
 }
 
-pub async fn a_write_from_elsewhere_is_told_where_the_store_is_and_changes_nothing(factory: &dyn InboxFactory) {
+pub async fn a_write_from_elsewhere_is_told_where_the_store_is_and_changes_nothing(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     owner.apply(vec![put_own(1, 1, "a")]).await;
     for expected in [0, 9, 11] {
@@ -80,7 +80,7 @@ pub async fn a_write_from_elsewhere_is_told_where_the_store_is_and_changes_nothi
     owner.agrees().await;
 }
 
-pub async fn a_write_of_an_older_epoch_is_refused_and_changes_nothing(factory: &dyn InboxFactory) {
+pub async fn a_write_of_an_older_epoch_is_refused_and_changes_nothing(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     owner.apply(vec![put_own(1, 1, "a")]).await;
     let write = InboxWrite { epoch: 2, ..owner.write(vec![drop_own(1, 1)]) };
@@ -88,7 +88,7 @@ pub async fn a_write_of_an_older_epoch_is_refused_and_changes_nothing(factory: &
     owner.agrees().await;
 }
 
-pub async fn one_of_many_writes_at_the_same_offset_is_done(factory: &dyn InboxFactory) {
+pub async fn one_of_many_writes_at_the_same_offset_is_done(factory: &InboxFactory) {
     let (_open, owner) = new_owner(factory).await;
     let writes = (0..8).map(|user| owner.inbox.apply(0, owner.write(vec![put_own(user, 1, "a")])));
     let judged = join_all(writes).await;
@@ -97,7 +97,7 @@ pub async fn one_of_many_writes_at_the_same_offset_is_done(factory: &dyn InboxFa
     assert_eq!(rows.found.iter().flatten().count(), 1);
 }
 
-pub async fn a_reset_empties_the_partition_and_its_own_changes_stay(factory: &dyn InboxFactory) {
+pub async fn a_reset_empties_the_partition_and_its_own_changes_stay(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     let boxes = [owner.put_box(1, Some("a"), Some(hour(1))), owner.put_box(2, Some("b"), Some(hour(1)))];
     owner.apply(vec![boxes[0].clone(), boxes[1].clone(), put_own(1, 1, "a"), put_shared(2, "s", 5)]).await;
@@ -110,7 +110,7 @@ pub async fn a_reset_empties_the_partition_and_its_own_changes_stay(factory: &dy
     assert_eq!(owner.row(shared(2)).await, None, "references from before the reset do not count");
 }
 
-pub async fn rows_from_before_a_reset_are_never_visible_again(factory: &dyn InboxFactory) {
+pub async fn rows_from_before_a_reset_are_never_visible_again(factory: &InboxFactory) {
     let (open, mut owner) = new_owner(factory).await;
     for round in 0..4 {
         let box_put = owner.put_box(round, Some("a"), Some(hour(1)));
@@ -122,13 +122,13 @@ pub async fn rows_from_before_a_reset_are_never_visible_again(factory: &dyn Inbo
     let naive = owner.naive.clone();
     drop(owner);
     let open = factory.reopen(open).await;
-    let mut owner = super::scene::InboxScene { inbox: open.inbox.clone(), partition: 0, naive };
+    let mut owner = super::scene::InboxScene { inbox: open.port.clone(), partition: 0, naive };
     owner.agrees().await;
     owner.apply(vec![put_own(1, 1, "b")]).await;
     owner.agrees().await;
 }
 
-pub async fn a_reset_that_is_refused_empties_nothing(factory: &dyn InboxFactory) {
+pub async fn a_reset_that_is_refused_empties_nothing(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     owner.apply(vec![put_own(1, 1, "a"), put_shared(2, "s", 1)]).await;
     let elsewhere = InboxWrite { reset: true, expected: 3, ..owner.write(vec![]) };
@@ -138,7 +138,7 @@ pub async fn a_reset_that_is_refused_empties_nothing(factory: &dyn InboxFactory)
     owner.agrees().await;
 }
 
-pub async fn changes_of_one_write_take_effect_in_order(factory: &dyn InboxFactory) {
+pub async fn changes_of_one_write_take_effect_in_order(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     owner.apply(vec![put_own(1, 1, "a"), drop_own(1, 1), put_own(1, 2, "b"), put_own(1, 2, "c")]).await;
     owner.agrees().await;

@@ -11,7 +11,7 @@ fn text(text: &'static str) -> Option<Bytes> {
     Some(Bytes::from_static(text.as_bytes()))
 }
 
-pub async fn boxes_are_answered_in_the_order_of_the_question(factory: &dyn InboxFactory) {
+pub async fn boxes_are_answered_in_the_order_of_the_question(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     let boxes = vec![owner.put_box(1, Some("a"), None), owner.put_box(2, Some("b"), None)];
     owner.apply(boxes).await;
@@ -20,7 +20,7 @@ pub async fn boxes_are_answered_in_the_order_of_the_question(factory: &dyn Inbox
     assert_eq!(read.found, [text("b"), None, text("a"), text("b")]);
 }
 
-pub async fn a_removed_box_is_absent(factory: &dyn InboxFactory) {
+pub async fn a_removed_box_is_absent(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     let put = owner.put_box(1, Some("a"), Some(hour(1)));
     owner.apply(vec![put]).await;
@@ -29,7 +29,7 @@ pub async fn a_removed_box_is_absent(factory: &dyn InboxFactory) {
     owner.agrees().await;
 }
 
-pub async fn own_and_shared_rows_of_one_number_are_separate(factory: &dyn InboxFactory) {
+pub async fn own_and_shared_rows_of_one_number_are_separate(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     owner.apply(vec![put_own(1, 7, "one"), put_own(2, 7, "two"), put_shared(7, "all", 2)]).await;
     owner.agrees().await;
@@ -39,7 +39,7 @@ pub async fn own_and_shared_rows_of_one_number_are_separate(factory: &dyn InboxF
     owner.agrees().await;
 }
 
-pub async fn rows_are_answered_in_the_order_of_the_question(factory: &dyn InboxFactory) {
+pub async fn rows_are_answered_in_the_order_of_the_question(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     owner.apply(vec![put_own(1, 1, "a"), put_shared(2, "b", 1), put_own(1, 3, "c")]).await;
     let asked = vec![own(1, 3), shared(2), own(1, 2), own(1, 1), shared(1), own(1, 3)];
@@ -47,14 +47,14 @@ pub async fn rows_are_answered_in_the_order_of_the_question(factory: &dyn InboxF
     assert_eq!(read.found, [text("c"), text("b"), None, text("a"), None, text("c")]);
 }
 
-pub async fn a_dropped_row_is_removed_and_others_stay(factory: &dyn InboxFactory) {
+pub async fn a_dropped_row_is_removed_and_others_stay(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     owner.apply((0..10).map(|seq| put_own(1, seq, "a")).collect()).await;
     owner.apply((0..9).map(|seq| drop_own(1, seq)).chain([drop_own(3, 9)]).collect()).await;
     owner.agrees().await;
 }
 
-pub async fn rows_may_be_empty_and_have_any_bytes(factory: &dyn InboxFactory) {
+pub async fn rows_may_be_empty_and_have_any_bytes(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     let any = Bytes::from_iter(0..=255u8);
     let changes = vec![
@@ -68,7 +68,7 @@ pub async fn rows_may_be_empty_and_have_any_bytes(factory: &dyn InboxFactory) {
     owner.agrees().await;
 }
 
-pub async fn a_shared_row_is_removed_with_its_last_reference(factory: &dyn InboxFactory) {
+pub async fn a_shared_row_is_removed_with_its_last_reference(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     owner.apply(vec![put_shared(4, "all", 3)]).await;
     owner.apply(vec![release(4, 1)]).await;
@@ -78,7 +78,7 @@ pub async fn a_shared_row_is_removed_with_its_last_reference(factory: &dyn Inbox
     assert_eq!(owner.row(shared(4)).await, None);
 }
 
-pub async fn further_references_keep_the_stored_row(factory: &dyn InboxFactory) {
+pub async fn further_references_keep_the_stored_row(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     owner.apply(vec![put_shared(4, "first", 2)]).await;
     owner.apply(vec![put_shared(4, "second", 3)]).await;
@@ -88,7 +88,7 @@ pub async fn further_references_keep_the_stored_row(factory: &dyn InboxFactory) 
     assert_eq!(owner.row(shared(4)).await, None);
 }
 
-pub async fn releasing_a_missing_row_is_no_error(factory: &dyn InboxFactory) {
+pub async fn releasing_a_missing_row_is_no_error(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     owner.apply(vec![release(4, 2)]).await;
     owner.apply(vec![put_shared(4, "all", 1)]).await;
@@ -97,7 +97,7 @@ pub async fn releasing_a_missing_row_is_no_error(factory: &dyn InboxFactory) {
     assert_eq!(owner.row(shared(5)).await, None, "a row without references is not stored");
 }
 
-pub async fn a_removed_shared_row_can_be_added_again(factory: &dyn InboxFactory) {
+pub async fn a_removed_shared_row_can_be_added_again(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     owner.apply(vec![put_shared(4, "first", 1)]).await;
     owner.apply(vec![release(4, 9)]).await;
@@ -105,7 +105,7 @@ pub async fn a_removed_shared_row_can_be_added_again(factory: &dyn InboxFactory)
     assert_eq!(owner.row(shared(4)).await, text("second"));
 }
 
-pub async fn boxes_are_reclaimable_by_the_hour_the_earliest_first(factory: &dyn InboxFactory) {
+pub async fn boxes_are_reclaimable_by_the_hour_the_earliest_first(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     let late = Timestamp::from_millis(hour(2).as_millis() + 1);
     let boxes = vec![
@@ -123,7 +123,7 @@ pub async fn boxes_are_reclaimable_by_the_hour_the_earliest_first(factory: &dyn 
     owner.agrees().await;
 }
 
-pub async fn a_moved_or_removed_box_is_not_reclaimable_by_its_earlier_hour(factory: &dyn InboxFactory) {
+pub async fn a_moved_or_removed_box_is_not_reclaimable_by_its_earlier_hour(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     let boxes = (1..=4).map(|user| owner.put_box(user, Some("a"), Some(hour(1)))).collect();
     owner.apply(boxes).await;
@@ -135,7 +135,7 @@ pub async fn a_moved_or_removed_box_is_not_reclaimable_by_its_earlier_hour(facto
     assert_eq!(owner.reclaimable(hour(9), 10).await, [uid(4), uid(1)]);
 }
 
-pub async fn no_more_boxes_are_reclaimable_than_asked_for(factory: &dyn InboxFactory) {
+pub async fn no_more_boxes_are_reclaimable_than_asked_for(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     let boxes = (0..10).map(|user| owner.put_box(user, Some("a"), Some(hour(user as i64)))).collect();
     owner.apply(boxes).await;
@@ -143,7 +143,7 @@ pub async fn no_more_boxes_are_reclaimable_than_asked_for(factory: &dyn InboxFac
     assert_eq!(owner.reclaimable(hour(100), 0).await, []);
 }
 
-pub async fn every_read_returns_the_applied_offset(factory: &dyn InboxFactory) {
+pub async fn every_read_returns_the_applied_offset(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     for _ in 0..3 {
         owner.apply(vec![]).await;

@@ -23,14 +23,14 @@ pub struct InboxScene {
     pub naive: NaiveInbox,
 }
 
-pub async fn new_owner(factory: &dyn InboxFactory) -> (OpenInbox, InboxScene) {
+pub async fn new_owner(factory: &InboxFactory) -> (OpenInbox, InboxScene) {
     let open = factory.open().await;
     let owner = take(&open, 0).await;
     (open, owner)
 }
 
 pub async fn take(open: &OpenInbox, partition: u32) -> InboxScene {
-    let mut owner = InboxScene { inbox: Arc::clone(&open.inbox), partition, naive: NaiveInbox::default() };
+    let mut owner = InboxScene { inbox: Arc::clone(&open.port), partition, naive: NaiveInbox::default() };
     owner.open(3).await;
     owner
 }

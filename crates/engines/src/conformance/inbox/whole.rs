@@ -18,7 +18,7 @@ use crate::conformance::seeded_random::SeededRandom;
 const ROUNDS: usize = 150;
 const SEED: u64 = 0x0069_6e62_6f78_6573;
 
-pub async fn a_random_walk_agrees_with_a_naive_model(factory: &dyn InboxFactory) {
+pub async fn a_random_walk_agrees_with_a_naive_model(factory: &InboxFactory) {
     let (mut open, mut owner) = new_owner(factory).await;
     let mut dice = SeededRandom(SEED);
     for round in 0..ROUNDS {
@@ -69,15 +69,15 @@ fn random_change(owner: &InboxScene, dice: &mut SeededRandom) -> InboxChange {
     }
 }
 
-async fn opened_again(factory: &dyn InboxFactory, open: OpenInbox, owner: InboxScene) -> (OpenInbox, InboxScene) {
+async fn opened_again(factory: &InboxFactory, open: OpenInbox, owner: InboxScene) -> (OpenInbox, InboxScene) {
     let InboxScene { inbox, partition, naive } = owner;
     drop(inbox);
     let open = factory.reopen(open).await;
-    let owner = InboxScene { inbox: Arc::clone(&open.inbox), partition, naive };
+    let owner = InboxScene { inbox: Arc::clone(&open.port), partition, naive };
     (open, owner)
 }
 
-pub async fn partitions_do_not_see_each_other(factory: &dyn InboxFactory) {
+pub async fn partitions_do_not_see_each_other(factory: &InboxFactory) {
     let (open, mut first) = new_owner(factory).await;
     let (mut second, mut third) = (take(&open, 1).await, take(&open, 256).await);
     for (owner, text) in [(&mut first, "first"), (&mut second, "second"), (&mut third, "third")] {
@@ -92,7 +92,7 @@ pub async fn partitions_do_not_see_each_other(factory: &dyn InboxFactory) {
     }
 }
 
-pub async fn a_large_row_is_returned_whole(factory: &dyn InboxFactory) {
+pub async fn a_large_row_is_returned_whole(factory: &InboxFactory) {
     let (_open, mut owner) = new_owner(factory).await;
     let row: Bytes = (0..2_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let put = InboxChange::PutOwn { uid: uid(1), seq: 1, row: row.clone() };
@@ -101,7 +101,7 @@ pub async fn a_large_row_is_returned_whole(factory: &dyn InboxFactory) {
     assert!(owner.row(own(1, 1)).await.as_ref() == Some(&row) && owner.row(shared(1)).await == Some(row));
 }
 
-pub async fn thousands_of_changes_are_one_write(factory: &dyn InboxFactory) {
+pub async fn thousands_of_changes_are_one_write(factory: &InboxFactory) {
     const CHANGED: u64 = 12_000;
     let (_open, mut owner) = new_owner(factory).await;
     let mut changes: Vec<_> = (0..CHANGED).map(|user| owner.put_box(user, Some("box"), Some(hour(1)))).collect();
@@ -122,7 +122,7 @@ pub async fn thousands_of_changes_are_one_write(factory: &dyn InboxFactory) {
     assert_eq!(owner.reclaimable(hour(2), 10).await, []);
 }
 
-pub async fn a_store_opened_again_is_as_it_was(factory: &dyn InboxFactory) {
+pub async fn a_store_opened_again_is_as_it_was(factory: &InboxFactory) {
     let (open, mut owner) = new_owner(factory).await;
     let mut changes: Vec<_> =
         (0..USERS).map(|user| owner.put_box(user, Some("box"), Some(hour(user as i64)))).collect();
@@ -136,11 +136,11 @@ pub async fn a_store_opened_again_is_as_it_was(factory: &dyn InboxFactory) {
     owner.agrees().await;
 }
 
-pub async fn reads_beside_writes_see_whole_writes_only(factory: &dyn InboxFactory) {
+pub async fn reads_beside_writes_see_whole_writes_only(factory: &InboxFactory) {
     let (open, mut owner) = new_owner(factory).await;
     let stop = Arc::new(AtomicBool::new(false));
     let reader = tokio::spawn({
-        let (inbox, stop) = (Arc::clone(&open.inbox), Arc::clone(&stop));
+        let (inbox, stop) = (Arc::clone(&open.port), Arc::clone(&stop));
         async move {
             while !stop.load(Ordering::Relaxed) {
                 // Every write puts its own number into every row and box.

@@ -74,7 +74,7 @@ pub async fn a_time_lookup_does_not_skip_a_record_that_is_being_appended(factory
     const ROUNDS: i64 = 100;
     let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
-    let base = super::scene::now().as_millis() - ROUNDS;
+    let base = crate::conformance::now().as_millis() - ROUNDS;
     for round in 0..ROUNDS {
         let time = Timestamp::from_millis(base + round);
         let entry = Entry { partition, record: Record { timestamp: time, ..record(Bytes::from_static(b"x")) } };

@@ -5,7 +5,8 @@ use whimbrel_model::ports::Entry;
 use whimbrel_model::{Headers, PartitionId, Record, Timestamp};
 
 use super::LogFactory;
-use super::scene::{LogScene, now, record};
+use super::scene::{LogScene, record};
+use crate::conformance::now;
 
 pub async fn a_record_is_read_exactly_as_appended(factory: &dyn LogFactory) {
     let mut headers = Headers::builder();

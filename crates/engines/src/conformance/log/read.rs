@@ -133,7 +133,7 @@ pub async fn reading_back_begins_at_the_requested_offset(factory: &dyn LogFactor
 pub async fn a_time_leads_to_the_first_record_at_or_after_it(factory: &dyn LogFactory) {
     let (scene, topic) = LogScene::with_topic(factory, 1).await;
     let partition = PartitionId::new(topic, 0);
-    let base = super::scene::now().as_millis() - 100_000;
+    let base = crate::conformance::now().as_millis() - 100_000;
     let at = |ms: i64| Record { timestamp: Timestamp::from_millis(base + ms), ..record(Bytes::from_static(b"x")) };
     let entries = [1000, 2000, 2000, 3000].map(|ms| Entry { partition, record: at(ms) });
     let mut offsets = Vec::new();

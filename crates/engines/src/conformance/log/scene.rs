@@ -1,13 +1,14 @@
 //! The setting of the properties: an open log, topics of their own, and short functions for frequent steps.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
 use whimbrel_model::ports::{Bounds, CommitOutcome, Entry, ExactTopic, Fence, LogError, ReadBatch, ReadLimits};
-use whimbrel_model::{Headers, PartitionId, Record, Retention, StoredRecord, Timestamp, TopicNumber, TopicSpec};
+use whimbrel_model::{Headers, PartitionId, Record, Retention, StoredRecord, TopicNumber, TopicSpec};
 
 use super::{LogFactory, LogTraits, OpenLog};
+use crate::conformance::{now, unique_word};
 
 /// The timeout of a read that must return records. It bounds a failure, not a success.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -35,8 +36,10 @@ impl<'f> LogScene<'f> {
 
     /// A second instance on the same store, if the engine supports that.
     pub async fn beside(&self) -> Option<LogScene<'f>> {
-        let open = self.factory.open_beside(&self.open).await?;
-        Some(LogScene { factory: self.factory, open })
+        if !self.traits().is_shared {
+            return None;
+        }
+        Some(LogScene { factory: self.factory, open: self.factory.open_beside(&self.open).await })
     }
 
     pub async fn topic(&self, partitions: u32) -> TopicNumber {
@@ -133,10 +136,9 @@ impl<'f> LogScene<'f> {
 /// A topic that no other test of this machine uses, without retention.
 pub fn new_spec(partitions: u32) -> TopicSpec {
     static TOPICS: AtomicU32 = AtomicU32::new(1);
-    let number = TopicNumber(TOPICS.fetch_add(1, Ordering::Relaxed));
     TopicSpec {
-        number,
-        name: format!("conformance-{}", unique_word(number.0)),
+        number: TopicNumber(TOPICS.fetch_add(1, Ordering::Relaxed)),
+        name: format!("conformance-{}", unique_word()),
         partitions,
         retention: Retention::default(),
         replicas: None,
@@ -146,22 +148,11 @@ pub fn new_spec(partitions: u32) -> TopicSpec {
 
 /// A name for a fence that no other test of this machine uses.
 pub fn new_fence_name() -> String {
-    static FENCES: AtomicU32 = AtomicU32::new(1);
-    format!("conformance/{}", unique_word(FENCES.fetch_add(1, Ordering::Relaxed)))
-}
-
-fn unique_word(number: u32) -> String {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!("{:x}-{:x}-{number}", since_epoch.as_millis(), std::process::id())
+    format!("conformance/{}", unique_word())
 }
 
 pub fn wide() -> ReadLimits {
     ReadLimits { max_records: 10_000, max_bytes: 64 << 20, wait: PATIENCE }
-}
-
-pub fn now() -> Timestamp {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp::from_millis(since_epoch.as_millis() as i64)
 }
 
 /// A record of the present time with that value, without a key and headers.

@@ -96,11 +96,9 @@ pub async fn a_waiting_reader_gets_an_error_when_a_trim_passes_its_offset(factor
 /// background: the loop waits for the first offset itself.
 async fn trim_until_the_first_moves(scene: &LogScene<'_>, partition: PartitionId) -> u64 {
     const RECORD_BYTES: usize = 1000;
-    let records_per_piece = scene.traits().trim_piece_bytes / RECORD_BYTES + 10;
     let began = Instant::now();
     loop {
-        let piece =
-            (0..records_per_piece).map(|_| Entry { partition, record: record(vec![b'x'; RECORD_BYTES]) }).collect();
+        let piece = (0..10).map(|_| Entry { partition, record: record(vec![b'x'; RECORD_BYTES]) }).collect();
         let last = *scene.append(piece).await.last().expect("a piece has records");
         // The engine must not return records from memory after they are trimmed, so a reader reads them first.
         scene.read_now(partition, 0).await;

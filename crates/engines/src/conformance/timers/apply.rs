@@ -14,14 +14,14 @@ pub async fn a_write_moves_the_store_to_its_offset(factory: &dyn TimersFactory) 
     let (open, mut shard) = new_shard(factory).await;
     shard.put(vec![hold("a", 1)]).await;
     shard.put(vec![hold("b", 1)]).await;
-    assert_eq!(open.timers.open(0, shard.epoch).await, Ok(Some(20)));
+    assert_eq!(open.open(0, shard.epoch).await, Ok(Some(20)));
     shard.agrees().await;
 }
 
 pub async fn a_write_without_changes_moves_the_store_too(factory: &dyn TimersFactory) {
     let (open, mut shard) = new_shard(factory).await;
     shard.apply(Vec::new()).await;
-    assert_eq!(open.timers.open(0, shard.epoch).await, Ok(Some(10)));
+    assert_eq!(open.open(0, shard.epoch).await, Ok(Some(10)));
 }
 
 /// A write that would change every row that [`some_holds`] puts.
@@ -55,7 +55,7 @@ pub async fn a_write_from_elsewhere_is_told_where_the_store_is_and_changes_nothi
 pub async fn a_write_of_an_older_epoch_is_refused_and_changes_nothing(factory: &dyn TimersFactory) {
     let (open, mut shard) = new_shard(factory).await;
     shard.apply(some_holds()).await;
-    assert_eq!(open.timers.open(0, 2).await, Ok(Some(10)));
+    assert_eq!(open.open(0, 2).await, Ok(Some(10)));
     assert_eq!(shard.offer(upheaval(&shard)).await, ApplyOutcome::OlderEpoch);
     shard.agrees().await;
     let lost = TimersWrite { expected: 3, ..upheaval(&shard) };
@@ -109,7 +109,7 @@ pub async fn a_reset_at_another_offset_empties_nothing(factory: &dyn TimersFacto
 pub async fn a_reset_of_an_older_epoch_empties_nothing(factory: &dyn TimersFactory) {
     let (open, mut shard) = new_shard(factory).await;
     shard.apply(some_holds()).await;
-    assert_eq!(open.timers.open(0, 2).await, Ok(Some(10)));
+    assert_eq!(open.open(0, 2).await, Ok(Some(10)));
     assert_eq!(shard.offer(shard.reset(Vec::new(), 20)).await, ApplyOutcome::OlderEpoch);
     shard.agrees().await;
 }
@@ -125,7 +125,7 @@ pub async fn rows_from_before_a_reset_are_never_visible_again(factory: &dyn Time
     }
     drop(shard.timers);
     let open = factory.reopen(open).await;
-    ShardScene { timers: open.timers.clone(), ..shard }.agrees().await;
+    ShardScene { timers: open.port.clone(), ..shard }.agrees().await;
 }
 
 pub async fn a_dropped_write_is_whole_or_absent(factory: &dyn TimersFactory) {

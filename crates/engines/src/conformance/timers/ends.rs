@@ -46,8 +46,8 @@ pub async fn an_end_of_an_id_that_was_never_put_is_remembered(factory: &dyn Time
 }
 
 pub async fn an_end_replaces_an_earlier_end_whatever_their_times(factory: &dyn TimersFactory) {
-    let (open, mut shard) = new_shard(factory).await;
-    let far = i64::try_from(open.remember.as_millis()).expect("it is at most a day") * 3 / 4;
+    let (_open, mut shard) = new_shard(factory).await;
+    let far = i64::try_from(factory.remember().as_millis()).expect("it is at most a day") * 3 / 4;
     for millis in [0, -far, -MINUTE_MS / 2, far - MINUTE_MS, -far / 2] {
         shard.end("a", HoldEnd { at: at(millis), ..ended(HoldEndKind::Withdrawn, 10, 7) }).await;
         shard.agrees().await;
@@ -130,10 +130,10 @@ pub async fn a_dead_hold_that_ended_otherwise_is_not_listed(factory: &dyn Timers
 }
 
 pub async fn an_end_is_remembered_for_its_time(factory: &dyn TimersFactory) {
-    let (open, mut shard) = new_shard(factory).await;
+    let (_open, mut shard) = new_shard(factory).await;
     shard.end("a", fired(10)).await;
     shard.end("b", dead(10, 7)).await;
-    let remember = i64::try_from(open.remember.as_millis()).expect("it is at most a day");
+    let remember = i64::try_from(factory.remember().as_millis()).expect("it is at most a day");
     for late in [remember / 4, remember / 2, remember * 3 / 4, remember - 1000] {
         shard.now = at(late);
         shard.end("other", fired(1)).await;
@@ -142,11 +142,11 @@ pub async fn an_end_is_remembered_for_its_time(factory: &dyn TimersFactory) {
 }
 
 pub async fn an_end_is_forgotten_after_its_time(factory: &dyn TimersFactory) {
-    let (open, mut shard) = new_shard(factory).await;
+    let (_open, mut shard) = new_shard(factory).await;
     shard.end("a", fired(10)).await;
     shard.put(vec![hold("b", 10), hold("pending", 10)]).await;
     shard.end("b", dead(10, 7)).await;
-    let remember = i64::try_from(open.remember.as_millis()).expect("it is at most a day");
+    let remember = i64::try_from(factory.remember().as_millis()).expect("it is at most a day");
     let forgotten = async {
         for round in 0.. {
             shard.now = Timestamp::from_millis(START_MS + remember * 2 + round * 1000);

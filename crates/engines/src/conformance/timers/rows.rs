@@ -94,7 +94,7 @@ pub async fn every_read_returns_the_applied_offset(factory: &dyn TimersFactory) 
     let (open, mut shard) = new_shard(factory).await;
     for round in 1..4 {
         shard.put(vec![hold("a", round)]).await;
-        let (timers, at_now) = (&open.timers, shard.applied);
+        let (timers, at_now) = (&open, shard.applied);
         assert_eq!(timers.due(0, None, at(0), 1, 1).await.expect("it reads").applied, at_now, "an empty page");
         assert_eq!(timers.due(0, None, at(100), 1, 1).await.expect("it reads").applied, at_now);
         assert_eq!(timers.get(0, Vec::new()).await.expect("it reads").applied, at_now, "no ids");

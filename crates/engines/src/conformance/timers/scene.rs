@@ -46,7 +46,7 @@ pub async fn new_shard(factory: &dyn TimersFactory) -> (OpenTimers, ShardScene) 
 
 /// Takes a shard that was never written.
 pub async fn take_shard(open: &OpenTimers, number: u32) -> ShardScene {
-    let timers = Arc::clone(&open.timers);
+    let timers = Arc::clone(&open.port);
     assert_eq!(timers.open(number, 1).await, Ok(Some(0)), "the suite begins with an empty store");
     ShardScene {
         timers,

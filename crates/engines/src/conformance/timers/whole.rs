@@ -65,7 +65,7 @@ async fn opened_again(factory: &dyn TimersFactory, open: OpenTimers, shard: Shar
     let ShardScene { timers, number, epoch, applied, now, naive } = shard;
     drop(timers);
     let open = factory.reopen(open).await;
-    let shard = ShardScene { timers: Arc::clone(&open.timers), number, epoch, applied, now, naive };
+    let shard = ShardScene { timers: Arc::clone(&open.port), number, epoch, applied, now, naive };
     (open, shard)
 }
 
@@ -170,7 +170,7 @@ pub async fn a_store_opened_again_is_as_it_was(factory: &dyn TimersFactory) {
         .await;
     let (open, mut shard) = opened_again(factory, open, shard).await;
     shard.agrees().await;
-    assert_eq!(open.timers.open(0, shard.epoch).await, Ok(Some(shard.applied)));
+    assert_eq!(open.open(0, shard.epoch).await, Ok(Some(shard.applied)));
     shard.put(vec![hold("one-more", 1)]).await;
     shard.agrees().await;
 }
@@ -180,7 +180,7 @@ pub async fn reads_beside_writes_see_whole_writes_only(factory: &dyn TimersFacto
     let (open, mut shard) = new_shard(factory).await;
     let stop = Arc::new(AtomicBool::new(false));
     let reader = tokio::spawn({
-        let (timers, stop) = (Arc::clone(&open.timers), Arc::clone(&stop));
+        let (timers, stop) = (Arc::clone(&open.port), Arc::clone(&stop));
         async move {
             while !stop.load(Ordering::Relaxed) {
                 let page = timers.due(0, None, at(1 << 30), 1000, MANY_BYTES).await.expect("the store can be read");

@@ -2,13 +2,14 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::io::Errno;
 use tempfile::TempDir;
-use unsynced::UnsyncedDisk;
+use unsynced::{DiskCall, UnsyncedDisk};
 
 use super::*;
 
 #[path = "../../../../storage/tests/support/unsynced.rs"]
-mod unsynced;
+pub mod unsynced;
 
 fn open(folder: &TempDir) -> Result<FileCatalogue, OpenError> {
     FileCatalogue::open(crate::embedded::open_folder(folder.path()).unwrap())
@@ -18,8 +19,13 @@ async fn entries(catalogue: &FileCatalogue) -> Vec<(String, Versioned)> {
     catalogue.list("").await.unwrap()
 }
 
-fn open_on(disk: UnsyncedDisk, folder: &TempDir) -> Result<FileCatalogue, OpenError> {
+pub fn open_on(disk: UnsyncedDisk, folder: &TempDir) -> Result<FileCatalogue, OpenError> {
     FileCatalogue::open(Arc::new(DataFolder::open(Arc::new(disk), folder.path()).unwrap()))
+}
+
+/// Whether the call puts a file in the place of the catalogue.
+fn is_rename(call: DiskCall<'_>) -> bool {
+    matches!(call, DiskCall::Rename(to) if to.ends_with(FILE))
 }
 
 /// A closed catalogue whose key `k` has the second value, and the versions of both.
@@ -126,11 +132,7 @@ async fn a_change_whose_rename_fails_is_kept_until_a_rename_succeeds() {
     let path = folder.path().join(FILE);
     std::fs::rename(&path, beside(&path)).unwrap();
     let fails = Arc::new(AtomicBool::new(true));
-    let told = fails.clone();
-    let disk = UnsyncedDisk::with_before_rename(move |to| match told.load(Ordering::Relaxed) && to.ends_with(FILE) {
-        true => Err(rustix::io::Errno::NOSPC.into()),
-        false => Ok(()),
-    });
+    let disk = UnsyncedDisk::failing(&fails, Errno::NOSPC.raw_os_error(), is_rename);
     let catalogue = open_on(disk, &folder).unwrap();
     assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2", "the catalogue opens on a full disk");
     let whole = std::fs::read(beside(&path)).unwrap();
@@ -144,59 +146,33 @@ async fn a_change_whose_rename_fails_is_kept_until_a_rename_succeeds() {
 
 #[tokio::test]
 async fn a_change_whose_rename_failed_is_complete_after_the_next_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let fails = Arc::new(AtomicBool::new(false));
-    let told = fails.clone();
-    let disk = UnsyncedDisk::with_before_rename(move |to| match told.load(Ordering::Relaxed) && to.ends_with(FILE) {
-        true => Err(rustix::io::Errno::IO.into()),
-        false => Ok(()),
-    });
-    let catalogue = open_on(disk, &folder).unwrap();
-    let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
-    fails.store(true, Ordering::Relaxed);
-    let unknown = catalogue.put("k", b"2".to_vec(), Some(first)).await;
-    assert!(matches!(unknown, Err(CatalogueError::OutcomeUnknown(_))), "{unknown:?}");
-    let seen = catalogue.get("k").await.unwrap().unwrap();
-    assert_eq!(seen.value, b"2");
-    fails.store(false, Ordering::Relaxed);
-    catalogue.put("l", b"3".to_vec(), None).await.unwrap();
-    drop(catalogue);
-    let catalogue = open(&folder).unwrap();
-    assert_eq!((catalogue.finding(), entries(&catalogue).await.len()), (None, 2));
-    assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2");
-}
-
-#[tokio::test]
-async fn a_change_whose_location_is_unknown_is_complete_after_the_next_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let fails = Arc::new(AtomicBool::new(false));
-    let error = |fails: &AtomicBool| match fails.load(Ordering::Relaxed) {
-        true => Err(io::Error::from(rustix::io::Errno::IO)),
-        false => Ok(()),
-    };
-    let (renaming, looking) = (fails.clone(), fails.clone());
-    let disk = UnsyncedDisk::with_before_rename(move |to| if to.ends_with(FILE) { error(&renaming) } else { Ok(()) });
-    let disk = disk.with_before_lookup(move |_| error(&looking));
-    let catalogue = open_on(disk, &folder).unwrap();
-    let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
-    fails.store(true, Ordering::Relaxed);
-    let unknown = catalogue.put("k", b"2".to_vec(), Some(first)).await;
-    assert!(matches!(unknown, Err(CatalogueError::OutcomeUnknown(_))), "{unknown:?}");
-    fails.store(false, Ordering::Relaxed);
-    catalogue.put("l", b"3".to_vec(), None).await.unwrap();
-    drop(catalogue);
-    let catalogue = open(&folder).unwrap();
-    assert_eq!((catalogue.finding(), entries(&catalogue).await.len()), (None, 2));
-    assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2");
+    // In the second case the disk does not tell where the change is either.
+    let cases: [fn(DiskCall<'_>) -> bool; 2] =
+        [is_rename, |call| matches!(call, DiskCall::Exists(_)) || is_rename(call)];
+    for (case, is_failing) in cases.into_iter().enumerate() {
+        let folder = tempfile::tempdir().unwrap();
+        let fails = Arc::new(AtomicBool::new(false));
+        let disk = UnsyncedDisk::failing(&fails, Errno::IO.raw_os_error(), is_failing);
+        let catalogue = open_on(disk, &folder).unwrap();
+        let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
+        fails.store(true, Ordering::Relaxed);
+        let unknown = catalogue.put("k", b"2".to_vec(), Some(first)).await;
+        assert!(matches!(unknown, Err(CatalogueError::OutcomeUnknown(_))), "case {case}: {unknown:?}");
+        assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2", "case {case}");
+        fails.store(false, Ordering::Relaxed);
+        catalogue.put("l", b"3".to_vec(), None).await.unwrap();
+        drop(catalogue);
+        let catalogue = open(&folder).unwrap();
+        assert_eq!((catalogue.finding(), entries(&catalogue).await.len()), (None, 2), "case {case}");
+        assert_eq!(catalogue.get("k").await.unwrap().unwrap().value, b"2", "case {case}");
+    }
 }
 
 #[tokio::test]
 async fn a_temporary_read_error_does_not_lose_the_last_change() {
     let (folder, _, _) = written_twice().await;
-    let disk = UnsyncedDisk::with_open(|path| match path.ends_with(FILE) {
-        true => Err(rustix::io::Errno::IO.into()),
-        false => Ok(()),
-    });
+    let is_open = |call: DiskCall<'_>| matches!(call, DiskCall::Open(path) if path.ends_with(FILE));
+    let disk = UnsyncedDisk::failing(&Arc::new(AtomicBool::new(true)), Errno::IO.raw_os_error(), is_open);
     let error = open_on(disk, &folder).err().expect("the version before lacks the last change").to_string();
     assert!(error.contains(FILE), "{error}");
     assert_eq!(open(&folder).unwrap().get("k").await.unwrap().unwrap().value, b"2");
@@ -228,11 +204,7 @@ async fn a_failed_write_is_one_event_until_a_write_succeeds() {
 async fn a_change_whose_folder_was_not_synced_has_an_unknown_outcome_and_is_seen() {
     let folder = tempfile::tempdir().unwrap();
     let fails = Arc::new(AtomicBool::new(false));
-    let told = fails.clone();
-    let disk = UnsyncedDisk::with_folder_sync(move || match told.load(Ordering::Relaxed) {
-        true => Err(io::Error::other("simulated")),
-        false => Ok(()),
-    });
+    let disk = UnsyncedDisk::failing(&fails, Errno::IO.raw_os_error(), |call| call == DiskCall::SyncFolder);
     let catalogue = open_on(disk, &folder).unwrap();
     let first = catalogue.put("k", b"1".to_vec(), None).await.unwrap();
     fails.store(true, Ordering::Relaxed);

@@ -7,11 +7,13 @@
 //!
 //! The values of boxes and rows are the owner's bytes only. This module defines the formats of the other values.
 
+use bytes::Buf as _;
+
+use crate::embedded::lsm::{Generation, PREFIX_BYTES};
+
 /// The format of a partition's state. It is persisted.
 const FORMAT: u8 = 1;
 const STATE_BYTES: usize = 1 + 8 + 8 + 4;
-/// The length of a key's prefix: the partition and its generation.
-pub(super) const PREFIX_BYTES: usize = 8;
 const HOUR_BYTES: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,38 +36,15 @@ impl PartitionState {
     }
 
     pub fn decode(value: &[u8]) -> Option<Self> {
-        let (&FORMAT, rest) = value.split_first()? else { return None };
-        let (epoch, rest) = rest.split_first_chunk()?;
-        let (applied, rest) = rest.split_first_chunk()?;
-        let generation = rest.try_into().ok()?;
-        Some(Self {
-            epoch: u64::from_be_bytes(*epoch),
-            applied: u64::from_be_bytes(*applied),
-            generation: u32::from_be_bytes(generation),
-        })
+        let (&FORMAT, mut rest) = value.split_first()? else { return None };
+        let (epoch, applied) = (rest.try_get_u64().ok()?, rest.try_get_u64().ok()?);
+        let generation = rest.try_get_u32().ok()?;
+        rest.is_empty().then_some(Self { epoch, applied, generation })
     }
 }
 
-/// A generation of a partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PartitionGeneration {
-    pub partition: u32,
-    pub generation: u32,
-}
-
-impl PartitionGeneration {
-    pub fn prefix(self) -> [u8; PREFIX_BYTES] {
-        let mut prefix = [0; PREFIX_BYTES];
-        prefix[..4].copy_from_slice(&self.partition.to_be_bytes());
-        prefix[4..].copy_from_slice(&self.generation.to_be_bytes());
-        prefix
-    }
-
-    pub fn of_prefix(prefix: [u8; PREFIX_BYTES]) -> Self {
-        let [p0, p1, p2, p3, g0, g1, g2, g3] = prefix;
-        Self { partition: u32::from_be_bytes([p0, p1, p2, p3]), generation: u32::from_be_bytes([g0, g1, g2, g3]) }
-    }
-
+/// The keys of a partition.
+impl Generation {
     pub fn user(self, uid: &str) -> Vec<u8> {
         self.key(&[uid.as_bytes()])
     }
@@ -80,13 +59,6 @@ impl PartitionGeneration {
 
     pub fn reclaim(self, hour: u32, uid: &str) -> Vec<u8> {
         self.key(&[&hour.to_be_bytes(), uid.as_bytes()])
-    }
-
-    fn key(self, parts: &[&[u8]]) -> Vec<u8> {
-        let mut key = Vec::with_capacity(PREFIX_BYTES + parts.iter().map(|part| part.len()).sum::<usize>());
-        key.extend_from_slice(&self.prefix());
-        parts.iter().for_each(|part| key.extend_from_slice(part));
-        key
     }
 }
 
@@ -117,7 +89,7 @@ mod tests {
 
     #[test]
     fn rows_of_different_users_have_different_keys() {
-        let place = PartitionGeneration { partition: 3, generation: 1 };
+        let place = Generation { part: 3, generation: 1 };
         let ids = ["a", "aa", "aaaaaaaaa", "b"];
         let seqs = [0, 1, u64::from_be_bytes(*b"aaaaaaaa")];
         let mut keys: Vec<_> = ids.iter().flat_map(|id| seqs.map(|seq| place.own(id, seq))).collect();
@@ -125,6 +97,6 @@ mod tests {
         keys.dedup();
         assert_eq!(keys.len(), ids.len() * seqs.len());
         assert_eq!(reclaim_user(&place.reclaim(5, "b")), Some("b"));
-        assert_eq!(PartitionGeneration::of_prefix(place.prefix()), place);
+        assert_eq!(Generation::of_prefix(place.prefix()), place);
     }
 }

@@ -4,9 +4,8 @@
 
 use std::collections::VecDeque;
 
-use super::keys::PartitionGeneration;
 use super::{InboxFault, InboxStore};
-use crate::embedded::lsm::StoreHandle;
+use crate::embedded::lsm::{Generation, StoreHandle};
 
 /// The number of keys in one batch of deletions.
 const ERASED_AT_ONCE: usize = 2_000;
@@ -16,7 +15,7 @@ const ERASED_AT_ONCE: usize = 2_000;
 pub(super) struct PartitionEraser {
     /// The opening of the store to which the places belong.
     opening: u64,
-    places: VecDeque<PartitionGeneration>,
+    places: VecDeque<Generation>,
     /// The position in the first place: the keyspace, and the last deleted key. The eraser never scans deleted keys again.
     keyspace: usize,
     after: Option<Vec<u8>>,
@@ -43,7 +42,7 @@ impl PartitionEraser {
         })
     }
 
-    fn erase(&mut self, inner: &InboxStore, place: PartitionGeneration) -> fjall::Result<()> {
+    fn erase(&mut self, inner: &InboxStore, place: Generation) -> fjall::Result<()> {
         let prefix = place.prefix();
         let mut batch = inner.database.batch();
         let Some(keyspace) = inner.erased().get(self.keyspace).copied() else {
@@ -71,16 +70,4 @@ impl PartitionEraser {
         }
         batch.commit()
     }
-}
-
-/// Generations that are emptied and not erased yet.
-pub(super) fn noted(inner: &InboxStore) -> fjall::Result<Vec<PartitionGeneration>> {
-    let mut places = Vec::new();
-    for entry in inner.partitions.iter() {
-        let key = entry.key()?;
-        if let Ok(prefix) = <[u8; 8]>::try_from(&key[..]) {
-            places.push(PartitionGeneration::of_prefix(prefix));
-        }
-    }
-    Ok(places)
 }

@@ -7,6 +7,7 @@
 
 pub(super) mod fault;
 pub(super) mod folder;
+pub(super) mod generation;
 pub(super) mod guard;
 pub(super) mod journal;
 pub(super) mod manifest;
@@ -18,5 +19,6 @@ pub(super) mod thread;
 pub(crate) mod verify;
 
 pub(super) use fault::{StoreError, StoreFault};
+pub(super) use generation::{Generation, PREFIX_BYTES};
 pub(super) use guard::{LsmStore, StoreGuard, StoreHandle, next_opening};
 pub(super) use thread::WorkThread;

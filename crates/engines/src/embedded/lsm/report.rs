@@ -135,9 +135,7 @@ impl StoreReport {
     pub fn failed(&self, file: &Path, error: &str) {
         let store = self.store;
         tracing::error!(store, file = %file.display(), error, "store failed; opening it again");
-        let detail = format!("the store `{store}` failed and is opened again: {error}");
-        let event = Event::failure("store_failed", detail).with("store", store);
-        (self.reports.events)(event.with("file", file.display()).with("error", error));
+        self.emit_failure(format!("the store `{store}` failed and is opened again: {error}"), file, error);
         self.down(error);
     }
 
@@ -152,9 +150,13 @@ impl StoreReport {
         let store = self.store;
         tracing::error!(store, file = %file.display(), error, "a copy of a store failed; rebuilding it");
         let detail = format!("one of the two copies of the store `{store}` failed and is rebuilt: {error}");
-        let event = Event::failure("store_failed", detail).with("store", store);
-        (self.reports.events)(event.with("file", file.display()).with("error", error));
+        self.emit_failure(detail, file, error);
         self.one_copy(error);
+    }
+
+    fn emit_failure(&self, detail: String, file: &Path, error: &str) {
+        let event = Event::failure("store_failed", detail).with("store", self.store);
+        (self.reports.events)(event.with("file", file.display()).with("error", error));
     }
 
     /// A copy is still closed: an attempt to rebuild it failed.

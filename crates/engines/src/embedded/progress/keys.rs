@@ -8,7 +8,7 @@ use bytes::Bytes;
 use whimbrel_model::SubscriptionNumber;
 use whimbrel_model::ports::{ProgressKey, ProgressRow};
 
-use crate::stores::progress_row::{FORMAT, PLACE_BYTES, decode_placed_row, encode_line, encode_place};
+use crate::stores::progress_row::{FORMAT, decode_placed_row, encode_line, encode_place};
 
 const SUBSCRIPTION_BYTES: usize = 4;
 
@@ -16,18 +16,12 @@ pub fn subscription(subscription: SubscriptionNumber) -> [u8; SUBSCRIPTION_BYTES
     subscription.0.to_be_bytes()
 }
 
-pub fn line(subscription: SubscriptionNumber, line: u32) -> [u8; SUBSCRIPTION_BYTES + 4] {
-    let mut key = [0; SUBSCRIPTION_BYTES + 4];
-    key[..SUBSCRIPTION_BYTES].copy_from_slice(&subscription.0.to_be_bytes());
-    key[SUBSCRIPTION_BYTES..].copy_from_slice(&encode_line(line));
-    key
+pub fn line(subscription: SubscriptionNumber, line: u32) -> Vec<u8> {
+    [&subscription.0.to_be_bytes()[..], &encode_line(line)].concat()
 }
 
-pub fn row(subscription: SubscriptionNumber, place: ProgressKey) -> [u8; SUBSCRIPTION_BYTES + PLACE_BYTES] {
-    let mut key = [0; SUBSCRIPTION_BYTES + PLACE_BYTES];
-    key[..SUBSCRIPTION_BYTES].copy_from_slice(&subscription.0.to_be_bytes());
-    key[SUBSCRIPTION_BYTES..].copy_from_slice(&encode_place(place));
-    key
+pub fn row(subscription: SubscriptionNumber, place: ProgressKey) -> Vec<u8> {
+    [&subscription.0.to_be_bytes()[..], &encode_place(place)].concat()
 }
 
 pub fn decode_row(key: &[u8], value: &[u8]) -> Option<ProgressRow> {

@@ -21,8 +21,11 @@
 
 use std::time::Duration;
 
+use bytes::Buf as _;
 use whimbrel_model::ports::DueCursor;
 use whimbrel_model::{HoldId, Timestamp, TopicNumber};
+
+use crate::embedded::lsm::Generation;
 
 const FORMAT: u8 = 2;
 /// The unit of the counts.
@@ -68,65 +71,31 @@ impl TimerShardState {
     }
 
     pub fn decode(value: &[u8]) -> Option<Self> {
-        let (&FORMAT, rest) = value.split_first()? else { return None };
-        let (epoch, rest) = rest.split_first_chunk()?;
-        let (applied, rest) = rest.split_first_chunk()?;
-        let (generation, rest) = rest.split_first_chunk()?;
-        let (floor, rest) = rest.split_first_chunk()?;
-        let (line, rest) = rest.split_first_chunk()?;
-        let (now, []) = rest.split_first_chunk()? else { return None };
-        Some(Self {
-            epoch: u64::from_le_bytes(*epoch),
-            applied: u64::from_le_bytes(*applied),
-            generation: u32::from_le_bytes(*generation),
-            floor: Timestamp::from_millis(i64::from_le_bytes(*floor)),
-            line: Timestamp::from_millis(i64::from_le_bytes(*line)),
-            now: Timestamp::from_millis(i64::from_le_bytes(*now)),
-        })
+        let (&FORMAT, mut rest) = value.split_first()? else { return None };
+        let state = Self {
+            epoch: rest.try_get_u64_le().ok()?,
+            applied: rest.try_get_u64_le().ok()?,
+            generation: rest.try_get_u32_le().ok()?,
+            floor: Timestamp::from_millis(rest.try_get_i64_le().ok()?),
+            line: Timestamp::from_millis(rest.try_get_i64_le().ok()?),
+            now: Timestamp::from_millis(rest.try_get_i64_le().ok()?),
+        };
+        rest.is_empty().then_some(state)
     }
 }
 
-/// A generation of a shard: the prefix of its keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ShardGeneration {
-    pub shard: u32,
-    pub generation: u32,
-}
-
-impl ShardGeneration {
-    pub fn prefix(self) -> [u8; 8] {
-        (u64::from(self.shard) << 32 | u64::from(self.generation)).to_be_bytes()
-    }
-
-    pub fn of_prefix(prefix: [u8; 8]) -> Self {
-        let both = u64::from_be_bytes(prefix);
-        Self { shard: (both >> 32) as u32, generation: both as u32 }
-    }
-
-    fn key(self, rest_len: usize) -> Vec<u8> {
-        let mut key = Vec::with_capacity(8 + rest_len);
-        key.extend_from_slice(&self.prefix());
-        key
-    }
-
+/// The keys of a shard.
+impl Generation {
     pub fn by_id(self, id: &HoldId) -> Vec<u8> {
-        let mut key = self.key(id.as_str().len());
-        key.extend_from_slice(id.as_str().as_bytes());
-        key
+        self.key(&[id.as_str().as_bytes()])
     }
 
     pub fn by_due(self, due: Timestamp, id: &str) -> Vec<u8> {
-        let mut key = self.key(8 + id.len());
-        key.extend_from_slice(&sortable(due));
-        key.extend_from_slice(id.as_bytes());
-        key
+        self.key(&[&sortable(due), id.as_bytes()])
     }
 
     pub fn count(self, topic: TopicNumber, minute: Timestamp) -> Vec<u8> {
-        let mut key = self.key(12);
-        key.extend_from_slice(&topic.0.to_be_bytes());
-        key.extend_from_slice(&sortable(minute));
-        key
+        self.key(&[&topic.0.to_be_bytes(), &sortable(minute)])
     }
 }
 
@@ -171,13 +140,13 @@ pub(super) fn second_of(time: Timestamp) -> u64 {
     1 << time.as_millis().rem_euclid(60_000).div_euclid(1000)
 }
 
-/// The place in due order at the end of a key of [`ShardGeneration::by_due`].
+/// The place in due order at the end of a key of [`Generation::by_due`].
 pub(super) fn due_of(key: &[u8]) -> Option<DueCursor> {
     let (due, id) = key.get(8..)?.split_first_chunk::<8>()?;
     Some(DueCursor { due: unsortable(*due), id: HoldId::new(std::str::from_utf8(id).ok()?) })
 }
 
-/// The minute at the end of a key of [`ShardGeneration::count`].
+/// The minute at the end of a key of [`Generation::count`].
 pub(super) fn minute_of(key: &[u8]) -> Option<Timestamp> {
     key.get(12..)?.first_chunk().map(|minute| unsortable(*minute))
 }
@@ -194,7 +163,7 @@ pub(super) fn unsortable(bytes: [u8; 8]) -> Timestamp {
 pub(super) mod tests {
     use super::*;
 
-    const PLACE: ShardGeneration = ShardGeneration { shard: 3, generation: 9 };
+    const PLACE: Generation = Generation { part: 3, generation: 9 };
 
     pub fn at(millis: i64) -> Timestamp {
         Timestamp::from_millis(millis)
@@ -214,7 +183,7 @@ pub(super) mod tests {
         assert_eq!(due_of(&PLACE.by_due(at(-7), "order-1")), expected);
         assert_eq!(due_of(&PLACE.prefix()), None);
         assert_eq!(minute_of(&PLACE.count(TopicNumber(1), at(60_000))), Some(at(60_000)));
-        assert_eq!(ShardGeneration::of_prefix(PLACE.prefix()), PLACE);
+        assert_eq!(Generation::of_prefix(PLACE.prefix()), PLACE);
     }
 
     #[test]

@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fjall::compaction::filter::{CompactionFilter, CompactionFilterResult, Context, Factory, ItemAccessor, Verdict};
 use whimbrel_model::Timestamp;
 
-use super::keys::{ShardGeneration, unsortable};
+use super::keys::unsortable;
+use crate::embedded::lsm::Generation;
 
 /// The distance by which a line rises before tables below it are dropped.
 const DROP_STEP_MS: i64 = 60_000;
@@ -30,10 +31,10 @@ pub(super) struct ShardLines(Mutex<HashMap<u32, ShardLine>>);
 
 impl ShardLines {
     /// Records a line that is on disk. Returns true if tables below it are worth dropping.
-    pub fn note(&self, place: ShardGeneration, below: Timestamp) -> bool {
+    pub fn note(&self, place: Generation, below: Timestamp) -> bool {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let new = ShardLine { generation: place.generation, below, dropped_below: Timestamp::from_millis(i64::MIN) };
-        let line = lines.entry(place.shard).or_insert(new);
+        let line = lines.entry(place.part).or_insert(new);
         if line.generation != place.generation {
             *line = new;
         }
@@ -86,8 +87,8 @@ impl LineFilter {
             TimeIn::Key => rest.first_chunk(),
             TimeIn::Value => value.first_chunk(),
         };
-        let (place, Some(time)) = (ShardGeneration::of_prefix(*prefix), time) else { return false };
-        self.lines.get(&place.shard).is_some_and(|line| {
+        let (place, Some(time)) = (Generation::of_prefix(*prefix), time) else { return false };
+        self.lines.get(&place.part).is_some_and(|line| {
             let is_below = place.generation == line.generation && unsortable(*time) < line.below;
             place.generation < line.generation || is_below
         })
@@ -113,7 +114,7 @@ mod tests {
     use crate::embedded::timers::keys::tests::at;
     use whimbrel_model::HoldId;
 
-    const PLACE: ShardGeneration = ShardGeneration { shard: 3, generation: 9 };
+    const PLACE: Generation = Generation { part: 3, generation: 9 };
 
     fn sieve(time_in: TimeIn) -> LineFilter {
         let lines = ShardLines::default();
@@ -124,12 +125,12 @@ mod tests {
     #[test]
     fn only_rows_due_below_the_line_are_garbage() {
         let sieve = sieve(TimeIn::Key);
-        let is_garbage = |place: ShardGeneration, due| sieve.is_garbage(&place.by_due(at(due), "a"), b"");
+        let is_garbage = |place: Generation, due| sieve.is_garbage(&place.by_due(at(due), "a"), b"");
         assert!(is_garbage(PLACE, 99));
         assert!(!is_garbage(PLACE, 100));
-        assert!(!is_garbage(ShardGeneration { shard: 4, ..PLACE }, 0), "a shard without a line");
-        assert!(!is_garbage(ShardGeneration { generation: 10, ..PLACE }, 0), "a generation without a line");
-        assert!(is_garbage(ShardGeneration { generation: 8, ..PLACE }, 500), "an emptied generation");
+        assert!(!is_garbage(Generation { part: 4, ..PLACE }, 0), "a shard without a line");
+        assert!(!is_garbage(Generation { generation: 10, ..PLACE }, 0), "a generation without a line");
+        assert!(is_garbage(Generation { generation: 8, ..PLACE }, 500), "an emptied generation");
         assert!(!sieve.is_garbage(b"short", b""));
     }
 

@@ -2,11 +2,12 @@
 
 use fjall::AbstractTree;
 use whimbrel_model::ports::{ApplyOutcome, DueKey, StoredHold, TimerChange, TimersWrite};
-use whimbrel_model::{Headers, Hold, HoldEndKind, HoldId, MessageBody, TopicNumber};
+use whimbrel_model::{Hold, HoldEndKind, HoldId};
 
 use super::LsmStore as _;
 use super::keys::tests::at;
 use super::{TimerSettings, TimerStore};
+use crate::conformance;
 
 const SHARD: u32 = 3;
 
@@ -21,10 +22,6 @@ impl MergeScene {
         let folder = tempfile::tempdir().unwrap();
         let inner = TimerStore::open(&folder.path().join("holds"), TimerSettings::default()).unwrap();
         Self { inner, applied: 0, _folder: folder }
-    }
-
-    fn inner(&self) -> &TimerStore {
-        &self.inner
     }
 
     /// Writes and syncs, as if every hold below `floor` had ended.
@@ -44,47 +41,37 @@ impl MergeScene {
             now: at(floor),
             synced,
         };
-        assert_eq!(self.inner().apply(SHARD, write).unwrap().0, ApplyOutcome::Done);
+        assert_eq!(self.inner.apply(SHARD, write).unwrap().0, ApplyOutcome::Done);
         self.applied = applied;
     }
 
     fn flush(&self) {
-        for keyspace in [&self.inner().rows, &self.inner().ids, &self.inner().late, &self.inner().late_ids] {
+        for keyspace in [&self.inner.rows, &self.inner.ids, &self.inner.late, &self.inner.late_ids] {
             keyspace.rotate_memtable_and_wait().unwrap();
         }
     }
 
     fn merge(&self) {
         self.flush();
-        self.inner().rows.major_compact().unwrap();
-        self.inner().ids.major_compact().unwrap();
+        self.inner.rows.major_compact().unwrap();
+        self.inner.ids.major_compact().unwrap();
     }
 
     fn known(&self) -> Option<StoredHold> {
-        self.inner().get(SHARD, &[HoldId::new("a")]).unwrap().found.remove(0)
+        self.inner.get(SHARD, &[HoldId::new("a")]).unwrap().found.remove(0)
     }
 
     fn keys(&self) -> [usize; 2] {
-        [&self.inner().rows, &self.inner().ids].map(|keyspace| keyspace.iter().count())
+        [&self.inner.rows, &self.inner.ids].map(|keyspace| keyspace.iter().count())
     }
 }
 
 fn hold(due: i64) -> Hold {
-    Hold {
-        id: HoldId::new("a"),
-        topic: TopicNumber(1),
-        topic_name: "orders".into(),
-        due: at(due),
-        published_at: at(0),
-        version: 1,
-        fresh: true,
-        moves: Vec::new(),
-        message: MessageBody { key: None, value: "body".into(), headers: Headers::EMPTY },
-    }
+    Hold { due: at(due), ..conformance::timers::hold("a", 0) }
 }
 
 fn row(due: i64) -> DueKey {
-    DueKey { due: at(due), topic: TopicNumber(1) }
+    DueKey { due: at(due), topic: hold(due).topic }
 }
 
 fn put(due: i64, was: Option<i64>) -> Vec<TimerChange> {
@@ -118,7 +105,7 @@ fn an_earlier_due_time_of_a_moved_hold_is_not_visible() {
     scene.write(fire(10), 50);
     scene.merge();
     assert!(matches!(scene.known(), Some(StoredHold::Ended(_))));
-    assert_eq!(scene.inner().due(SHARD, None, at(9_999), 9, 9_999).unwrap().found, []);
+    assert_eq!(scene.inner.due(SHARD, None, at(9_999), 9, 9_999).unwrap().found, []);
 }
 
 #[test]
@@ -172,14 +159,14 @@ fn a_clean_stop_flushes_every_row_to_tables() {
     let mut scene = MergeScene::new();
     scene.write(put(100, None), 0);
     let in_memory = |scene: &MergeScene| {
-        let trees = scene.inner().keyspaces();
+        let trees = scene.inner.keyspaces();
         trees
             .iter()
             .filter(|each| !each.tree.active_memtable().is_empty() || each.tree.sealed_memtable_count() > 0)
             .count()
     };
     assert!(in_memory(&scene) > 0);
-    scene.inner().flush().unwrap();
+    scene.inner.flush().unwrap();
     assert_eq!(in_memory(&scene), 0);
     assert_eq!(scene.known(), Some(StoredHold::Pending(hold(100).into())));
 }

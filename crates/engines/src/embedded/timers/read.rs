@@ -9,8 +9,9 @@ use whimbrel_model::ports::timers::bucket_start;
 use whimbrel_model::ports::{AtOffset, CountQuery, DueCursor, HoldQuery, StoredHold};
 use whimbrel_model::{Hold, HoldEnd, HoldEndKind, HoldId, Timestamp, TopicNumber};
 
-use super::keys::{ALL_TOPICS, MINUTE, Minute, ShardGeneration, TimerShardState, due_of, minute_of, unsortable};
+use super::keys::{ALL_TOPICS, MINUTE, Minute, TimerShardState, due_of, minute_of, unsortable};
 use super::{TimerStore, TimersFault, damaged};
+use crate::embedded::lsm::Generation;
 
 /// The maximum bytes of holds in one list, except for a single larger hold; callers continue until a list is empty.
 const LIST_BYTES: usize = 1 << 20;
@@ -24,7 +25,7 @@ pub(super) type ReadResult<T> = Result<AtOffset<T>, TimersFault>;
 struct ShardView<'a> {
     inner: &'a TimerStore,
     snapshot: Snapshot,
-    place: ShardGeneration,
+    place: Generation,
     state: TimerShardState,
 }
 
@@ -40,7 +41,7 @@ impl TimerStore {
     fn view(&self, shard: u32) -> Result<ShardView<'_>, TimersFault> {
         let snapshot = self.database.snapshot();
         let state = self.state(&snapshot, shard)?.unwrap_or(TimerShardState::UNKNOWN);
-        Ok(ShardView { inner: self, snapshot, place: ShardGeneration { shard, generation: state.generation }, state })
+        Ok(ShardView { inner: self, snapshot, place: Generation { part: shard, generation: state.generation }, state })
     }
 
     pub fn due(

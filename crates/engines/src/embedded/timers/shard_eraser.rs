@@ -11,9 +11,8 @@ use std::thread::JoinHandle;
 use fjall::{AbstractTree, Database, Keyspace};
 use whimbrel_model::Timestamp;
 
-use super::keys::ShardGeneration;
 use super::{TimerStore, TimersFault};
-use crate::embedded::lsm::StoreHandle;
+use crate::embedded::lsm::{Generation, StoreHandle};
 
 /// The number of keys in one batch of deletions.
 const ERASED_AT_ONCE: usize = 5_000;
@@ -22,12 +21,12 @@ const ERASED_AT_ONCE: usize = 5_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EraserTask {
     Erase {
-        place: ShardGeneration,
+        place: Generation,
         opening: u64,
     },
     /// Drops whole tables below the line.
     Drop {
-        place: ShardGeneration,
+        place: Generation,
         below: Timestamp,
         opening: u64,
     },
@@ -71,18 +70,6 @@ impl Drop for ShardEraser {
     }
 }
 
-/// Generations that are emptied and not erased yet.
-pub(super) fn noted(inner: &TimerStore) -> fjall::Result<Vec<ShardGeneration>> {
-    let mut places = Vec::new();
-    for entry in inner.shards.iter() {
-        let key = entry.key()?;
-        if let Ok(prefix) = <[u8; 8]>::try_from(&key[..]) {
-            places.push(ShardGeneration::of_prefix(prefix));
-        }
-    }
-    Ok(places)
-}
-
 fn run(store: &StoreHandle<TimerStore>, handed: &Receiver<EraserTask>, stop: &AtomicBool) {
     while let Ok(chore) = handed.recv() {
         if stop.load(Ordering::Acquire) {
@@ -104,11 +91,11 @@ fn run(store: &StoreHandle<TimerStore>, handed: &Receiver<EraserTask>, stop: &At
     }
 }
 
-fn drop_below(inner: &TimerStore, place: ShardGeneration, below: Timestamp) -> fjall::Result<()> {
+fn drop_below(inner: &TimerStore, place: Generation, below: Timestamp) -> fjall::Result<()> {
     Ok(inner.rows.tree.drop_range(place.prefix().to_vec()..place.by_due(below, ""))?)
 }
 
-fn erase(inner: &TimerStore, place: ShardGeneration, stop: &AtomicBool) -> fjall::Result<()> {
+fn erase(inner: &TimerStore, place: Generation, stop: &AtomicBool) -> fjall::Result<()> {
     for keyspace in [&inner.rows, &inner.ids, &inner.late, &inner.late_ids, &inner.counts] {
         if !erase_prefix(&inner.database, keyspace, &place.prefix(), stop)? {
             return Ok(());

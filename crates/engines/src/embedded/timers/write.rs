@@ -7,10 +7,10 @@ use whimbrel_model::ports::timers::bucket_start;
 use whimbrel_model::ports::{ApplyOutcome, DueKey, TimerChange, TimersWrite};
 use whimbrel_model::{Hold, HoldEnd, HoldEndKind, HoldId, Timestamp, TopicNumber};
 
-use super::keys::{ALL_TOPICS, MINUTE, Minute, ShardGeneration, TimerShardState, second_of, sortable};
+use super::keys::{ALL_TOPICS, MINUTE, Minute, TimerShardState, second_of, sortable};
 use super::shard_eraser::EraserTask;
 use super::{MEMTABLE_BYTES, ROWS_MEMTABLE_BYTES, TimerStore, TimersFault, damaged};
-use crate::embedded::lsm::LsmStore as _;
+use crate::embedded::lsm::{Generation, LsmStore as _};
 
 /// The typical number of keys per change, for the capacity of a batch.
 const KEYS_PER_CHANGE: usize = 2;
@@ -37,7 +37,7 @@ impl TimerStore {
         }
         let state = state_after(&before, &write);
         let line_before = if write.reset { TimerShardState::UNKNOWN.line } else { before.line };
-        let place = ShardGeneration { shard, generation: state.generation };
+        let place = Generation { part: shard, generation: state.generation };
         let keys = write.changes.len() * KEYS_PER_CHANGE + 2;
         // A write without a sync survives a crash of the process. After a crash of the machine, the log has it.
         let durability = if write.synced { PersistMode::SyncData } else { PersistMode::Buffer };
@@ -52,7 +52,7 @@ impl TimerStore {
         pen.count()?;
         let mut batch = pen.batch;
         batch.insert(&self.shards, shard.to_be_bytes(), state.encode());
-        let emptied = write.reset.then_some(ShardGeneration { shard, generation: before.generation });
+        let emptied = write.reset.then_some(Generation { part: shard, generation: before.generation });
         if let Some(emptied) = emptied {
             batch.insert(&self.shards, emptied.prefix(), []);
         }
@@ -101,7 +101,7 @@ fn state_after(before: &TimerShardState, write: &TimersWrite) -> TimerShardState
 struct BatchWriter<'a> {
     inner: &'a TimerStore,
     batch: WriteBatch,
-    place: ShardGeneration,
+    place: Generation,
     /// The line before the write: pending holds below it are late holds.
     line_before: Timestamp,
     /// The state of the shard after the write.

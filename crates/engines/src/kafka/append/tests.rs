@@ -2,23 +2,18 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bytes::Bytes;
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::produce_response::{PartitionProduceResponse, TopicProduceResponse};
 use kafka_protocol::messages::{InitProducerIdResponse, ProduceRequest, ProduceResponse, ProducerId};
 use tokio::sync::oneshot;
-use whimbrel_model::{Headers, Timestamp};
 
 use super::outgoing_batch::{self, SendBatch};
 use super::partition_sender::PartitionSender;
 use super::*;
+use crate::conformance::log::record;
 use crate::kafka::stub_cluster::{self, Respond, StubCluster};
 
 const LONG: Duration = Duration::from_secs(8);
-
-fn record() -> Record {
-    Record { key: None, value: Bytes::from_static(b"x"), headers: Headers::EMPTY, timestamp: Timestamp::from_millis(1) }
-}
 
 fn topic() -> KnownTopic {
     KnownTopic::new(TopicNumber(1), stub_cluster::TOPIC.to_owned(), stub_cluster::PARTITIONS as u32, 1000)
@@ -50,8 +45,8 @@ impl Waiting {
         for deadline in deadlines {
             let (call, answered) = AppendCall::new(1);
             let mut chunk = RecordChunk::new(call, Instant::now(), *deadline);
-            shared.reserve(&record()).unwrap();
-            chunk.push(0, record());
+            shared.reserve(&record("x")).unwrap();
+            chunk.push(0, record("x"));
             shared.put(topic.clone(), partition(), chunk);
             answers.push(answered);
         }
@@ -169,7 +164,7 @@ async fn append_one(brokers: Accepting, message_timeout: Duration) -> Result<u64
     let appender = Appender::start(&settings, cluster, queries);
     let known = KnownTopics::default();
     known.put(topic());
-    let outcome = appender.append(&known, vec![Entry { partition: partition(), record: record() }]).await;
+    let outcome = appender.append(&known, vec![Entry { partition: partition(), record: record("x") }]).await;
     outcome.into_iter().next().unwrap()
 }
 

@@ -28,11 +28,17 @@ fn topic() -> KnownTopic {
     KnownTopic::new(TopicNumber(1), TOPIC.to_owned(), PARTITIONS as u32, 1 << 20)
 }
 
+/// Brokers, queries that have asked them for the topic, and the kinds of the events.
+async fn known_on(count: usize) -> (StubCluster, Queries, Arc<Mutex<Vec<&'static str>>>, KnownTopic) {
+    let brokers = StubCluster::start_with(count, MetadataOnly).await;
+    let (queries, events) = queries(&brokers);
+    queries.refresh(TOPIC).await;
+    (brokers, queries, events, topic())
+}
+
 #[tokio::test]
 async fn a_topic_that_another_application_deleted_is_reported_once() {
-    let brokers = StubCluster::start_with(2, MetadataOnly).await;
-    let ((queries, events), topic) = (queries(&brokers), topic());
-    queries.refresh(TOPIC).await;
+    let (brokers, queries, events, topic) = known_on(2).await;
     assert_eq!(queries.is_missing(&topic, 3).await, Ok(false));
     brokers.delete_topic();
     for index in 0..4 {
@@ -48,9 +54,7 @@ async fn a_topic_that_another_application_deleted_is_reported_once() {
 
 #[tokio::test]
 async fn a_topic_that_is_deleted_through_whimbrel_is_not_reported() {
-    let brokers = StubCluster::start_with(1, MetadataOnly).await;
-    let ((queries, events), topic) = (queries(&brokers), topic());
-    queries.refresh(TOPIC).await;
+    let (brokers, queries, events, topic) = known_on(1).await;
     brokers.delete_topic();
     topic.missing.expect();
     assert_eq!(queries.is_missing(&topic, 0).await, Ok(true));
@@ -61,9 +65,7 @@ async fn a_topic_that_is_deleted_through_whimbrel_is_not_reported() {
 
 #[tokio::test]
 async fn a_topic_that_one_broker_has_is_not_missing() {
-    let brokers = StubCluster::start_with(2, MetadataOnly).await;
-    let ((queries, _), topic) = (queries(&brokers), topic());
-    queries.refresh(TOPIC).await;
+    let (brokers, queries, _, topic) = known_on(2).await;
     brokers.delete_topic();
     brokers.set_topic(1, TopicView { partitions: PARTITIONS, leader: 1, leader_epoch: 0 });
     assert_eq!(queries.is_missing(&topic, 0).await, Ok(false));
@@ -72,9 +74,7 @@ async fn a_topic_that_one_broker_has_is_not_missing() {
 
 #[tokio::test]
 async fn a_missing_partition_is_remembered_and_asked_for_again_later() {
-    let brokers = StubCluster::start_with(1, MetadataOnly).await;
-    let ((queries, _), topic) = (queries(&brokers), topic());
-    queries.refresh(TOPIC).await;
+    let (brokers, queries, _, topic) = known_on(1).await;
     brokers.delete_topic();
     assert_eq!(queries.is_still_missing(&topic, 0).await, Ok(false), "it was not missing before");
     assert_eq!(queries.is_missing(&topic, 0).await, Ok(true));

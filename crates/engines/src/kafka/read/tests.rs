@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kafka_protocol::messages::fetch_response::{FetchableTopicResponse, PartitionData};
+use kafka_protocol::messages::fetch_response::PartitionData;
 use kafka_protocol::messages::{FetchRequest, FetchResponse};
-use whimbrel_model::{Headers, Record, Timestamp};
 
 use super::*;
+use crate::conformance::log::record;
 use crate::kafka::stub_cluster::{self, StubCluster};
 
 const PARTITION: PartitionId = PartitionId { topic: TopicNumber(1), index: 0 };
@@ -16,17 +16,10 @@ const FETCH_PAUSE: Duration = Duration::from_millis(2);
 
 /// An answer without records, like that of a partition with an open transaction at its visible end.
 fn nothing_visible(request: &FetchRequest) -> FetchResponse {
-    let mut answer = FetchResponse::default();
-    for topic in &request.topics {
-        let part = |index| {
-            let part = PartitionData::default().with_partition_index(index);
-            part.with_high_watermark(WRITTEN_END as i64).with_last_stable_offset(VISIBLE_END as i64)
-        };
-        let parts = topic.partitions.iter().map(|query| part(query.partition)).collect();
-        let topic = FetchableTopicResponse::default().with_topic(topic.topic.clone()).with_partitions(parts);
-        answer.responses.push(topic);
-    }
-    answer
+    stub_cluster::fetched(request, |_| {
+        let part = PartitionData::default().with_high_watermark(WRITTEN_END as i64);
+        part.with_last_stable_offset(VISIBLE_END as i64)
+    })
 }
 
 async fn reader(brokers: &StubCluster) -> PartitionReader {
@@ -75,9 +68,7 @@ fn records_that_are_kept_ahead_count_with_the_answers_that_they_keep_in_memory()
     let one = ReadLimits { max_records: 1, max_bytes: 1000, wait: Duration::ZERO };
     let partition = |index| PartitionId::new(TopicNumber(1), index);
     let take = |index, bytes| {
-        let timestamp = Timestamp::from_millis(1);
-        let record = Record { key: None, value: "x".into(), headers: Headers::EMPTY, timestamp };
-        let records = (0..3).map(|offset| StoredRecord { offset, record: record.clone() }).collect();
+        let records = (0..3).map(|offset| StoredRecord { offset, record: record("x") }).collect();
         let fetched = FetchPage { records, next: 3, visible_end: 3, written_end: 3, bytes };
         ahead.take(partition(index), 0, fetched, &one)
     };

@@ -1,12 +1,10 @@
 //! Tests of the tails: starved partitions, the bound of all windows together.
 
 use super::*;
-use crate::kafka::client::batch::{self, BatchIdentity};
-use crate::kafka::settings::Compression;
-use crate::kafka::stub_cluster::{self, StubCluster};
+use crate::kafka::stub_cluster::{self, StubCluster, batch_at};
 use bytes::Bytes;
 use kafka_protocol::messages::FetchRequest;
-use kafka_protocol::messages::fetch_response::{FetchableTopicResponse, PartitionData};
+use kafka_protocol::messages::fetch_response::PartitionData;
 use std::sync::atomic::AtomicU64;
 use whimbrel_model::{Headers, Record, Timestamp};
 
@@ -18,34 +16,17 @@ fn partition(index: u32) -> PartitionId {
     PartitionId::new(TOPIC, index)
 }
 
-fn batch_at(offset: i64, value_bytes: usize) -> Bytes {
-    let (value, timestamp) = (vec![0; value_bytes].into(), Timestamp::from_millis(1));
-    let record = Record { key: None, value, headers: Headers::EMPTY, timestamp };
-    let identity = BatchIdentity { producer_id: -1, producer_epoch: -1, base_sequence: -1, is_transactional: false };
-    let mut bytes = batch::encode([&record].into_iter(), identity, Compression::None).unwrap().to_vec();
-    bytes[..8].copy_from_slice(&offset.to_be_bytes());
-    bytes.into()
-}
-
 /// Answers like Kafka: the first partition with records gets one batch of any size, the others get no bytes if their next batch exceeds the
 /// limit of the partition. `batch_of` is the batch at an offset of a partition.
 fn respond(request: &FetchRequest, batch_of: impl Fn(i32, i64) -> Option<Bytes>) -> FetchResponse {
     let mut is_first = true;
-    let mut answer = FetchResponse::default();
-    for topic in &request.topics {
-        let mut parts = Vec::new();
-        for query in &topic.partitions {
-            let batch = batch_of(query.partition, query.fetch_offset);
-            let end = query.fetch_offset + i64::from(batch.is_some());
-            let batch = batch.filter(|batch| is_first || batch.len() <= query.partition_max_bytes as usize);
-            is_first &= batch.is_none();
-            let part = PartitionData::default().with_partition_index(query.partition);
-            parts.push(part.with_high_watermark(end).with_last_stable_offset(end).with_records(batch));
-        }
-        let topic = FetchableTopicResponse::default().with_topic(topic.topic.clone()).with_partitions(parts);
-        answer.responses.push(topic);
-    }
-    answer
+    stub_cluster::fetched(request, |query| {
+        let batch = batch_of(query.partition, query.fetch_offset);
+        let end = query.fetch_offset + i64::from(batch.is_some());
+        let batch = batch.filter(|batch| is_first || batch.len() <= query.partition_max_bytes as usize);
+        is_first &= batch.is_none();
+        PartitionData::default().with_high_watermark(end).with_last_stable_offset(end).with_records(batch)
+    })
 }
 
 async fn tails(brokers: &StubCluster, bytes_max: usize) -> (Arc<PartitionTails>, Arc<KnownTopic>) {
@@ -62,8 +43,8 @@ async fn a_large_batch_is_not_starved_by_busy_partitions_of_the_same_fetch() {
     const BUSY: i32 = 4;
     let brokers = StubCluster::start(1, |_, request| {
         let batch_of = |index: i32, offset: i64| match index {
-            ..BUSY => Some(batch_at(offset, 100)),
-            _ => (offset == 0).then(|| batch_at(0, PARTITION_BYTES + 1)),
+            ..BUSY => Some(batch_at(offset, vec![0; 100])),
+            _ => (offset == 0).then(|| batch_at(0, vec![0; PARTITION_BYTES + 1])),
         };
         Some(respond(&request, batch_of))
     });
@@ -112,7 +93,7 @@ async fn all_windows_together_are_bounded_and_continue_after_their_readers_have_
     let end = quiet_end.clone();
     let brokers = StubCluster::start(1, move |_, request| {
         let is_there = |index, offset| index != QUIET as i32 || offset < end.load(Ordering::Acquire) as i64;
-        let batch_of = |index, offset| is_there(index, offset).then(|| batch_at(offset, BATCH_BYTES));
+        let batch_of = |index, offset| is_there(index, offset).then(|| batch_at(offset, vec![0; BATCH_BYTES]));
         Some(respond(&request, batch_of))
     });
     let (tails, topic) = tails(&brokers.await, BYTES_MAX).await;

@@ -5,11 +5,10 @@ use std::time::Instant;
 
 use kafka_protocol::messages::DeleteTopicsRequest;
 use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
-use kafka_protocol::protocol::Request;
 use whimbrel_model::ports::{ExactTopic, LogError};
 
 use super::super::outcome;
-use super::{KafkaTopics, METADATA_POLL_INTERVAL, UNKNOWN_ERROR, refused};
+use super::{KafkaTopics, METADATA_POLL_INTERVAL, refused};
 
 impl KafkaTopics {
     /// The id of the topic that has this name now.
@@ -45,10 +44,7 @@ impl KafkaTopics {
         let malformed = || LogError::Unsupported(format!("`{id}` is not the id of a Kafka topic (topic `{name}`)"));
         let topic = DeleteTopicState::default().with_name(None).with_topic_id(id.parse().ok().ok_or_else(malformed)?);
         let request = DeleteTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(self.timeout_ms());
-        let code_of = |answer: &<DeleteTopicsRequest as Request>::Response| {
-            answer.responses.first().map_or(UNKNOWN_ERROR, |result| result.error_code)
-        };
-        match self.administer(&request, code_of).await {
+        match self.administer(&request, |answer| Some(answer.responses.first()?.error_code)).await {
             Err(error) if !error.code().is_some_and(outcome::is_unknown_partition) => Err(refused(&error, name)),
             _ => Ok(()),
         }

@@ -7,6 +7,7 @@ use kafka_protocol::messages::describe_configs_response::DescribeConfigsResult;
 use whimbrel_model::ports::LogTopics as _;
 
 use super::*;
+use crate::conformance::log::new_spec;
 use crate::kafka::KafkaLog;
 use crate::kafka::stub_cluster::{PARTITIONS, Respond, StubCluster, TOPIC};
 
@@ -111,14 +112,7 @@ fn the_retention_of_a_topic_follows_from_its_settings() {
 
 #[test]
 fn a_topic_without_bounds_is_kept_for_good() {
-    let spec = TopicSpec {
-        number: TopicNumber(1),
-        name: "t".to_owned(),
-        partitions: 1,
-        retention: Retention::default(),
-        replicas: None,
-        min_insync: Some(2),
-    };
+    let spec = TopicSpec { min_insync: Some(2), ..new_spec(1) };
     let configs: BTreeMap<_, _> = new_configs(&spec, 5000).into_iter().collect();
     assert_eq!(configs["retention.ms"], "-1");
     assert_eq!(configs["retention.bytes"], "-1");

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use fjall::PersistMode;
+use rustix::io::Errno;
 
 use super::super::testing::{ObservedReports, Rows, flip, open_rows};
 use super::*;
@@ -31,6 +32,20 @@ fn fails(error: fjall::Error) -> impl FnOnce(&Rows) -> Result<(), StoreFault<Una
     move |_| Err(error.into())
 }
 
+fn flush(rows: &Rows) -> Result<(), StoreFault<Unavailable>> {
+    Ok(rows.rows.rotate_memtable_and_wait()?)
+}
+
+/// Fails some times before it opens the rows.
+fn opens_after(failures: u32, errno: Errno) -> impl Fn(&Path) -> fjall::Result<Rows> {
+    let failures = AtomicU32::new(failures);
+    move |path| {
+        let is_failing =
+            failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+        if is_failing { Err(fjall::Error::Io(errno.into())) } else { open_rows(path) }
+    }
+}
+
 struct Scene {
     folder: tempfile::TempDir,
     seen: ObservedReports,
@@ -45,8 +60,19 @@ impl Scene {
         self.folder.path().join("holds")
     }
 
+    /// A closed store with one row.
+    fn with_a_row() -> Self {
+        let scene = Self::new();
+        scene.open().handle().run(|rows| put(rows, "a")).unwrap();
+        scene
+    }
+
     fn open(&self) -> StoreGuard<Rows> {
-        StoreGuard::open("holds", &self.path(), self.seen.reports(), open_rows, |_| {}).unwrap()
+        self.open_with(open_rows)
+    }
+
+    fn open_with(&self, open: impl Fn(&Path) -> fjall::Result<Rows> + Send + Sync + 'static) -> StoreGuard<Rows> {
+        StoreGuard::open("holds", &self.path(), self.seen.reports(), open, |_| {}).unwrap()
     }
 }
 
@@ -61,10 +87,9 @@ fn wait_until_open(scene: &Scene, store: &StoreHandle<Rows>) {
 
 #[test]
 fn a_store_that_stopped_is_opened_again_with_all_its_rows_and_two_events() {
-    let scene = Scene::new();
+    let scene = Scene::with_a_row();
     let guard = scene.open();
     let store = guard.handle();
-    store.run(|rows| put(rows, "a")).unwrap();
     assert!(store.run(fails(fjall::Error::Poisoned)).is_err());
     assert_eq!(scene.seen.health.problems().len(), 1, "`/readyz` names the store");
     assert!(store.run(|rows| put(rows, "b")).is_err(), "calls fail until the store is open");
@@ -77,10 +102,9 @@ fn a_store_that_stopped_is_opened_again_with_all_its_rows_and_two_events() {
 
 #[test]
 fn a_store_with_a_wrong_checksum_is_set_aside_and_begins_empty() {
-    let scene = Scene::new();
+    let scene = Scene::with_a_row();
     let guard = scene.open();
     let store = guard.handle();
-    store.run(|rows| put(rows, "a")).unwrap();
     assert!(store.run(fails(fjall::LsmError::InvalidTrailer.into())).is_err());
     wait_until_open(&scene, &store);
     assert_eq!(store.run(count), Ok(0));
@@ -101,13 +125,12 @@ fn a_panic_of_the_lsm_does_not_end_the_thread_that_met_it() {
 
 #[test]
 fn a_store_is_not_set_aside_while_its_files_can_be_read() {
-    let scene = Scene::new();
+    let scene = Scene::with_a_row();
     let guard = scene.open();
     let store = guard.handle();
-    store.run(|rows| put(rows, "a")).unwrap();
     for _ in 0..VERIFIED_AT_FAILURE + 2 {
         assert_eq!(store.run(count), Ok(1));
-        assert!(store.run(fails(fjall::Error::Io(rustix::io::Errno::IO.into()))).is_err());
+        assert!(store.run(fails(fjall::Error::Io(Errno::IO.into()))).is_err());
         wait_until_open(&scene, &store);
     }
     assert_eq!(store.run(count), Ok(1));
@@ -136,9 +159,7 @@ fn a_journal_behind_its_tables_is_damage_although_its_end_looks_torn() {
     let scene = Scene::new();
     let guard = scene.open();
     guard.handle().run(|rows| put(rows, "a")).unwrap();
-    let flushed =
-        guard.handle().run(|rows| -> Result<_, StoreFault<Unavailable>> { Ok(rows.rows.rotate_memtable_and_wait()?) });
-    flushed.unwrap();
+    guard.handle().run(flush).unwrap();
     drop(guard);
     let journal = scene.path().join("0.jnl");
     flip(&journal, 20);
@@ -151,13 +172,7 @@ fn a_journal_behind_its_tables_is_damage_although_its_end_looks_torn() {
 fn a_store_that_cannot_be_opened_at_the_start_is_opened_later() {
     let scene = Scene::new();
     drop(scene.open());
-    let failures = AtomicU32::new(2);
-    let open = move |path: &Path| {
-        let is_failing =
-            failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
-        if is_failing { Err(fjall::Error::Io(rustix::io::Errno::NOSPC.into())) } else { open_rows(path) }
-    };
-    let guard = StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open, |_| {}).unwrap();
+    let guard = scene.open_with(opens_after(2, Errno::NOSPC));
     assert!(!guard.handle().is_open());
     wait_until_open(&scene, &guard.handle());
     assert_eq!(scene.seen.kinds(), ["store_failed", "store_recovered"]);
@@ -165,12 +180,10 @@ fn a_store_that_cannot_be_opened_at_the_start_is_opened_later() {
 
 #[test]
 fn a_store_that_stops_repeatedly_is_verified_and_set_aside_if_a_table_is_damaged() {
-    let scene = Scene::new();
+    let scene = Scene::with_a_row();
     let guard = scene.open();
     let store = guard.handle();
-    store.run(|rows| put(rows, "a")).unwrap();
-    let flushed = store.run(|rows| -> Result<_, StoreFault<Unavailable>> { Ok(rows.rows.rotate_memtable_and_wait()?) });
-    flushed.unwrap();
+    store.run(flush).unwrap();
     // The LSM's own thread would stop at the damage; callers see only that it stopped.
     // The keyspace 0 is the LSM's own.
     for table in std::fs::read_dir(scene.path().join("keyspaces/1/tables")).unwrap() {
@@ -194,16 +207,9 @@ fn a_folder_whose_creation_was_interrupted_is_created_again() {
     guard.handle().run(|rows| put(rows, "a")).unwrap();
 }
 
-/// Makes a store with one row, and closes it.
-fn with_a_row(scene: &Scene) {
-    let guard = scene.open();
-    guard.handle().run(|rows| put(rows, "a")).unwrap();
-}
-
 #[test]
 fn a_folder_with_an_unreadable_version_is_not_changed_and_opened_later() {
-    let scene = Scene::new();
-    with_a_row(&scene);
+    let scene = Scene::with_a_row();
     let (version, kept) = (scene.path().join("version"), scene.folder.path().join("kept"));
     std::fs::rename(&version, &kept).unwrap();
     // A link to itself: every access fails, as it would on a failing disk.
@@ -219,8 +225,7 @@ fn a_folder_with_an_unreadable_version_is_not_changed_and_opened_later() {
 
 #[test]
 fn a_store_with_entries_and_without_its_version_is_set_aside() {
-    let scene = Scene::new();
-    with_a_row(&scene);
+    let scene = Scene::with_a_row();
     let version = scene.path().join("version");
     std::fs::remove_file(&version).unwrap();
     let guard = scene.open();
@@ -232,8 +237,7 @@ fn a_store_with_entries_and_without_its_version_is_set_aside() {
 
 #[test]
 fn a_store_of_a_newer_version_is_rejected_and_not_changed() {
-    let scene = Scene::new();
-    with_a_row(&scene);
+    let scene = Scene::with_a_row();
     std::fs::write(scene.path().join("version"), b"FJL\x04").unwrap();
     std::fs::write(scene.path().join("0.jnl"), b"a journal of another format").unwrap();
     let opened = StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open_rows, |_| {});
@@ -245,8 +249,7 @@ fn a_store_of_a_newer_version_is_rejected_and_not_changed() {
 
 #[test]
 fn a_flipped_bit_in_the_version_is_damage_and_no_newer_version() {
-    let scene = Scene::new();
-    with_a_row(&scene);
+    let scene = Scene::with_a_row();
     std::fs::write(scene.path().join("version"), b"FJL\x07").unwrap();
     let guard = scene.open();
     assert_eq!(guard.handle().run(count), Ok(0));
@@ -283,15 +286,14 @@ const UNREADABLE: &str = "unreadable";
 
 /// Fails with an error of the device while the store has its old files.
 fn open_readable(path: &Path) -> fjall::Result<Rows> {
-    if path.join(UNREADABLE).exists() { Err(fjall::Error::Io(rustix::io::Errno::IO.into())) } else { open_rows(path) }
+    if path.join(UNREADABLE).exists() { Err(fjall::Error::Io(Errno::IO.into())) } else { open_rows(path) }
 }
 
 #[test]
 fn a_store_that_cannot_be_read_at_the_start_is_set_aside_after_some_attempts() {
-    let scene = Scene::new();
-    with_a_row(&scene);
+    let scene = Scene::with_a_row();
     std::fs::write(scene.path().join(UNREADABLE), b"").unwrap();
-    let guard = StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open_readable, |_| {}).unwrap();
+    let guard = scene.open_with(open_readable);
     assert_eq!(scene.seen.kinds(), ["store_failed"], "one error is no reason to set the store aside");
     wait_until_open(&scene, &guard.handle());
     assert_eq!(guard.handle().run(count), Ok(0));
@@ -302,7 +304,7 @@ fn a_store_that_cannot_be_read_at_the_start_is_set_aside_after_some_attempts() {
 #[test]
 fn a_store_that_cannot_be_read_again_after_a_failure_is_set_aside() {
     let scene = Scene::new();
-    let guard = StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open_readable, |_| {}).unwrap();
+    let guard = scene.open_with(open_readable);
     let store = guard.handle();
     store.run(|rows| put(rows, "a")).unwrap();
     std::fs::write(scene.path().join(UNREADABLE), b"").unwrap();
@@ -314,15 +316,8 @@ fn a_store_that_cannot_be_read_again_after_a_failure_is_set_aside() {
 
 #[test]
 fn a_disk_that_fails_for_long_sets_a_store_aside_once() {
-    let scene = Scene::new();
-    with_a_row(&scene);
-    let failures = AtomicU32::new(UNREADABLE_ATTEMPTS_MAX * 2 + 1);
-    let open = move |path: &Path| {
-        let is_failing =
-            failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
-        if is_failing { Err(fjall::Error::Io(rustix::io::Errno::IO.into())) } else { open_rows(path) }
-    };
-    let guard = StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open, |_| {}).unwrap();
+    let scene = Scene::with_a_row();
+    let guard = scene.open_with(opens_after(UNREADABLE_ATTEMPTS_MAX * 2 + 1, Errno::IO));
     wait_until_open(&scene, &guard.handle());
     assert_eq!(scene.seen.kinds(), ["store_failed", "store_rebuilt", "store_recovered"]);
     assert!(scene.folder.path().join("holds.damaged/0.jnl").exists(), "the first files are kept");
@@ -330,20 +325,14 @@ fn a_disk_that_fails_for_long_sets_a_store_aside_once() {
 
 #[test]
 fn a_store_that_cannot_be_created_on_a_full_disk_is_created_later() {
-    for errno in [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT, rustix::io::Errno::IO] {
+    for errno in [Errno::NOSPC, Errno::DQUOT, Errno::IO] {
         let scene = Scene::new();
-        let failures = AtomicU32::new(2);
-        let open = move |path: &Path| {
-            let is_failing =
-                failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
-            if is_failing { Err(fjall::Error::Io(errno.into())) } else { open_rows(path) }
-        };
-        let guard = StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open, |_| {}).unwrap();
+        let guard = scene.open_with(opens_after(2, errno));
         wait_until_open(&scene, &guard.handle());
         assert_eq!(scene.seen.kinds(), ["store_failed", "store_recovered"]);
     }
     let scene = Scene::new();
-    let open = |_: &Path| Err::<Rows, _>(fjall::Error::Io(rustix::io::Errno::ACCESS.into()));
+    let open = |_: &Path| Err::<Rows, _>(fjall::Error::Io(Errno::ACCESS.into()));
     assert!(StoreGuard::open("holds", &scene.path(), scene.seen.reports(), open, |_| {}).is_err());
 }
 
@@ -356,7 +345,7 @@ fn the_files_of_a_damaged_store_make_room_for_the_rebuilt_one() {
     wait_until_open(&scene, &store);
     store.run(|rows| put(rows, "a")).unwrap();
     assert!(kept.is_dir(), "the disk has room");
-    assert!(store.run(fails(fjall::Error::Io(rustix::io::Errno::NOSPC.into()))).is_err());
+    assert!(store.run(fails(fjall::Error::Io(Errno::NOSPC.into()))).is_err());
     wait_until_open(&scene, &store);
     assert!(!kept.exists(), "the disk has no room for the rebuilt store");
     assert_eq!(store.run(count), Ok(1));

@@ -34,6 +34,21 @@ impl Scene {
         LsmMirror::open(&self.copies()[0], SETTINGS, self.seen.reports()).unwrap()
     }
 
+    /// Copies a side, for [`Self::put_back`].
+    fn keep(&self, side: usize) {
+        copy_folder(&self.copies()[side], &self.folder.path().join("kept"));
+    }
+
+    /// Replaces a side with its copy, as if it had not received the writes since then.
+    fn put_back(&self, side: usize) {
+        std::fs::remove_dir_all(&self.copies()[side]).unwrap();
+        std::fs::rename(self.folder.path().join("kept"), &self.copies()[side]).unwrap();
+    }
+
+    fn flush(&self) {
+        self.open().flush().unwrap();
+    }
+
     /// All rows are there, in both copies.
     fn assert_whole(&self) {
         let mut mirror = self.open();
@@ -72,14 +87,12 @@ fn a_copy_with_a_flipped_bit_in_its_journal_is_rebuilt_and_its_place_reported() 
 fn a_copy_that_lost_its_synced_end_is_rebuilt_and_reported() {
     for side in 0..2 {
         let scene = Scene::new();
-        let kept = scene.folder.path().join("kept");
-        copy_folder(&scene.copies()[side], &kept);
+        scene.keep(side);
         let mut mirror = scene.open();
         put(&mut mirror, COUNT - 1);
         put(&mut mirror, COUNT - 1);
         drop(mirror);
-        std::fs::remove_dir_all(&scene.copies()[side]).unwrap();
-        std::fs::rename(&kept, &scene.copies()[side]).unwrap();
+        scene.put_back(side);
         scene.assert_whole();
         assert_eq!(scene.seen.kinds(), ["store_copy_rebuilt"]);
     }
@@ -87,14 +100,12 @@ fn a_copy_that_lost_its_synced_end_is_rebuilt_and_reported() {
 
 /// Copies of which the side has the last, acknowledged rows alone, and cannot be opened until the returned file is removed.
 fn with_an_unreadable_newer_copy(scene: &Scene, side: usize) -> PathBuf {
-    let kept = scene.folder.path().join("kept");
-    copy_folder(&scene.copies()[1 - side], &kept);
+    scene.keep(1 - side);
     let mut mirror = scene.open();
     put(&mut mirror, COUNT);
     put(&mut mirror, COUNT + 1);
     drop(mirror);
-    std::fs::remove_dir_all(&scene.copies()[1 - side]).unwrap();
-    std::fs::rename(&kept, &scene.copies()[1 - side]).unwrap();
+    scene.put_back(1 - side);
     // A link to itself: every access fails, as it would on a failing disk.
     let journal = scene.copies()[side].join("1.jnl");
     std::os::unix::fs::symlink(&journal, &journal).unwrap();
@@ -131,14 +142,12 @@ fn a_copy_that_cannot_be_opened_for_long_is_kept_under_another_name() {
 #[test]
 fn a_copy_that_misses_only_unsynced_batches_is_rebuilt_without_an_event() {
     let scene = Scene::new();
-    let kept = scene.folder.path().join("kept");
-    copy_folder(&scene.copies()[1], &kept);
+    scene.keep(1);
     let mut mirror = scene.open();
     let key = b"key 0000".to_vec();
     mirror.commit(&vec![(ROWS, RowChange::Insert(key, vec![8]))]).unwrap();
     drop(mirror);
-    std::fs::remove_dir_all(&scene.copies()[1]).unwrap();
-    std::fs::rename(&kept, &scene.copies()[1]).unwrap();
+    scene.put_back(1);
     scene.assert_whole();
     assert!(scene.seen.kinds().is_empty());
 }
@@ -200,9 +209,7 @@ fn a_store_whose_second_copy_cannot_be_written_is_a_warning_until_it_can() {
 fn a_copy_with_a_flipped_bit_in_a_manifest_is_rebuilt_from_the_other_one() {
     for side in 0..2 {
         let scene = Scene::new();
-        let mut mirror = scene.open();
-        mirror.flush().unwrap();
-        drop(mirror);
+        scene.flush();
         let manifest = manifest_with_table(&scene.copies()[side].join("keyspaces/1"));
         // The number of runs in the last level.
         let runs = std::fs::read(&manifest).unwrap().windows(5).position(|bytes| bytes == [1, 1, 0, 0, 0]).unwrap();
@@ -217,9 +224,7 @@ fn a_copy_with_a_flipped_bit_in_a_manifest_is_rebuilt_from_the_other_one() {
 #[test]
 fn two_copies_with_damaged_manifests_are_kept_and_the_loss_is_reported() {
     let scene = Scene::new();
-    let mut mirror = scene.open();
-    mirror.flush().unwrap();
-    drop(mirror);
+    scene.flush();
     for copy in scene.copies() {
         flip(&manifest_with_table(&copy.join("keyspaces/1")), 1);
     }
@@ -276,9 +281,7 @@ fn readable_rows_of_two_damaged_copies_are_kept_and_the_loss_is_reported() {
 #[test]
 fn a_damaged_table_is_read_from_the_other_copy() {
     let scene = Scene::new();
-    let mut mirror = scene.open();
-    mirror.flush().unwrap();
-    drop(mirror);
+    scene.flush();
     damage_tables(&scene.copies()[0]);
     assert_eq!(count(&mut scene.open()), COUNT);
     scene.assert_whole();
@@ -300,9 +303,7 @@ fn damage_tables(copy: &Path) {
 #[test]
 fn entries_that_the_only_good_copy_cannot_read_are_taken_from_the_failed_one() {
     let scene = Scene::new();
-    let mut mirror = scene.open();
-    mirror.flush().unwrap();
-    drop(mirror);
+    scene.flush();
     damage_tables(&scene.copies()[1]);
     let mut mirror = scene.open();
     // A temporary failure of the first copy makes the second one the source.
@@ -316,16 +317,14 @@ fn entries_that_the_only_good_copy_cannot_read_are_taken_from_the_failed_one() {
 #[test]
 fn a_damaged_copy_with_newer_synced_batches_is_preferred_and_the_loss_reported() {
     let scene = Scene::new();
-    let kept = scene.folder.path().join("kept");
-    copy_folder(&scene.copies()[0], &kept);
+    scene.keep(0);
     let mut mirror = scene.open();
     for number in COUNT..COUNT + 20 {
         put(&mut mirror, number);
     }
     drop(mirror);
     // The first copy had failed before the new batches; the second one is damaged near its end.
-    std::fs::remove_dir_all(&scene.copies()[0]).unwrap();
-    std::fs::rename(&kept, &scene.copies()[0]).unwrap();
+    scene.put_back(0);
     let journal = scene.copies()[1].join("0.jnl");
     let bytes = std::fs::read(&journal).unwrap();
     let used = bytes.iter().rposition(|byte| *byte != 0).unwrap();

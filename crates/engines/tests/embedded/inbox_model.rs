@@ -1,72 +1,12 @@
-//! Inboxes and devices of the embedded engine: the conformance suites of the ports, and inboxes against a reference model.
-
-use std::any::Any;
-use std::sync::Arc;
+//! Inboxes against a reference model, after any writes.
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use tempfile::TempDir;
-use whimbrel_engines::conformance;
-use whimbrel_engines::conformance::devices::OpenDevices;
-use whimbrel_engines::conformance::inbox::OpenInbox;
 use whimbrel_engines::conformance::inbox::naive::NaiveInbox;
-use whimbrel_engines::embedded::{LsmDevices, LsmInbox, StoreReports};
-use whimbrel_model::Timestamp;
 use whimbrel_model::people::Uid;
-use whimbrel_model::ports::{Inbox, InboxChange, InboxWrite, PortFuture, RowKey};
+use whimbrel_model::ports::{InboxChange, InboxWrite, RowKey};
 
-whimbrel_engines::conformance_suite!(inbox, Embedded);
-whimbrel_engines::conformance_suite!(devices, Embedded);
-
-struct Embedded;
-
-fn folder() -> Arc<TempDir> {
-    Arc::new(tempfile::tempdir().unwrap())
-}
-
-fn folder_of(store: Arc<dyn Any + Send + Sync>) -> Arc<TempDir> {
-    store.downcast::<TempDir>().unwrap()
-}
-
-fn open_inbox(store: Arc<TempDir>) -> OpenInbox {
-    OpenInbox {
-        inbox: Arc::new(LsmInbox::open(&store.path().join("inboxes"), StoreReports::default()).unwrap()),
-        store,
-    }
-}
-
-impl conformance::inbox::InboxFactory for Embedded {
-    fn open(&self) -> PortFuture<'_, OpenInbox> {
-        Box::pin(async { open_inbox(folder()) })
-    }
-
-    fn reopen(&self, open: OpenInbox) -> PortFuture<'_, OpenInbox> {
-        Box::pin(async {
-            drop(open.inbox);
-            open_inbox(folder_of(open.store))
-        })
-    }
-}
-
-fn open_devices(store: Arc<TempDir>) -> OpenDevices {
-    OpenDevices {
-        devices: Arc::new(LsmDevices::open(&store.path().join("devices"), StoreReports::default()).unwrap()),
-        store,
-    }
-}
-
-impl conformance::devices::DevicesFactory for Embedded {
-    fn open(&self) -> PortFuture<'_, OpenDevices> {
-        Box::pin(async { open_devices(folder()) })
-    }
-
-    fn reopen(&self, open: OpenDevices) -> PortFuture<'_, OpenDevices> {
-        Box::pin(async {
-            drop(open.devices);
-            open_devices(folder_of(open.store))
-        })
-    }
-}
+use super::*;
 
 const USERS: u8 = 4;
 const NUMBERS: u64 = 4;
@@ -119,7 +59,7 @@ proptest! {
     fn reads_match_the_model_after_any_writes(writes in proptest::collection::vec(any_write(), 1..40)) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
-            let open = open_inbox(folder());
+            let open = Opens::<dyn Inbox>::open(&Embedded).await;
             let mut naive = NaiveInbox::default();
             for (number, mut write) in writes.into_iter().enumerate() {
                 // Half of the writes have the right offset.
@@ -132,11 +72,11 @@ proptest! {
                     }
                 }
                 let expected = naive.apply(&write);
-                assert_eq!(open.inbox.apply(0, write).await, Ok(expected));
-                agrees(&*open.inbox, &naive).await;
+                assert_eq!(open.apply(0, write).await, Ok(expected));
+                agrees(&*open, &naive).await;
             }
-            let open = conformance::inbox::InboxFactory::reopen(&Embedded, open).await;
-            agrees(&*open.inbox, &naive).await;
+            let open = Embedded.reopen(open).await;
+            agrees(&*open, &naive).await;
         });
     }
 }
