@@ -9,9 +9,7 @@ use whimbrel_api::subscriptions::{
     SubscriptionSettingsInfo, SubscriptionStatusInfo, WorkersInfo,
 };
 use whimbrel_model::ports::SubscriptionStatus;
-use whimbrel_model::subscription::{
-    AssignWorkers, Mode, Rate, RunState, SigningSecret, Start, Strategy, SubscriptionSpec, WorkerChoice,
-};
+use whimbrel_model::subscription::{Rate, RunState, SigningSecret, Start, SubscriptionSpec, WorkerChoice};
 use whimbrel_model::{Timestamp, format_duration};
 
 use whimbrel_catalogue::subscriptions::Subscription;
@@ -121,10 +119,7 @@ fn settings_of(spec: &SubscriptionSpec) -> SubscriptionSettingsInfo {
     });
     SubscriptionSettingsInfo {
         topics: spec.topics.clone(),
-        mode: match spec.mode {
-            Mode::Push => "push".to_owned(),
-            Mode::Pull => "pull".to_owned(),
-        },
+        mode: word(&spec.mode),
         endpoint,
         ordering: word(&spec.ordering),
         concurrency: spec.concurrency,
@@ -155,18 +150,8 @@ pub(crate) fn workers_document(choice: &WorkerChoice) -> WorkersInfo {
     WorkersInfo {
         pool: choice.pool.clone(),
         count: choice.count,
-        assign: choice.assign.map(|assign| match assign {
-            AssignWorkers::Random => "random".to_owned(),
-            AssignWorkers::LeastLoaded => "least_loaded".to_owned(),
-        }),
-        strategy: match choice.strategy {
-            Strategy::Random => "random",
-            Strategy::RoundRobin => "round_robin",
-            Strategy::WeightedRandom => "weighted_random",
-            Strategy::WeightedRoundRobin => "weighted_round_robin",
-            Strategy::LeastLoaded => "least_loaded",
-        }
-        .to_owned(),
+        assign: choice.assign.as_ref().map(word),
+        strategy: word(&choice.strategy),
     }
 }
 
