@@ -72,8 +72,7 @@ impl Tail {
 }
 
 async fn api_with_two_partitions() -> TestApi {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 2 })).await.ok(201);
+    let api = TestApi::with_partitions(2).await;
     api
 }
 
