@@ -219,7 +219,7 @@ impl GrpcDevice {
     }
 
     /// The last frame has this close code, and the carrier learns of the departure.
-    async fn is_closed(mut self, scene: &mut Scene, code: u32) {
+    async fn assert_closed(mut self, scene: &mut Scene, code: u32) {
         let last = self.next().await;
         assert!(matches!(last, Some(server_frame::Frame::Close(ref close)) if close.code == code), "{last:?}");
         assert_eq!(soon(self.frames.message()).await.unwrap(), None);
@@ -239,7 +239,7 @@ async fn a_grpc_stream_has_the_same_frames() {
     device.ack(42);
     assert!(matches!(scene.told().await, ToCarrier::Ack { upto: 42, .. }));
     device.ack(43);
-    device.is_closed(&mut scene, 4000).await;
+    device.assert_closed(&mut scene, 4000).await;
 }
 
 #[tokio::test]
@@ -248,5 +248,5 @@ async fn a_grpc_device_that_ends_its_side_gets_close_as_last_frame() {
     let mut device = GrpcDevice::admitted(&mut scene).await;
     // The old sender is dropped, which ends the device's side.
     device.say = mpsc::unbounded_channel().0;
-    device.is_closed(&mut scene, 1000).await;
+    device.assert_closed(&mut scene, 1000).await;
 }

@@ -35,7 +35,8 @@ fn is_kept_for_the_phone(mut world: World, why: &str) {
 
 #[test]
 fn the_seat_of_a_long_session_is_kept_however_the_session_ends() {
-    let ends: [(&str, fn(&mut World)); 4] = [
+    type SessionEnd = fn(&mut World);
+    let ends: [(&str, SessionEnd); 4] = [
         ("its gateway dies", |world| world.step(CarrierInput::LiveGateways(Arc::new(Vec::new())))),
         ("its gateway is unreachable", |world| world.step(CarrierInput::GatewayGone(GATEWAY))),
         ("it is kicked", |world| {
