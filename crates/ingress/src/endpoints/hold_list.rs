@@ -15,7 +15,7 @@ use whimbrel_model::{Timestamp, TopicNumber, parse_duration};
 
 use crate::answer::{bounded_json_response, to_json};
 use crate::api_state::ApiState;
-use crate::endpoints::hold_calls::{ask_all, hold_id, wrong_reply};
+use crate::endpoints::hold_calls::{self, ask_all, hold_id, wrong_reply};
 use crate::endpoints::holds::{ended_document, pending_document};
 use crate::keys::Caller;
 use crate::problem::{ApiProblem, ApiResult, Code};
@@ -196,14 +196,14 @@ async fn histogram(
     by_day: CountQuery,
     wanted: Option<Duration>,
 ) -> Result<(Duration, BTreeMap<Timestamp, u64>), ApiProblem> {
-    let days = counted(api, by_day.clone()).await?;
+    let days = hold_calls::count(api, by_day.clone()).await?;
     let span = span_of(&days, by_day.from, by_day.to);
     let bucket = wanted.unwrap_or_else(|| default_bucket(span));
     if span.as_millis() / bucket.as_millis() > BUCKETS_MAX {
         let detail = "more than 10000 buckets: use a longer `bucket` or a shorter time range";
         return Err(ApiProblem::new(Code::BadParameter, detail));
     }
-    let counts = if bucket == DAY { days } else { counted(api, CountQuery { bucket, ..by_day }).await? };
+    let counts = if bucket == DAY { days } else { hold_calls::count(api, CountQuery { bucket, ..by_day }).await? };
     Ok((bucket, counts))
 }
 
@@ -221,17 +221,6 @@ fn span_of(days: &BTreeMap<Timestamp, u64>, from: Option<Timestamp>, to: Option<
 fn default_bucket(span: Duration) -> Duration {
     let suits = |bucket: &&Duration| span.as_millis() / bucket.as_millis() <= BUCKETS_WANTED;
     *BUCKETS.iter().find(suits).unwrap_or(&BUCKETS[BUCKETS.len() - 1])
-}
-
-async fn counted(api: &ApiState, query: CountQuery) -> Result<BTreeMap<Timestamp, u64>, ApiProblem> {
-    let mut counts = BTreeMap::new();
-    for told in ask_all(api, &HoldRequest::Count(query)).await? {
-        let HoldReply::Counted(buckets) = told else { return Err(wrong_reply(&told)) };
-        for (start, count) in buckets {
-            *counts.entry(start).or_default() += count;
-        }
-    }
-    Ok(counts)
 }
 
 #[cfg(test)]
