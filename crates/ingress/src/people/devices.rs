@@ -131,8 +131,7 @@ fn unknown(uid: &Uid, name: &str) -> ApiProblem {
 fn device_of(name: String, mut fields: JsonFields, settings: &ReceiveSettings) -> Result<Device, ApiProblem> {
     let Some(platform) = fields.text("platform")? else { return Err(fields.wrong("platform", "is missing")) };
     let platform = Platform::new(&platform).map_err(|error| ApiProblem::from(error).with("field", "platform"))?;
-    let providers = Provider::ALL.map(|provider| (provider.word(), provider));
-    let Some(provider) = fields.word("provider", &providers)? else {
+    let Some(provider) = fields.word("provider", &Provider::ALL)? else {
         return Err(fields.wrong("provider", "is missing"));
     };
     let Some(token) = fields.text("token")? else { return Err(fields.wrong("token", "is missing")) };
