@@ -159,37 +159,30 @@ impl Client {
 
     /// Reads from one partition.
     pub async fn read(&self, topic: &str, from: &ReadFrom) -> Result<ReadPage, ClientError> {
-        let mut path = format!("/v1/topics/{}/messages?partition={}", escaped(topic), from.partition);
-        add_position(&mut path, &from.position);
-        if let Some(limit) = from.limit {
-            let _ = write!(path, "&limit={limit}");
-        }
-        if let Some(wait) = from.wait {
-            let _ = write!(path, "&wait={}ms", wait.as_millis());
-        }
+        let path = with_query(
+            &format!("/v1/topics/{}/messages", escaped(topic)),
+            &[
+                ("partition", Some(from.partition.to_string())),
+                from.position.parameter(),
+                ("limit", from.limit.map(|limit| limit.to_string())),
+                ("wait", from.wait.map(|wait| format!("{}ms", wait.as_millis()))),
+            ],
+        );
         let wait = self.answer_wait + from.wait.unwrap_or_default();
         self.answer(self.request(Method::GET, &path), Bytes::new(), wait).await
     }
 
     /// Follows a topic.
     pub async fn tail(&self, topic: &str, from: &TailFrom) -> Result<Tail, ClientError> {
-        let mut path = format!("/v1/topics/{}/tail?", escaped(topic));
-        if let Some(partition) = from.partition {
-            let _ = write!(path, "partition={partition}");
-        }
-        if let Some(position) = &from.position {
-            add_position(&mut path, position);
-        }
+        let position = from.position.as_ref().map_or(("offset", None), Position::parameter);
+        let partition = ("partition", from.partition.map(|partition| partition.to_string()));
+        let path = with_query(&format!("/v1/topics/{}/tail", escaped(topic)), &[partition, position]);
         let mut request = self.request(Method::GET, &path).header(header::ACCEPT, "text/event-stream");
         if let Some(id) = &from.last_event_id {
             request = request.header("last-event-id", header_value("last-event-id", id)?);
         }
-        let (status, body) = self.send(request, Bytes::new(), self.answer_wait).await?;
-        if status.is_success() {
-            return Ok(Tail::new(self.base.clone(), body));
-        }
-        let bytes = self.collect(body, self.answer_wait).await?;
-        Err(self.refusal(status, &bytes))
+        let (_, body) = self.send(request, Bytes::new(), self.answer_wait).await?;
+        Ok(Tail::new(self.base.clone(), body))
     }
 
     /// Finds a message by its id.
@@ -221,12 +214,7 @@ impl Client {
     }
 
     pub(crate) async fn delete(&self, path: &str) -> Result<(), ClientError> {
-        let (status, body) = self.send(self.request(Method::DELETE, path), Bytes::new(), self.answer_wait).await?;
-        if status.is_success() {
-            return Ok(());
-        }
-        let bytes = self.collect(body, self.answer_wait).await?;
-        Err(self.refusal(status, &bytes))
+        self.send(self.request(Method::DELETE, path), Bytes::new(), self.answer_wait).await.map(drop)
     }
 
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
@@ -272,12 +260,10 @@ impl Client {
     ) -> Result<T, ClientError> {
         let (status, body) = self.send(request, body, wait).await?;
         let bytes = self.collect(body, wait).await?;
-        if !status.is_success() {
-            return Err(self.refusal(status, &bytes));
-        }
         serde_json::from_slice(&bytes).map_err(|_| self.unexpected(status, &bytes))
     }
 
+    /// Sends a request. A response without a status of success is an error.
     async fn send(
         &self,
         request: http::request::Builder,
@@ -295,20 +281,21 @@ impl Client {
                     ClientError::Broken { server: self.base.clone(), why: why(&error) }
                 }
             })?;
-        Ok((response.status(), response.into_body()))
+        let (status, body) = (response.status(), response.into_body());
+        if status.is_success() {
+            return Ok((status, body));
+        }
+        let bytes = self.collect(body, wait).await?;
+        match serde_json::from_slice::<Problem>(&bytes) {
+            Ok(problem) if !problem.code.is_empty() => Err(ClientError::Problem(Box::new(problem))),
+            _ => Err(self.unexpected(status, &bytes)),
+        }
     }
 
     async fn collect(&self, body: Incoming, wait: Duration) -> Result<Bytes, ClientError> {
         let collected = tokio::time::timeout(wait, body.collect()).await.map_err(|_| self.timeout(wait))?;
         let broken = |error| ClientError::Broken { server: self.base.clone(), why: why(&error) };
         Ok(collected.map_err(broken)?.to_bytes())
-    }
-
-    fn refusal(&self, status: StatusCode, body: &[u8]) -> ClientError {
-        match serde_json::from_slice::<Problem>(body) {
-            Ok(problem) if !problem.code.is_empty() => ClientError::Problem(Box::new(problem)),
-            _ => self.unexpected(status, body),
-        }
     }
 
     fn unexpected(&self, status: StatusCode, body: &[u8]) -> ClientError {
@@ -336,13 +323,17 @@ pub(crate) fn header_value(name: &str, value: &str) -> Result<HeaderValue, Clien
     })
 }
 
-fn add_position(path: &mut String, position: &Position) {
-    let _ = match position {
-        Position::Earliest => write!(path, "&offset=earliest"),
-        Position::Latest => write!(path, "&offset=latest"),
-        Position::Offset(offset) => write!(path, "&offset={offset}"),
-        Position::Since(time) => write!(path, "&since={}", escaped(time)),
-    };
+/// The path with the parameters that have a value.
+pub(crate) fn with_query(path: &str, parameters: &[(&str, Option<String>)]) -> String {
+    let mut whole = path.to_owned();
+    let mut before = '?';
+    for (name, value) in parameters {
+        if let Some(value) = value {
+            let _ = write!(whole, "{before}{name}={}", escaped(value));
+            before = '&';
+        }
+    }
+    whole
 }
 
 /// Percent-encodes a path segment or query value, except unreserved characters.
@@ -371,6 +362,13 @@ mod tests {
         for bad in ["", "127.0.0.1:7600", "https://127.0.0.1", "ftp://x", "http://", "http://a b", "http://a/?q=1"] {
             assert!(matches!(Client::new(bad), Err(ClientError::BadUrl { .. })), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_query_contains_only_the_given_parameters() {
+        assert_eq!(with_query("/v1/holds", &[("topic", None)]), "/v1/holds");
+        let parameters = [("topic", Some("a&b".into())), ("to", None), ("since", Some("2026-01-31T09:30:00Z".into()))];
+        assert_eq!(with_query("/x", &parameters), "/x?topic=a%26b&since=2026-01-31T09%3A30%3A00Z");
     }
 
     #[test]

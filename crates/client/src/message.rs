@@ -95,6 +95,18 @@ pub enum Position {
     Since(String),
 }
 
+impl Position {
+    /// The query parameter of a read that begins here.
+    pub(crate) fn parameter(&self) -> (&'static str, Option<String>) {
+        match self {
+            Self::Earliest => ("offset", Some("earliest".to_owned())),
+            Self::Latest => ("offset", Some("latest".to_owned())),
+            Self::Offset(offset) => ("offset", Some(offset.to_string())),
+            Self::Since(time) => ("since", Some(time.clone())),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

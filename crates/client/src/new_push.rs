@@ -3,9 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
-use whimbrel_api::people::{NewNotify, Origin};
+use whimbrel_api::people::{NewNotify, Origin, PushBody};
 
 /// A message to push. The server uses its default for a missing member.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -67,53 +65,31 @@ impl NewPush {
     }
 }
 
-/// The request body of a push.
-pub(crate) struct PushRequestBody<'a> {
-    pub push: &'a NewPush,
-    /// `None`: the path contains the user.
-    pub uids: Option<&'a [String]>,
-}
-
-impl Serialize for PushRequestBody<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let push = self.push;
-        let mut map = serializer.serialize_map(None)?;
-        if let Some(uids) = self.uids {
-            map.serialize_entry("uids", uids)?;
+/// Builds the request body.
+impl From<&NewPush> for PushBody {
+    fn from(push: &NewPush) -> Self {
+        let payload = std::str::from_utf8(&push.payload).ok().map(str::to_owned);
+        let payload_base64 = payload.is_none().then(|| BASE64.encode(&push.payload));
+        let NewPush {
+            content_type, platforms, store, ttl, collapse_key, notify, notify_after, delay, id, origin, ..
+        } = push.clone();
+        let except_platforms = Some(push.except_platforms.clone()).filter(|platforms| !platforms.is_empty());
+        Self {
+            payload,
+            payload_base64,
+            json: None,
+            content_type,
+            platforms,
+            except_platforms,
+            store,
+            ttl,
+            collapse_key,
+            notify,
+            notify_after,
+            delay,
+            id,
+            origin,
         }
-        match std::str::from_utf8(&push.payload) {
-            Ok(text) => map.serialize_entry("payload", text)?,
-            Err(_) => map.serialize_entry("payload_base64", &BASE64.encode(&push.payload))?,
-        }
-        let texts = [
-            ("content_type", &push.content_type),
-            ("ttl", &push.ttl),
-            ("collapse_key", &push.collapse_key),
-            ("notify_after", &push.notify_after),
-            ("delay", &push.delay),
-            ("id", &push.id),
-        ];
-        for (name, value) in texts {
-            if let Some(value) = value {
-                map.serialize_entry(name, value)?;
-            }
-        }
-        if let Some(platforms) = &push.platforms {
-            map.serialize_entry("platforms", platforms)?;
-        }
-        if !push.except_platforms.is_empty() {
-            map.serialize_entry("except_platforms", &push.except_platforms)?;
-        }
-        if let Some(store) = push.store {
-            map.serialize_entry("store", &store)?;
-        }
-        if let Some(notify) = &push.notify {
-            map.serialize_entry("notify", notify)?;
-        }
-        if let Some(origin) = &push.origin {
-            map.serialize_entry("origin", origin)?;
-        }
-        map.end()
     }
 }
 
@@ -123,19 +99,16 @@ mod tests {
 
     #[test]
     fn a_push_contains_only_the_given_members() {
-        let plain = NewPush::text("hi");
-        assert_eq!(
-            serde_json::to_string(&PushRequestBody { push: &plain, uids: None }).unwrap(),
-            r#"{"payload":"hi"}"#
-        );
+        let body = |push: &NewPush| serde_json::to_string(&PushBody::from(push)).unwrap();
+        assert_eq!(body(&NewPush::text("hi")), r#"{"payload":"hi"}"#);
         let full = NewPush {
             notify: Some(NewNotify { title: Some("t".into()), ..NewNotify::default() }),
             origin: Some(Origin { server: "s".into(), seq: 7 }),
             ..NewPush::new(vec![0xff]).ephemeral().ttl("1h").platforms(["ios"])
         };
         assert_eq!(
-            serde_json::to_string(&PushRequestBody { push: &full, uids: Some(&["a".into(), "b".into()]) }).unwrap(),
-            r#"{"uids":["a","b"],"payload_base64":"/w==","ttl":"1h","platforms":["ios"],"store":false,"notify":{"title":"t"},"origin":{"server":"s","seq":7}}"#
+            body(&full),
+            r#"{"payload_base64":"/w==","platforms":["ios"],"store":false,"ttl":"1h","notify":{"title":"t"},"origin":{"server":"s","seq":7}}"#
         );
     }
 }

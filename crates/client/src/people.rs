@@ -3,12 +3,11 @@
 use http::Method;
 use whimbrel_api::dead_letters::{DeadLetterPage, Redrive, Redriven};
 use whimbrel_api::people::{
-    DeviceInfo, DeviceList, InboxInfo, Kick, NewDevice, PlatformBody, PlatformInfo, PlatformList, PresenceInfo,
-    PresencePage, PresenceQuery, Pushed, TaskAnswer,
+    DeviceInfo, DeviceList, InboxInfo, Kick, ManyPush, NewDevice, PlatformBody, PlatformInfo, PlatformList,
+    PresenceInfo, PresencePage, PresenceQuery, PushBody, Pushed, TaskAnswer,
 };
 
-use crate::client::escaped;
-use crate::new_push::PushRequestBody;
+use crate::client::{escaped, with_query};
 use crate::{Client, ClientError, NewPush};
 
 /// Selects dead letters: pushes that failed for good, or notifications that could not be sent.
@@ -30,12 +29,13 @@ impl PeopleLetters {
 impl Client {
     /// Pushes a message to a user. The push is durable when this returns.
     pub async fn push(&self, uid: &str, push: &NewPush) -> Result<Pushed, ClientError> {
-        self.send_json(Method::POST, &user_path(uid, "/messages"), &PushRequestBody { push, uids: None }).await
+        self.send_json(Method::POST, &user_path(uid, "/messages"), &PushBody::from(push)).await
     }
 
     /// Pushes one message to many users; its body is stored once.
     pub async fn push_many(&self, uids: &[String], push: &NewPush) -> Result<Pushed, ClientError> {
-        self.send_json(Method::POST, "/v1/users/messages", &PushRequestBody { push, uids: Some(uids) }).await
+        let body = ManyPush { uids: uids.to_vec(), push: push.into() };
+        self.send_json(Method::POST, "/v1/users/messages", &body).await
     }
 
     /// Whether a user is online, and where.
@@ -55,8 +55,7 @@ impl Client {
 
     /// The stored messages of a user, for one platform or all.
     pub async fn inbox(&self, uid: &str, platform: Option<&str>) -> Result<InboxInfo, ClientError> {
-        let query = platform.map_or(String::new(), |platform| format!("?platform={}", escaped(platform)));
-        self.get(&format!("{}{query}", user_path(uid, "/inbox"))).await
+        self.get(&with_query(&user_path(uid, "/inbox"), &[("platform", platform.map(str::to_owned))])).await
     }
 
     /// Empties a user's inbox.
@@ -106,8 +105,8 @@ impl Client {
         of: PeopleLetters,
         limit: Option<usize>,
     ) -> Result<DeadLetterPage, ClientError> {
-        let query = limit.map_or(String::new(), |limit| format!("?limit={limit}"));
-        self.get(&format!("/v1/{}/dead-letters{query}", of.word())).await
+        let limit = ("limit", limit.map(|limit| limit.to_string()));
+        self.get(&with_query(&format!("/v1/{}/dead-letters", of.word()), &[limit])).await
     }
 
     /// Redrives these dead letters; all if `ids` is empty.

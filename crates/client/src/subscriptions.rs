@@ -1,6 +1,5 @@
 //! Requests about subscriptions: create, look up, pause, resume, seek, replay, dead letters, redrive, pull, acknowledge.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use http::Method;
@@ -13,7 +12,7 @@ use whimbrel_api::subscriptions::{
     ReplayRange, SeekInfo, SeekTo, SubscriptionInfo, SubscriptionList, SubscriptionSettings,
 };
 
-use crate::client::escaped;
+use crate::client::{escaped, with_query};
 use crate::{Client, ClientError};
 
 impl Client {
@@ -63,14 +62,8 @@ impl Client {
         limit: Option<usize>,
         cursor: Option<&str>,
     ) -> Result<DeadLetterPage, ClientError> {
-        let mut path = format!("{}?", subscription_path(name, "/dead-letters"));
-        if let Some(limit) = limit {
-            let _ = write!(path, "limit={limit}&");
-        }
-        if let Some(cursor) = cursor {
-            let _ = write!(path, "cursor={}", escaped(cursor));
-        }
-        self.get(path.trim_end_matches(['?', '&'])).await
+        let parameters = [("limit", limit.map(|limit| limit.to_string())), ("cursor", cursor.map(str::to_owned))];
+        self.get(&with_query(&subscription_path(name, "/dead-letters"), &parameters)).await
     }
 
     /// Redrives the dead letters of these messages; `None`: all.
@@ -109,13 +102,8 @@ impl Client {
         from: Option<&str>,
         to: Option<&str>,
     ) -> Result<TopicFigures, ClientError> {
-        let mut path = format!("/v1/stats/topics/{}?", escaped(topic));
-        for (name, value) in [("from", from), ("to", to)] {
-            if let Some(value) = value {
-                let _ = write!(path, "{name}={}&", escaped(value));
-            }
-        }
-        self.get(path.trim_end_matches(['?', '&'])).await
+        let parameters = [("from", from.map(str::to_owned)), ("to", to.map(str::to_owned))];
+        self.get(&with_query(&format!("/v1/stats/topics/{}", escaped(topic)), &parameters)).await
     }
 
     async fn command<T: DeserializeOwned>(

@@ -95,7 +95,7 @@ pub(super) fn topic_in_path(path: &str) -> Result<Cow<'_, str>, ApiProblem> {
     path_part(path, "/v1/topics/")
 }
 
-/// Validates a topic name that a user publishes to or creates.
+/// Validates the name of a topic that a user publishes to or creates, or of a subscription.
 pub(super) fn check_user_topic(topic: &str) -> Result<(), ApiProblem> {
     check_topic_name(topic).map_err(|error| {
         let problem = ApiProblem::from(error);

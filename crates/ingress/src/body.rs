@@ -9,8 +9,11 @@ use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt;
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
+use http::request::Parts;
 use http_body_util::BodyExt;
 
+use crate::accept::draft::check_payload_size;
+use crate::api_state::ApiState;
 use crate::load::LoadGuard;
 use crate::problem::{ApiProblem, Code};
 
@@ -58,6 +61,29 @@ pub(super) async fn collect(
             None => return Ok(whole.freeze()),
         }
     }
+}
+
+/// Reads a body that is not a message, up to `bytes_max`.
+pub(super) async fn collect_small(
+    api: &ApiState,
+    parts: &Parts,
+    body: Body,
+    bytes_max: usize,
+) -> Result<Bytes, ApiProblem> {
+    let too_large = || ApiProblem::new(Code::PayloadTooLarge, format!("the body is over {bytes_max} bytes"));
+    collect(body, &parts.headers, &mut api.in_flight.begin(), api.settings.body_timeout, bytes_max, too_large).await
+}
+
+/// Reads a body that is a payload, or that contains one among others up to `bytes_max`.
+pub(super) async fn collect_payload(
+    api: &ApiState,
+    parts: &Parts,
+    body: Body,
+    load: &mut LoadGuard,
+    bytes_max: usize,
+) -> Result<Bytes, ApiProblem> {
+    let too_large = || check_payload_size(usize::MAX, &api.settings).expect_err("no payload is that large");
+    collect(body, &parts.headers, load, api.settings.body_timeout, bytes_max, too_large).await
 }
 
 /// The next non-empty piece. A timer is created only if the piece has not arrived yet.

@@ -15,9 +15,11 @@ use crate::accept::draft::{ContentType, DeliveryTime, Draft, OwnHeaders, Publish
 use crate::accept::{AcceptError, AcceptedMessage, AcceptedState, accept_many, accept_one};
 use crate::api_state::ApiState;
 use crate::attributes::check_user_topic;
-use crate::endpoints::batch::{at_index, load_of_answer, too_large_bytes, too_large_count};
+use crate::endpoints::batch::{check_batch, load_of_answer};
 use crate::endpoints::hold_calls::{self, DueChange, hold_id};
-use crate::endpoints::read::{ReadQuery, ReadStart, check_limit, check_wait, read_on, start_of_time, start_of_word};
+use crate::endpoints::read::{
+    ReadQuery, ReadStart, check_read_limit, check_wait, read_on, start_of_time, start_of_word,
+};
 use crate::grpc_guard::GrpcCall;
 use crate::keys::Scope;
 use crate::load::LoadGuard;
@@ -56,45 +58,103 @@ pub(super) struct MessagesService {
 #[tonic::async_trait]
 impl Messages for MessagesService {
     async fn publish(&self, request: Request<PublishRequest>) -> Result<Response<PublishResponse>, Status> {
-        let (_, mut extensions, request) = request.into_parts();
-        Ok(Response::new(self.do_publish(GrpcCall::of(&mut extensions), request).await?))
+        let (call, request) = GrpcCall::split(request);
+        Ok(Response::new(self.do_publish(call, request).await?))
     }
 
     async fn publish_batch(
         &self,
         request: Request<PublishBatchRequest>,
     ) -> Result<Response<PublishBatchResponse>, Status> {
-        let (_, mut extensions, request) = request.into_parts();
-        let (answer, load) = self.do_publish_batch(GrpcCall::of(&mut extensions), request).await?;
-        Ok(with_load(answer, load))
+        let (call, PublishBatchRequest { topic, messages }) = GrpcCall::split(request);
+        let caller = &call.caller;
+        check_user_topic(&topic)?;
+        caller.require_topic(Scope::Publish, &topic)?;
+        let settings = &self.api.settings;
+        check_batch(settings, messages.iter().map(|message| message.payload.len()))?;
+        let load = call.take_load(&self.api.in_flight);
+        let now = self.api.ports.clock.now();
+        let drafts = messages.into_iter().enumerate();
+        let drafts: Vec<Draft> = drafts
+            .map(|(index, message)| {
+                draft_of(message, None, settings, now).map_err(|problem| problem.with("index", index))
+            })
+            .collect::<Result<_, _>>()?;
+        if drafts.is_empty() {
+            return Ok(with_load(PublishBatchResponse::default(), load));
+        }
+        self.api.metrics.batch_messages.record(drafts.len() as f64);
+        let answer_load = load_of_answer(&self.api, drafts.len(), &topic)?;
+        let outcomes =
+            accept_many(&self.api, &topic, caller.owner(), drafts, load).await.map_err(AcceptError::into_problem)?;
+        let partly_appended = outcomes.iter().any(Result::is_err);
+        let answers = outcomes.into_iter().map(|outcome| match outcome {
+            Ok(accepted) => batch_answer::Outcome::Published(published(&accepted, &topic)),
+            Err(problem) => batch_answer::Outcome::Problem((&problem).into()),
+        });
+        let messages = answers.map(|outcome| BatchAnswer { outcome: Some(outcome) }).collect();
+        Ok(with_load(PublishBatchResponse { messages, partly_appended }, answer_load))
     }
 
     async fn read(&self, request: Request<ReadRequest>) -> Result<Response<ReadResponse>, Status> {
-        let (_, mut extensions, request) = request.into_parts();
-        let (answer, load) = self.do_read(GrpcCall::of(&mut extensions), request).await?;
+        let (call, request) = GrpcCall::split(request);
+        call.caller.require_topic(Scope::Consume, &request.topic)?;
+        let start = match &request.start {
+            None => ReadStart::Earliest,
+            Some(read_request::Start::Offset(offset)) => ReadStart::Offset(*offset),
+            Some(read_request::Start::Position(word)) => start_of_word(word)?,
+            Some(read_request::Start::Since(time)) => start_of_time(time)?,
+        };
+        let limit = check_read_limit(request.limit.map(|limit| limit as usize))?;
+        let wait = check_wait(request.wait.as_deref())?;
+        let topic = self.api.registry.find(&request.topic).await.map_err(ApiProblem::from)?;
+        let batch = read_on(&self.api, &topic, ReadQuery { partition: request.partition, start, limit, wait }).await?;
+        let messages = batch.records.iter().map(|stored| message_of(&topic, request.partition, stored)).collect();
+        let answer = ReadResponse { messages, next_offset: batch.next };
+        let mut load = self.api.answers.begin();
+        load.grow(answer.encoded_len())?;
         Ok(with_load(answer, load))
     }
 
+    /// A hold is a publish with a time. A request without one is invalid.
     async fn hold(&self, request: Request<HoldRequest>) -> Result<Response<HoldResponse>, Status> {
-        let (_, mut extensions, request) = request.into_parts();
-        Ok(Response::new(self.do_hold(GrpcCall::of(&mut extensions), request).await?))
+        let (call, HoldRequest { topic, message, idempotency_key }) = GrpcCall::split(request);
+        let is_later = |message: &NewMessage| message.delay.is_some() || message.deliver_at.is_some();
+        if !message.as_ref().is_some_and(is_later) {
+            let detail = "the hold has no time: set `delay` or `deliver_at`";
+            return Err(ApiProblem::new(Code::BadParameter, detail).into());
+        }
+        let held = self.do_publish(call, PublishRequest { topic, message, idempotency_key }).await?;
+        // If the first publish under the key was not a hold, a repeat has no due time to return.
+        let due = held.due.ok_or_else(|| {
+            let detail = format!("`{}` was published under this key without a delay, and is in its topic", held.id);
+            ApiProblem::new(Code::AlreadyFired, detail)
+        })?;
+        Ok(Response::new(HoldResponse { id: held.id, topic: held.topic, due }))
     }
 
     async fn extend(&self, request: Request<ExtendRequest>) -> Result<Response<ExtendResponse>, Status> {
-        let (_, mut extensions, request) = request.into_parts();
-        Ok(Response::new(self.do_extend(GrpcCall::of(&mut extensions), request).await?))
+        let (call, request) = GrpcCall::split(request);
+        let id = hold_id(&request.id)?;
+        let (by, until) = match &request.to {
+            None => (None, None),
+            Some(extend_request::To::By(by)) => (Some(by.as_str()), None),
+            Some(extend_request::To::Until(until)) => (None, Some(until.as_str())),
+        };
+        let (key, now) = (request.idempotency_key.as_deref(), self.api.ports.clock.now());
+        let extension = DueChange::checked(by, until, request.if_version, key, now)?;
+        let (due, version) = hold_calls::extend(&self.api, &call.caller, &id, extension).await?;
+        Ok(Response::new(ExtendResponse { due: due.to_string(), version }))
     }
 
     async fn withdraw(&self, request: Request<WithdrawRequest>) -> Result<Response<WithdrawResponse>, Status> {
-        let (_, mut extensions, request) = request.into_parts();
-        let call = GrpcCall::of(&mut extensions);
+        let (call, request) = GrpcCall::split(request);
         hold_calls::withdraw(&self.api, &call.caller, &hold_id(&request.id)?).await?;
         Ok(Response::new(WithdrawResponse {}))
     }
 
     async fn fire(&self, request: Request<FireRequest>) -> Result<Response<FireResponse>, Status> {
-        let (_, mut extensions, request) = request.into_parts();
-        let call = GrpcCall::of(&mut extensions);
+        let (call, request) = GrpcCall::split(request);
         let place = hold_calls::fire(&self.api, &call.caller, &hold_id(&request.id)?).await?;
         let (fired_at, partition, offset) = (place.at.to_string(), place.partition, place.offset);
         Ok(Response::new(FireResponse { fired_at, partition, offset }))
@@ -112,97 +172,6 @@ impl MessagesService {
         let load = call.take_load(&self.api.in_flight);
         let accepted = accept_one(&self.api, &topic, caller.owner(), draft, load).await?;
         Ok(published(&accepted, &topic))
-    }
-
-    /// A hold is a publish with a time. A request without one is invalid.
-    async fn do_hold(&self, call: GrpcCall, request: HoldRequest) -> Result<HoldResponse, ApiProblem> {
-        let HoldRequest { topic, message, idempotency_key } = request;
-        let is_later = |message: &NewMessage| message.delay.is_some() || message.deliver_at.is_some();
-        if !message.as_ref().is_some_and(is_later) {
-            return Err(ApiProblem::new(Code::BadParameter, "the hold has no time: set `delay` or `deliver_at`"));
-        }
-        let held = self.do_publish(call, PublishRequest { topic, message, idempotency_key }).await?;
-        // If the first publish under the key was not a hold, a repeat has no due time to return.
-        let due = held.due.ok_or_else(|| {
-            let detail = format!("`{}` was published under this key without a delay, and is in its topic", held.id);
-            ApiProblem::new(Code::AlreadyFired, detail)
-        })?;
-        Ok(HoldResponse { id: held.id, topic: held.topic, due })
-    }
-
-    async fn do_extend(&self, call: GrpcCall, request: ExtendRequest) -> Result<ExtendResponse, ApiProblem> {
-        let id = hold_id(&request.id)?;
-        let (by, until) = match &request.to {
-            None => (None, None),
-            Some(extend_request::To::By(by)) => (Some(by.as_str()), None),
-            Some(extend_request::To::Until(until)) => (None, Some(until.as_str())),
-        };
-        let (key, now) = (request.idempotency_key.as_deref(), self.api.ports.clock.now());
-        let extension = DueChange::checked(by, until, request.if_version, key, now)?;
-        let (due, version) = hold_calls::extend(&self.api, &call.caller, &id, extension).await?;
-        Ok(ExtendResponse { due: due.to_string(), version })
-    }
-
-    async fn do_publish_batch(
-        &self,
-        call: GrpcCall,
-        request: PublishBatchRequest,
-    ) -> Result<(PublishBatchResponse, LoadGuard), ApiProblem> {
-        let PublishBatchRequest { topic, messages } = request;
-        let caller = &call.caller;
-        check_user_topic(&topic)?;
-        caller.require_topic(Scope::Publish, &topic)?;
-        let settings = &self.api.settings;
-        if messages.len() > settings.batch_messages_max {
-            return Err(too_large_count(settings.batch_messages_max));
-        }
-        let bytes: usize = messages.iter().map(|message| message.payload.len()).sum();
-        if bytes > settings.batch_bytes_max {
-            return Err(too_large_bytes(settings.batch_bytes_max));
-        }
-        let load = call.take_load(&self.api.in_flight);
-        let now = self.api.ports.clock.now();
-        let drafts = messages.into_iter().enumerate();
-        let drafts: Vec<Draft> = drafts
-            .map(|(index, message)| draft_of(message, None, settings, now).map_err(|problem| at_index(problem, index)))
-            .collect::<Result<_, _>>()?;
-        if drafts.is_empty() {
-            return Ok((PublishBatchResponse::default(), load));
-        }
-        self.api.metrics.batch_messages.record(drafts.len() as f64);
-        let answer_load = load_of_answer(&self.api, drafts.len(), &topic)?;
-        let outcomes =
-            accept_many(&self.api, &topic, caller.owner(), drafts, load).await.map_err(AcceptError::into_problem)?;
-        let partly_appended = outcomes.iter().any(Result::is_err);
-        let answers = outcomes.into_iter().map(|outcome| match outcome {
-            Ok(accepted) => batch_answer::Outcome::Published(published(&accepted, &topic)),
-            Err(problem) => {
-                let (code, detail) = (problem.code().word().to_owned(), problem.detail().to_owned());
-                batch_answer::Outcome::Problem(protocol::Problem { code, detail })
-            }
-        });
-        let messages = answers.map(|outcome| BatchAnswer { outcome: Some(outcome) }).collect();
-        Ok((PublishBatchResponse { messages, partly_appended }, answer_load))
-    }
-
-    async fn do_read(&self, call: GrpcCall, request: ReadRequest) -> Result<(ReadResponse, LoadGuard), ApiProblem> {
-        let caller = &call.caller;
-        caller.require_topic(Scope::Consume, &request.topic)?;
-        let start = match &request.start {
-            None => ReadStart::Earliest,
-            Some(read_request::Start::Offset(offset)) => ReadStart::Offset(*offset),
-            Some(read_request::Start::Position(word)) => start_of_word(word)?,
-            Some(read_request::Start::Since(time)) => start_of_time(time)?,
-        };
-        let limit = check_limit(request.limit.map(|limit| limit as usize))?;
-        let wait = check_wait(request.wait.as_deref())?;
-        let topic = self.api.registry.find(&request.topic).await?;
-        let batch = read_on(&self.api, &topic, ReadQuery { partition: request.partition, start, limit, wait }).await?;
-        let messages = batch.records.iter().map(|stored| message_of(&topic, request.partition, stored)).collect();
-        let answer = ReadResponse { messages, next_offset: batch.next };
-        let mut load = self.api.answers.begin();
-        load.grow(answer.encoded_len())?;
-        Ok((answer, load))
     }
 }
 
@@ -274,6 +243,12 @@ const HOLD_MEMBERS: &[(&str, &str)] = &[
     ("version", "whimbrel-version"),
     ("due", "whimbrel-due"),
 ];
+
+impl From<&ApiProblem> for protocol::Problem {
+    fn from(problem: &ApiProblem) -> Self {
+        Self { code: problem.code().word().to_owned(), detail: problem.detail().to_owned() }
+    }
+}
 
 impl From<ApiProblem> for Status {
     fn from(problem: ApiProblem) -> Self {

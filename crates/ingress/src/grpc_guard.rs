@@ -13,7 +13,6 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::{MethodRouter, any};
-use http::Extensions;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt;
 use tokio::time::{Instant, Sleep};
@@ -35,8 +34,9 @@ pub(super) struct GrpcCall {
 }
 
 impl GrpcCall {
-    pub(super) fn of(extensions: &mut Extensions) -> Self {
-        extensions.remove().expect("the guard adds the call to every request")
+    pub(super) fn split<T>(request: tonic::Request<T>) -> (Self, T) {
+        let (_, mut extensions, message) = request.into_parts();
+        (extensions.remove().expect("the guard adds the call to every request"), message)
     }
 
     /// Takes the whole load, for the code that handles the message from now on.

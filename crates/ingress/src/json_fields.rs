@@ -6,6 +6,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use serde::Serialize;
 use serde_json::{Map, Value};
 use whimbrel_model::{Timestamp, format_duration, parse_duration};
 
@@ -122,12 +123,15 @@ impl JsonFields {
         Err(self.wrong_as(Code::BadDuration, name, format_args!("must be from {from} to {to}, got {got}")))
     }
 
-    /// A string that must be one of `words`.
-    pub(super) fn word<T: Copy>(&mut self, name: &'static str, words: &[(&str, T)]) -> Result<Option<T>, ApiProblem> {
+    /// A string that must be the word of one of these values.
+    pub(super) fn word<T>(&mut self, name: &'static str, values: &[T]) -> Result<Option<T>, ApiProblem>
+    where
+        T: Copy + Serialize,
+    {
         let Some(value) = self.take(name) else { return Ok(None) };
-        let found = value.as_str().and_then(|text| words.iter().find(|(word, _)| *word == text));
-        found.map(|(_, meaning)| Some(*meaning)).ok_or_else(|| {
-            let known: Vec<String> = words.iter().map(|(word, _)| format!("`{word}`")).collect();
+        let found = values.iter().find(|known| value.as_str() == Some(&word_of(known)));
+        found.map(|known| Some(*known)).ok_or_else(|| {
+            let known: Vec<String> = values.iter().map(|known| format!("`{}`", word_of(known))).collect();
             self.wrong(name, format_args!("must be {}", known.join(" or ")))
         })
     }
@@ -180,6 +184,14 @@ impl JsonFields {
 /// The text of a field as a time.
 pub(super) fn time_of(fields: &JsonFields, name: &str, text: &str) -> Result<Timestamp, ApiProblem> {
     Timestamp::parse(text).map_err(|error| fields.wrong_because(Code::BadTime, name, error))
+}
+
+/// The word of an enum value in the catalogue and in bodies.
+pub(super) fn word_of(value: &impl Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        _ => String::new(),
+    }
 }
 
 #[cfg(test)]

@@ -195,26 +195,15 @@ mod tests {
     use http::HeaderValue;
 
     fn ring() -> KeyRing {
-        let hashed = Sha256::digest(b"two").into();
+        let key = |name: &str, secret, scope, topics: &[&str]| {
+            let topics = topics.iter().map(|pattern| (*pattern).to_owned()).collect();
+            ApiKey { name: name.into(), secret, scopes: vec![scope], topics }
+        };
+        let (plain, hashed) = (|secret: &str| KeySecret::Plain(secret.into()), Sha256::digest(b"two").into());
         KeyRing::new(&[
-            ApiKey {
-                name: "shop".into(),
-                secret: KeySecret::Plain("one".into()),
-                scopes: vec![Scope::Publish],
-                topics: vec!["orders.*".into()],
-            },
-            ApiKey {
-                name: "ops".into(),
-                secret: KeySecret::Sha256(hashed),
-                scopes: vec![Scope::Admin],
-                topics: vec![],
-            },
-            ApiKey {
-                name: "all".into(),
-                secret: KeySecret::Plain("four".into()),
-                scopes: vec![Scope::Consume],
-                topics: vec!["*".into()],
-            },
+            key("shop", plain("one"), Scope::Publish, &["orders.*"]),
+            key("ops", KeySecret::Sha256(hashed), Scope::Admin, &[]),
+            key("all", plain("four"), Scope::Consume, &["*"]),
         ])
     }
 

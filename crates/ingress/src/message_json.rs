@@ -142,6 +142,15 @@ fn write_base64(out: &mut Vec<u8>, bytes: &[u8]) {
     out.push(b'"');
 }
 
+/// Optional bytes as text, or in base64 if they are not UTF-8.
+pub(crate) fn text_or_base64(bytes: Option<&[u8]>) -> (Option<String>, Option<String>) {
+    match bytes.map(|bytes| std::str::from_utf8(bytes).map_err(|_| STANDARD.encode(bytes))) {
+        None => (None, None),
+        Some(Ok(text)) => (Some(text.to_owned()), None),
+        Some(Err(encoded)) => (None, Some(encoded)),
+    }
+}
+
 /// Whether a UTF-8 payload of this media type is shown as text. A payload without a media type is.
 pub(super) fn may_be_text(content_type: Option<&[u8]>) -> bool {
     let Some(content_type) = content_type else { return true };

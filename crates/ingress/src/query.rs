@@ -51,6 +51,15 @@ impl<'a> Query<'a> {
     }
 }
 
+/// The number of entries on a page.
+pub(super) fn check_limit(limit: Option<usize>, default: usize, most: usize) -> Result<usize, ApiProblem> {
+    let limit = limit.unwrap_or(default);
+    if (1..=most).contains(&limit) {
+        return Ok(limit);
+    }
+    Err(ApiProblem::new(Code::BadParameter, format!("`limit` must be 1 to {most}, got {limit}")))
+}
+
 /// Removes a parameter that is a time.
 pub(super) fn take_time(query: &mut Query<'_>, name: &str) -> Result<Option<Timestamp>, ApiProblem> {
     let wrong = |error: whimbrel_model::TimeError| ApiProblem::new(Code::BadTime, format!("`{name}`: {error}"));

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
-use http::{HeaderValue, Method, Request};
+use http::{Method, Request};
 use http_body_util::Full;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -12,12 +12,12 @@ use tokio::time::Instant;
 use whimbrel_model::Timestamp;
 
 use super::device_notice::DeviceNotice;
-use super::jwt::SigningKey;
+use super::jwt::{SignedToken, SigningKey};
 use super::limits::{APNS_COLLAPSE_BYTES_MAX, APNS_PAYLOAD_BYTES_MAX, APNS_RENEWAL_MIN, APNS_TOKEN_FOR};
 use super::outcome::DeviceOutcome;
-use super::provider_client::{ProviderClient, ProviderResponse};
-use super::provider_outcome::ProviderOutcome;
-use super::settings::{ApnsSettings, BadKey, HornError};
+use super::provider_client::{ProviderClient, ProviderResponse, authorization};
+use super::provider_outcome::{ProviderOutcome, SendResult};
+use super::settings::{ApnsSettings, HornError};
 
 /// Apple's priorities: immediately, or when the device's battery allows it. Apple permits only the second for notices without an alert.
 const PRIORITY_AT_ONCE: &str = "10";
@@ -28,13 +28,7 @@ pub(super) struct Apns {
     settings: ApnsSettings,
     key: SigningKey,
     client: ProviderClient,
-    token: Mutex<Option<ProviderToken>>,
-}
-
-#[derive(Clone)]
-struct ProviderToken {
-    text: Arc<str>,
-    made: Timestamp,
+    token: Mutex<Option<SignedToken>>,
 }
 
 impl Apns {
@@ -49,46 +43,30 @@ impl Apns {
         Ok(Self { settings, key, client, token: Mutex::default() })
     }
 
-    pub(super) async fn send(&self, delivery: &DeviceNotice<'_>, deadline: Instant) -> ProviderOutcome {
-        let token = match self.token(delivery.now, None) {
-            Ok(token) => token,
-            Err(bad) => return DeviceOutcome::misconfigured(bad.to_string()).into(),
-        };
-        let answer = match self.ask(delivery, &token, deadline).await {
-            Ok(answer) if reason(&answer) == EXPIRED_TOKEN => match self.token(delivery.now, Some(&token)) {
-                Ok(renewed) => self.ask(delivery, &renewed, deadline).await,
-                Err(bad) => Err(DeviceOutcome::misconfigured(bad.to_string()).into()),
-            },
-            answered => answered,
-        };
-        answer.map_or_else(|classified| classified, |answer| classify_response(&answer))
-    }
-
-    async fn ask(
-        &self,
-        delivery: &DeviceNotice<'_>,
-        token: &str,
-        deadline: Instant,
-    ) -> Result<ProviderResponse, ProviderOutcome> {
-        let request = self.request(delivery, token).map_err(ProviderOutcome::from)?;
-        self.client.ask(request, deadline).await.map_err(ProviderOutcome::from)
+    /// Sends the notice. If APNs reports the token as expired, retries once with a new one.
+    pub(super) async fn send(&self, delivery: &DeviceNotice<'_>, deadline: Instant) -> SendResult {
+        let token = self.token(delivery.now, None)?;
+        let mut answer = self.client.ask(self.request(delivery, &token)?, deadline).await?;
+        if reason(&answer) == EXPIRED_TOKEN {
+            let renewed = self.token(delivery.now, Some(&token))?;
+            answer = self.client.ask(self.request(delivery, &renewed)?, deadline).await?;
+        }
+        Ok(classify_response(&answer))
     }
 
     /// A token signed by the team's key. If APNs reported `expired` as expired, a new one is signed, unless another call has already
     /// replaced it or it is younger than [`APNS_RENEWAL_MIN`].
-    fn token(&self, now: Timestamp, expired: Option<&Arc<str>>) -> Result<Arc<str>, BadKey> {
+    fn token(&self, now: Timestamp, expired: Option<&Arc<str>>) -> Result<Arc<str>, DeviceOutcome> {
         let mut kept = self.token.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = kept.as_ref() {
-            let age_ms = now.as_millis().saturating_sub(known.made.as_millis());
             let is_called_expired = expired.is_some_and(|expired| *expired == known.text);
-            let most = if is_called_expired { APNS_RENEWAL_MIN } else { APNS_TOKEN_FOR };
-            if (0..most.as_millis() as i64).contains(&age_ms) {
+            if known.is_younger_than(if is_called_expired { APNS_RENEWAL_MIN } else { APNS_TOKEN_FOR }, now) {
                 return Ok(Arc::clone(&known.text));
             }
         }
         let claims = json!({ "iss": self.settings.team_id, "iat": now.as_millis().div_euclid(1000) });
         let text: Arc<str> = self.key.token(Some(&self.settings.key_id), &claims)?.into();
-        *kept = Some(ProviderToken { text: Arc::clone(&text), made: now });
+        *kept = Some(SignedToken { text: Arc::clone(&text), made: now });
         Ok(text)
     }
 
@@ -110,12 +88,10 @@ impl Apns {
         let (push_type, priority) =
             if delivery.is_shown() { ("alert", PRIORITY_AT_ONCE) } else { ("background", PRIORITY_WHEN_FIT) };
         let expires = delivery.notice.expires_at_ms.div_euclid(1000).max(1);
-        let mut authorization = HeaderValue::from_str(&format!("bearer {token}")).map_err(refused)?;
-        authorization.set_sensitive(true);
         Request::builder()
             .method(Method::POST)
             .uri(format!("{}/3/device/{device_token}", self.settings.base_url.trim_end_matches('/')))
-            .header(AUTHORIZATION, authorization)
+            .header(AUTHORIZATION, authorization(&format!("bearer {token}"))?)
             .header(CONTENT_TYPE, "application/json")
             .header("apns-topic", topic)
             .header("apns-push-type", push_type)
@@ -124,25 +100,14 @@ impl Apns {
             .header("apns-collapse-id", delivery.collapse_name(APNS_COLLAPSE_BYTES_MAX))
             .header("apns-id", delivery.name.to_string())
             .body(Full::new(payload.into()))
-            .map_err(refused)
+            .map_err(|error| DeviceOutcome::refused(error.to_string()))
     }
-}
-
-fn refused(error: impl Into<http::Error>) -> DeviceOutcome {
-    DeviceOutcome::refused(error.into().to_string())
 }
 
 fn payload(delivery: &DeviceNotice<'_>) -> Value {
     let mut aps = json!({});
     if delivery.is_shown() {
-        let mut alert = json!({});
-        if let Some(title) = &delivery.notice.notify.title {
-            alert["title"] = title.as_str().into();
-        }
-        if let Some(body) = &delivery.notice.notify.body {
-            alert["body"] = body.as_str().into();
-        }
-        aps["alert"] = alert;
+        aps["alert"] = delivery.alert();
         aps["sound"] = "default".into();
     } else {
         aps["content-available"] = 1.into();

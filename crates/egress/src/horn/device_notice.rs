@@ -89,6 +89,13 @@ impl<'a> DeviceNotice<'a> {
         text
     }
 
+    /// Title and body, for APNs and FCM.
+    pub(super) fn alert(&self) -> Value {
+        let notify = &self.notice.notify;
+        let texts = [("title", &notify.title), ("body", &notify.body)];
+        texts.into_iter().filter_map(|(name, text)| Some((name, text.as_deref()?))).collect()
+    }
+
     /// The content of the notice for Web Push and plain HTTP.
     pub(super) fn content(&self) -> Map<String, Value> {
         let mut content = Map::new();

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
-use http::{HeaderValue, Method, Request};
+use http::{Method, Request};
 use http_body_util::Full;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -12,8 +12,8 @@ use super::device_notice::DeviceNotice;
 use super::google_token::GoogleTokens;
 use super::limits::{APNS_COLLAPSE_BYTES_MAX, FCM_TTL_SECONDS_MAX, QUOTA_PAUSE};
 use super::outcome::DeviceOutcome;
-use super::provider_client::{ProviderClient, ProviderResponse};
-use super::provider_outcome::ProviderOutcome;
+use super::provider_client::{ProviderClient, ProviderResponse, authorization};
+use super::provider_outcome::{ProviderOutcome, SendResult};
 use super::settings::{FcmSettings, HornError};
 
 pub(super) struct Fcm {
@@ -40,47 +40,32 @@ impl Fcm {
         Ok(Self { url, tokens, client })
     }
 
-    pub(super) async fn send(&self, delivery: &DeviceNotice<'_>, deadline: Instant) -> ProviderOutcome {
-        self.try_send(delivery, deadline)
-            .await
-            .map_or_else(|classified| classified, |answer| classify_response(&answer))
-    }
-
     /// Sends the notice. If FCM rejects the access token, retries once with a new one.
-    async fn try_send(
-        &self,
-        delivery: &DeviceNotice<'_>,
-        deadline: Instant,
-    ) -> Result<ProviderResponse, ProviderOutcome> {
+    pub(super) async fn send(&self, delivery: &DeviceNotice<'_>, deadline: Instant) -> SendResult {
         let token = self.tokens.token(delivery.now, None, deadline).await?;
-        let answer = self.client.ask(self.request(delivery, &token)?, deadline).await?;
-        if answer.status != 401 || code(&answer) == "THIRD_PARTY_AUTH_ERROR" {
-            return Ok(answer);
+        let mut answer = self.client.ask(self.request(delivery, &token)?, deadline).await?;
+        if answer.status == 401 && code(&answer) != "THIRD_PARTY_AUTH_ERROR" {
+            let renewed = self.tokens.token(delivery.now, Some(&token), deadline).await?;
+            answer = self.client.ask(self.request(delivery, &renewed)?, deadline).await?;
         }
-        let renewed = self.tokens.token(delivery.now, Some(&token), deadline).await?;
-        Ok(self.client.ask(self.request(delivery, &renewed)?, deadline).await?)
+        Ok(classify_response(&answer))
     }
 
-    fn request(&self, delivery: &DeviceNotice<'_>, token: &str) -> Result<Request<Full<Bytes>>, ProviderOutcome> {
-        let refused = |error: http::Error| ProviderOutcome::from(DeviceOutcome::refused(error.to_string()));
-        let mut authorization =
-            HeaderValue::from_str(&format!("Bearer {token}")).map_err(|error| refused(error.into()))?;
-        authorization.set_sensitive(true);
+    fn request(&self, delivery: &DeviceNotice<'_>, token: &str) -> Result<Request<Full<Bytes>>, DeviceOutcome> {
         Request::builder()
             .method(Method::POST)
             .uri(&self.url)
-            .header(AUTHORIZATION, authorization)
+            .header(AUTHORIZATION, authorization(&format!("Bearer {token}"))?)
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(message(delivery).to_string().into()))
-            .map_err(refused)
+            .map_err(|error| DeviceOutcome::refused(error.to_string()))
     }
 }
 
 /// The request body. FCM accepts only strings in `data`, so the notice's own data is JSON text in it.
 fn message(delivery: &DeviceNotice<'_>) -> Value {
-    let notify = &delivery.notice.notify;
     let mut data = json!({ "id": delivery.notice.id });
-    if let Some(text) = &notify.data {
+    if let Some(text) = &delivery.notice.notify.data {
         data["data"] = text.as_str().into();
     }
     let mut android = json!({
@@ -92,14 +77,7 @@ fn message(delivery: &DeviceNotice<'_>) -> Value {
     }
     let mut message = json!({ "token": delivery.device.token, "data": data });
     if delivery.is_shown() {
-        let mut notification = json!({});
-        if let Some(title) = &notify.title {
-            notification["title"] = title.as_str().into();
-        }
-        if let Some(body) = &notify.body {
-            notification["body"] = body.as_str().into();
-        }
-        message["notification"] = notification;
+        message["notification"] = delivery.alert();
         // A notification replaces an earlier one with the same tag. FCM's own collapse keys are not used for this: a device has only a few
         // of them, and each notice needs its own.
         android["notification"] = json!({ "tag": delivery.collapse_name(APNS_COLLAPSE_BYTES_MAX) });

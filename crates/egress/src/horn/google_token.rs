@@ -60,9 +60,8 @@ impl GoogleTokens {
             return Ok(Arc::clone(&known.text));
         }
         *kept = None;
-        let request =
-            self.request(now).map_err(|bad| ProviderOutcome::from(DeviceOutcome::misconfigured(bad.to_string())))?;
-        let answer = self.client.ask(request, deadline).await.map_err(ProviderOutcome::from)?;
+        let request = self.request(now).map_err(DeviceOutcome::from)?;
+        let answer = self.client.ask(request, deadline).await?;
         let TokenGrant { access_token, expires_in } = granted(&answer)?;
         let good_for = expires_in.saturating_sub(GOOGLE_TOKEN_MARGIN.as_secs()).saturating_mul(1000);
         let until = now.as_millis().saturating_add(i64::try_from(good_for).unwrap_or(i64::MAX));

@@ -1,5 +1,8 @@
 //! Creates JSON web tokens that authenticate this server to a provider: ES256 for APNs and Web Push, RS256 for Google.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use aws_lc_rs::agreement::{ECDH_P256, PrivateKey};
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _, RSA_PKCS1_SHA256, RsaKeyPair};
@@ -8,8 +11,22 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::Value;
+use whimbrel_model::Timestamp;
 
 use super::settings::BadKey;
+
+/// A token that was signed before.
+pub(super) struct SignedToken {
+    pub(super) text: Arc<str>,
+    pub(super) made: Timestamp,
+}
+
+impl SignedToken {
+    /// Whether the token may be used again. A clock that was set back makes it too old.
+    pub(super) fn is_younger_than(&self, age: Duration, now: Timestamp) -> bool {
+        (0..age.as_millis() as i64).contains(&now.as_millis().saturating_sub(self.made.as_millis()))
+    }
+}
 
 /// A key that signs tokens.
 pub(super) enum SigningKey {

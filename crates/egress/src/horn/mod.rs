@@ -110,6 +110,17 @@ impl Providers {
         let http = http.map(|http| PlainHttp::new(&http, guarded)).transpose()?;
         Ok(Self { apns, fcm, webpush, http })
     }
+
+    /// Sends a notice through the provider of its device. `None`: the provider has no settings.
+    async fn send(&self, delivery: &DeviceNotice<'_>, deadline: tokio::time::Instant) -> Option<ProviderOutcome> {
+        let outcome = match delivery.device.provider {
+            Provider::Apns => self.apns.as_ref()?.send(delivery, deadline).await,
+            Provider::Fcm => self.fcm.as_ref()?.send(delivery, deadline).await,
+            Provider::Webpush => self.webpush.as_ref()?.send(delivery, deadline).await,
+            Provider::Http => self.http.as_ref()?.send(delivery, deadline).await,
+        };
+        Some(outcome.unwrap_or_else(|failed| failed))
+    }
 }
 
 /// Checks that a horn can be created with these settings.
@@ -196,23 +207,8 @@ impl Horn {
         }
         let began = Instant::now();
         let deadline = (began + self.timeout).into();
-        let classified = match provider {
-            Provider::Apns => match &self.providers.apns {
-                Some(apns) => apns.send(delivery, deadline).await,
-                None => return DeviceOutcome::NotConfigured,
-            },
-            Provider::Fcm => match &self.providers.fcm {
-                Some(fcm) => fcm.send(delivery, deadline).await,
-                None => return DeviceOutcome::NotConfigured,
-            },
-            Provider::Webpush => match &self.providers.webpush {
-                Some(webpush) => webpush.send(delivery, deadline).await,
-                None => return DeviceOutcome::NotConfigured,
-            },
-            Provider::Http => match &self.providers.http {
-                Some(http) => http.send(delivery, deadline).await,
-                None => return DeviceOutcome::NotConfigured,
-            },
+        let Some(classified) = self.providers.send(delivery, deadline).await else {
+            return DeviceOutcome::NotConfigured;
         };
         self.metrics.took(provider, began.elapsed());
         if let Some(endpoint) = endpoint {

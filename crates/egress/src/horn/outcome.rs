@@ -15,6 +15,7 @@ use whimbrel_model::people::Platform;
 use whimbrel_model::ports::{CallOutcome, Provider, RetryAdvice};
 
 use super::limits::{NOTICE_REASON_BYTES_MAX, REASON_BYTES_MAX};
+use super::settings::BadKey;
 
 /// The outcome of a notice for one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +75,12 @@ impl DeviceOutcome {
     /// Whether a retry cannot succeed.
     fn is_final(&self) -> bool {
         matches!(self, Self::Refused { .. } | Self::NotConfigured)
+    }
+}
+
+impl From<BadKey> for DeviceOutcome {
+    fn from(bad: BadKey) -> Self {
+        Self::misconfigured(bad.to_string())
     }
 }
 

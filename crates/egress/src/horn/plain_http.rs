@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::device_notice::DeviceNotice;
 use super::outcome::DeviceOutcome;
 use super::provider_client::{ProviderClient, ProviderResponse};
-use super::provider_outcome::ProviderOutcome;
+use super::provider_outcome::{ProviderOutcome, SendResult};
 use super::settings::{HornError, HttpSettings};
 use crate::worker::{Signers, WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP};
 use whimbrel_api::endpoint::check_url;
@@ -30,15 +30,8 @@ impl PlainHttp {
         Ok(Self { signers: Signers::new(&settings.secrets).map_err(wrong)?, client })
     }
 
-    pub(super) async fn send(&self, delivery: &DeviceNotice<'_>, deadline: Instant) -> ProviderOutcome {
-        let request = match self.request(delivery) {
-            Ok(request) => request,
-            Err(outcome) => return outcome.into(),
-        };
-        match self.client.ask(request, deadline).await {
-            Ok(answer) => classify_response(&answer),
-            Err(no_answer) => no_answer.into(),
-        }
+    pub(super) async fn send(&self, delivery: &DeviceNotice<'_>, deadline: Instant) -> SendResult {
+        Ok(classify_response(&self.client.ask(self.request(delivery)?, deadline).await?))
     }
 
     fn request(&self, delivery: &DeviceNotice<'_>) -> Result<Request<Full<Bytes>>, DeviceOutcome> {

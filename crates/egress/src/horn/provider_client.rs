@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Request, Uri};
+use http::{HeaderMap, HeaderValue, Request, Uri};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::client::legacy::Client as PooledClient;
 use hyper_util::client::legacy::connect::{Connected, Connection};
@@ -29,6 +29,7 @@ use super::limits::{
     ANSWER_BYTES_MAX, CONNECT_WITHIN, IDLE_APNS_CONNECTION_FOR, IDLE_CONNECTION_FOR, IDLE_CONNECTIONS_MAX, LOOKUPS_MAX,
     PING_EVERY, PING_WITHIN,
 };
+use super::outcome::DeviceOutcome;
 use crate::worker::{client_tls, retry_after};
 use whimbrel_api::endpoint::{AddressGuard, Forbidden};
 
@@ -77,6 +78,13 @@ impl From<Forbidden> for NoResponse {
     fn from(Forbidden(place): Forbidden) -> Self {
         Self::Forbidden(format!("notices may not go to {place}, which a device named, unless horn.allow has it"))
     }
+}
+
+/// The value of an `Authorization` header, which is never logged.
+pub(super) fn authorization(value: &str) -> Result<HeaderValue, DeviceOutcome> {
+    let mut value = HeaderValue::from_str(value).map_err(|error| DeviceOutcome::refused(error.to_string()))?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 impl ProviderClient {

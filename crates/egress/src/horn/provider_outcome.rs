@@ -5,6 +5,9 @@ use std::time::Duration;
 use super::outcome::DeviceOutcome;
 use super::provider_client::NoResponse;
 
+/// The outcome of a call with a response, or of one without.
+pub(super) type SendResult = Result<ProviderOutcome, ProviderOutcome>;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ProviderOutcome {
     pub(super) outcome: DeviceOutcome,

@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE};
-use http::{HeaderValue, Method, Request, Uri};
+use http::{Method, Request, Uri};
 use http_body_util::Full;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -17,14 +17,14 @@ use whimbrel_model::Timestamp;
 
 use super::device_notice::DeviceNotice;
 use super::encryption::{BrowserKeys, SALT_BYTES, encrypt};
-use super::jwt::SigningKey;
+use super::jwt::{SignedToken, SigningKey};
 use super::limits::{
     ORIGIN_PAUSE_MAX, VAPID_TOKEN_FOR, VAPID_TOKEN_VALID, VAPID_TOKENS_MAX, WEBPUSH_PAYLOAD_BYTES_MAX,
     WEBPUSH_TTL_SECONDS_MAX,
 };
 use super::outcome::DeviceOutcome;
-use super::provider_client::{ProviderClient, ProviderResponse};
-use super::provider_outcome::ProviderOutcome;
+use super::provider_client::{ProviderClient, ProviderResponse, authorization};
+use super::provider_outcome::{ProviderOutcome, SendResult};
 use super::settings::{HornError, WebPushSettings};
 
 /// The maximum length of a `Topic` in RFC 8030.
@@ -35,13 +35,7 @@ pub(super) struct WebPush {
     key: SigningKey,
     client: ProviderClient,
     /// By the push service's origin.
-    tokens: Mutex<HashMap<String, VapidToken>>,
-}
-
-#[derive(Clone)]
-struct VapidToken {
-    text: Arc<str>,
-    made: Timestamp,
+    tokens: Mutex<HashMap<String, SignedToken>>,
 }
 
 impl WebPush {
@@ -56,15 +50,8 @@ impl WebPush {
         Ok(Self { subject, key, client, tokens: Mutex::default() })
     }
 
-    pub(super) async fn send(&self, delivery: &DeviceNotice<'_>, deadline: Instant) -> ProviderOutcome {
-        let request = match self.request(delivery) {
-            Ok(request) => request,
-            Err(outcome) => return outcome.into(),
-        };
-        match self.client.ask(request, deadline).await {
-            Ok(answer) => classify_response(&answer),
-            Err(no_answer) => no_answer.into(),
-        }
+    pub(super) async fn send(&self, delivery: &DeviceNotice<'_>, deadline: Instant) -> SendResult {
+        Ok(classify_response(&self.client.ask(self.request(delivery)?, deadline).await?))
     }
 
     fn request(&self, delivery: &DeviceNotice<'_>) -> Result<Request<Full<Bytes>>, DeviceOutcome> {
@@ -78,21 +65,17 @@ impl WebPush {
         let body = self.encrypted(delivery, content.as_bytes())?;
         let token = self.token(&origin, delivery.now)?;
         let public = URL_SAFE_NO_PAD.encode(self.key.public_point());
-        let refused = |error: http::Error| DeviceOutcome::refused(error.to_string());
-        let mut authorization =
-            HeaderValue::from_str(&format!("vapid t={token}, k={public}")).map_err(|error| refused(error.into()))?;
-        authorization.set_sensitive(true);
         Request::builder()
             .method(Method::POST)
             .uri(endpoint)
-            .header(AUTHORIZATION, authorization)
+            .header(AUTHORIZATION, authorization(&format!("vapid t={token}, k={public}"))?)
             .header(CONTENT_TYPE, "application/octet-stream")
             .header(CONTENT_ENCODING, "aes128gcm")
             .header("ttl", delivery.seconds_left().min(WEBPUSH_TTL_SECONDS_MAX))
             .header("urgency", if delivery.is_shown() { "high" } else { "normal" })
             .header("topic", delivery.collapse_digest(TOPIC_CHARS_MAX))
             .body(Full::new(body.into()))
-            .map_err(refused)
+            .map_err(|error| DeviceOutcome::refused(error.to_string()))
     }
 
     fn encrypted(&self, delivery: &DeviceNotice<'_>, content: &[u8]) -> Result<Vec<u8>, DeviceOutcome> {
@@ -110,20 +93,16 @@ impl WebPush {
 
     fn token(&self, origin: &str, now: Timestamp) -> Result<Arc<str>, DeviceOutcome> {
         let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = tokens.get(origin) {
-            let age_ms = now.as_millis().saturating_sub(known.made.as_millis());
-            if (0..VAPID_TOKEN_FOR.as_millis() as i64).contains(&age_ms) {
-                return Ok(Arc::clone(&known.text));
-            }
+        if let Some(known) = tokens.get(origin).filter(|known| known.is_younger_than(VAPID_TOKEN_FOR, now)) {
+            return Ok(Arc::clone(&known.text));
         }
         let expires = now.as_millis().div_euclid(1000) + VAPID_TOKEN_VALID.as_secs() as i64;
         let claims = json!({ "aud": origin, "exp": expires, "sub": self.subject });
-        let text: Arc<str> =
-            self.key.token(None, &claims).map_err(|bad| DeviceOutcome::misconfigured(bad.to_string()))?.into();
+        let text: Arc<str> = self.key.token(None, &claims)?.into();
         if tokens.len() >= VAPID_TOKENS_MAX {
             tokens.clear();
         }
-        tokens.insert(origin.to_owned(), VapidToken { text: Arc::clone(&text), made: now });
+        tokens.insert(origin.to_owned(), SignedToken { text: Arc::clone(&text), made: now });
         Ok(text)
     }
 }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use whimbrel_model::ports::CallTarget;
-use whimbrel_model::subscription::{Endpoint, SigningSecret};
+use whimbrel_model::subscription::SigningSecret;
 use whimbrel_model::{Headers, Record};
 
 use super::*;
+use crate::worker::prepared_target::testing::target_at;
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 const PUBLISHED_AT: &str = "2026-11-15T10:38:42.001Z";
@@ -34,19 +34,9 @@ impl EnvelopeScene {
         for (name, value) in &self.headers {
             headers.push(name, value);
         }
-        let endpoint = Endpoint {
-            url: Some("http://127.0.0.1/hook".to_owned()),
-            timeout_ms: 1000,
-            connect_timeout_ms: None,
-            headers: self.endpoint_headers,
-        };
-        let target = CallTarget {
-            subscription: "billing".to_owned(),
-            endpoint,
-            envelope: self.envelope,
-            secrets: self.secrets,
-            workers: None,
-        };
+        let mut target = target_at("http://127.0.0.1/hook");
+        (target.envelope, target.secrets) = (self.envelope, self.secrets);
+        target.endpoint.headers = self.endpoint_headers;
         let target = Arc::new(target);
         let call = Call {
             target: Arc::clone(&target),
@@ -300,15 +290,9 @@ fn the_data_of_an_event_is_json_text_or_base64() {
 #[test]
 fn an_invalid_endpoint_is_rejected_with_its_reason() {
     let refused = |url: &str, header: &str, secret: &str| {
-        let endpoint = Endpoint {
-            url: Some(url.to_owned()),
-            timeout_ms: 1,
-            connect_timeout_ms: None,
-            headers: pairs(&[(header, "1")]),
-        };
-        let secrets = vec![SigningSecret { secret: secret.to_owned(), until_ms: None }];
-        let (envelope, subscription) = (Envelope::Binary, "s".to_owned());
-        let target = CallTarget { subscription, endpoint, envelope, secrets, workers: None };
+        let mut target = target_at(url);
+        target.endpoint.headers = pairs(&[(header, "1")]);
+        target.secrets = vec![SigningSecret { secret: secret.to_owned(), until_ms: None }];
         PreparedTarget::new(&Arc::new(target)).err().map(|failure| failure.detail)
     };
     assert_eq!(refused("http://a/", "x-a", SECRET), None);

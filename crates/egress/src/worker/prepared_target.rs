@@ -72,3 +72,22 @@ impl PreparedTarget {
         Ok(Self { target: Arc::clone(target), destination, headers, signers, timeout, connect_timeout })
     }
 }
+
+#[cfg(test)]
+pub(super) mod testing {
+    use whimbrel_model::subscription::Endpoint;
+
+    use super::*;
+
+    /// A target at that URL with the default envelope, and without secrets.
+    pub(in crate::worker) fn target_at(url: &str) -> CallTarget {
+        let url = Some(url.to_owned());
+        CallTarget {
+            subscription: "billing".to_owned(),
+            endpoint: Endpoint { url, timeout_ms: 1_000, connect_timeout_ms: None, headers: Vec::new() },
+            envelope: Envelope::Binary,
+            secrets: Vec::new(),
+            workers: None,
+        }
+    }
+}

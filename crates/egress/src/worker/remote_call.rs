@@ -85,19 +85,17 @@ pub(crate) async fn call_remote(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::prepared_target::testing::target_at;
     use whimbrel_cluster::rpc::transferred;
     use whimbrel_model::Headers;
-    use whimbrel_model::subscription::{Endpoint, Envelope, OwnCallback, SigningSecret};
+    use whimbrel_model::subscription::{Envelope, OwnCallback, SigningSecret};
 
     fn target() -> CallTarget {
-        let (headers, url) = (vec![("X-Env".to_owned(), "prod".to_owned())], Some("http://a/".to_owned()));
-        CallTarget {
-            subscription: "billing".to_owned(),
-            endpoint: Endpoint { url, timeout_ms: 5, connect_timeout_ms: Some(1), headers },
-            envelope: Envelope::Structured,
-            secrets: vec![SigningSecret { secret: "whsec_x".to_owned(), until_ms: Some(4) }],
-            workers: None,
-        }
+        let mut target = target_at("http://a/");
+        target.endpoint.connect_timeout_ms = Some(1);
+        target.endpoint.headers = vec![("X-Env".to_owned(), "prod".to_owned())];
+        let secrets = vec![SigningSecret { secret: "whsec_x".to_owned(), until_ms: Some(4) }];
+        CallTarget { envelope: Envelope::Structured, secrets, ..target }
     }
 
     fn call(rule: Option<DeliveryRule>) -> Call {

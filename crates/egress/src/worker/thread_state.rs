@@ -91,20 +91,12 @@ impl ThreadState {
 mod tests {
     use std::time::Duration;
 
-    use whimbrel_model::subscription::{Endpoint, Envelope};
-
     use super::*;
+    use crate::worker::prepared_target::testing::target_at;
     use crate::worker::{Worker, WorkerSettings};
 
     fn target() -> Arc<CallTarget> {
-        let url = Some("http://127.0.0.1/".to_owned());
-        Arc::new(CallTarget {
-            subscription: "billing".to_owned(),
-            endpoint: Endpoint { url, timeout_ms: 1, connect_timeout_ms: None, headers: Vec::new() },
-            envelope: Envelope::Binary,
-            secrets: Vec::new(),
-            workers: None,
-        })
+        Arc::new(target_at("http://127.0.0.1/"))
     }
 
     fn origin_of(prepared: &PreparedTarget) -> *const OriginPool {

@@ -4,18 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
-use whimbrel_egress::worker::{Worker, WorkerSettings};
 use whimbrel_model::ports::{Call, CallOutcome, Callbacks};
 use whimbrel_model::subscription::Envelope;
 
-use crate::endpoint::{Received, answering, call, call_to, endpoint, own_call, status_of, target};
+use crate::endpoint::{OK, answering, call, call_to, endpoint, hanging, own_call, status_of, target_at, worker};
 
 const WITHIN: Duration = Duration::from_secs(5);
-
-fn worker() -> Worker {
-    Worker::new(WorkerSettings::default()).unwrap()
-}
 
 #[tokio::test]
 async fn a_message_is_posted_and_its_status_returned() {
@@ -44,7 +38,7 @@ async fn an_empty_message_has_a_content_length() {
 #[tokio::test]
 async fn sequential_calls_share_a_connection() {
     let (address, heard) = answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
-    let (worker, target) = (worker(), Arc::new(target(Some(format!("http://{address}/")), WITHIN)));
+    let (worker, target) = (worker(), Arc::new(target_at(address, WITHIN)));
     for _ in 0..20 {
         assert_eq!(status_of(&worker.call(call(&target)).await.outcome), 200);
     }
@@ -73,7 +67,7 @@ async fn the_success_body_of_a_messages_own_callback_is_kept() {
 
 #[tokio::test]
 async fn a_redirect_is_returned_and_not_followed() {
-    let (elsewhere, unheard) = answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    let (elsewhere, unheard) = answering(OK).await;
     let answer = format!("HTTP/1.1 307 Elsewhere\r\nlocation: http://{elsewhere}/\r\ncontent-length: 0\r\n\r\n");
     let (address, _) = answering(answer.leak()).await;
     assert_eq!(status_of(&worker().call(call_to(address, WITHIN)).await.outcome), 307);
@@ -82,8 +76,8 @@ async fn a_redirect_is_returned_and_not_followed() {
 
 #[tokio::test]
 async fn kmq_headers_have_the_capitals_of_kafka_pusher() {
-    let (address, heard) = answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
-    let mut target = target(Some(format!("http://{address}/")), WITHIN);
+    let (address, heard) = answering(OK).await;
+    let mut target = target_at(address, WITHIN);
     target.envelope = Envelope::Kmq;
     worker().call(call(&Arc::new(target))).await;
     let request = heard.requests().remove(0);
@@ -97,7 +91,7 @@ async fn kmq_headers_have_the_capitals_of_kafka_pusher() {
 
 #[tokio::test]
 async fn a_message_with_its_own_callback_is_sent_to_it() {
-    let (address, heard) = answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    let (address, heard) = answering(OK).await;
     let worker = worker();
     let params = br#"{"order":"a b","n":1}"#;
     assert_eq!(status_of(&worker.call(own_call("GET", format!("http://{address}/cb?x=1"), params)).await.outcome), 200);
@@ -112,9 +106,8 @@ async fn a_message_with_its_own_callback_is_sent_to_it() {
 
 #[tokio::test]
 async fn a_message_cannot_redirect_the_headers_of_a_subscription() {
-    let ok = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
-    let ((address, heard), (elsewhere, unheard)) = (answering(ok).await, answering(ok).await);
-    let mut target = target(Some(format!("http://{address}/hook")), WITHIN);
+    let ((address, heard), (elsewhere, unheard)) = (answering(OK).await, answering(OK).await);
+    let mut target = target_at(address, WITHIN);
     target.endpoint.headers = vec![("authorization".to_owned(), "Bearer secret".to_owned())];
     for method in ["GET", "POST"] {
         let own = own_call(method, format!("http://{elsewhere}/"), b"{}");
@@ -129,11 +122,7 @@ async fn a_message_cannot_redirect_the_headers_of_a_subscription() {
 
 #[tokio::test]
 async fn calls_in_progress_are_counted_until_they_end_or_are_dropped() {
-    let (address, heard) = endpoint(|mut stream: TcpStream, heard: Received| async move {
-        heard.request(&mut stream).await;
-        std::future::pending::<()>().await;
-    })
-    .await;
+    let (address, heard) = hanging().await;
     let worker = worker();
     {
         let mut calling = std::pin::pin!(worker.call(call_to(address, WITHIN)));
@@ -151,18 +140,18 @@ async fn calls_in_progress_are_counted_until_they_end_or_are_dropped() {
 #[tokio::test]
 async fn a_connection_that_closed_while_idle_fails_no_call() {
     let (closed, mut on_close) = tokio::sync::mpsc::unbounded_channel();
-    let (address, heard) = endpoint(move |mut stream: TcpStream, heard: Received| {
+    let (address, heard) = endpoint(move |mut stream, heard| {
         let closed = closed.clone();
         async move {
             heard.request(&mut stream).await;
-            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            stream.write_all(OK.as_bytes()).await.unwrap();
             stream.shutdown().await.unwrap();
             drop(stream);
             closed.send(()).unwrap();
         }
     })
     .await;
-    let (worker, target) = (worker(), Arc::new(target(Some(format!("http://{address}/")), WITHIN)));
+    let (worker, target) = (worker(), Arc::new(target_at(address, WITHIN)));
     for _ in 0..20 {
         assert_eq!(status_of(&worker.call(call(&target)).await.outcome), 200);
         on_close.recv().await.unwrap();
@@ -176,17 +165,17 @@ async fn a_connection_that_closed_while_idle_fails_no_call() {
 #[tokio::test]
 async fn connections_to_an_unused_endpoint_are_closed() {
     let (closed, mut on_close) = tokio::sync::mpsc::unbounded_channel();
-    let (address, heard) = endpoint(move |mut stream: TcpStream, heard: Received| {
+    let (address, heard) = endpoint(move |mut stream, heard| {
         let closed = closed.clone();
         async move {
             while heard.request(&mut stream).await.is_some() {
-                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+                stream.write_all(OK.as_bytes()).await.unwrap();
             }
             closed.send(()).unwrap();
         }
     })
     .await;
-    let (worker, target) = (worker(), Arc::new(target(Some(format!("http://{address}/")), WITHIN)));
+    let (worker, target) = (worker(), Arc::new(target_at(address, WITHIN)));
     assert_eq!(status_of(&worker.call(call(&target)).await.outcome), 200);
     assert_eq!(heard.connections(), 1);
     // From here on, the paused clock advances whenever all tasks are idle.
@@ -196,7 +185,7 @@ async fn connections_to_an_unused_endpoint_are_closed() {
 
 #[tokio::test]
 async fn a_large_message_arrives_complete() {
-    let (address, heard) = answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    let (address, heard) = answering(OK).await;
     let mut call = call_to(address, WITHIN);
     call.record.value = vec![b'x'; 1 << 20].into();
     assert_eq!(status_of(&worker().call(call).await.outcome), 200);

@@ -7,24 +7,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use whimbrel_api::endpoint::AddressGuard;
+use whimbrel_egress::worker::{Worker, WorkerSettings};
 use whimbrel_model::ports::{Call, CallFailure, CallOutcome, CallTarget};
 use whimbrel_model::subscription::{DeliveryRule, Endpoint, Envelope, OwnCallback};
 use whimbrel_model::{Headers, Record, Timestamp};
 
-/// The behaviour of an endpoint on a connection.
-pub trait Behaviour: Clone + Send + 'static {
-    fn serve(self, stream: TcpStream, heard: Received) -> impl Future<Output = ()> + Send;
-}
-
-impl<F, T> Behaviour for F
-where
-    F: Fn(TcpStream, Received) -> T + Clone + Send + 'static,
-    T: Future<Output = ()> + Send,
-{
-    fn serve(self, stream: TcpStream, heard: Received) -> impl Future<Output = ()> + Send {
-        self(stream, heard)
-    }
-}
+/// A response without a body.
+pub const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 
 /// The received requests as text, and the number of connections.
 #[derive(Clone, Default)]
@@ -64,8 +54,11 @@ impl Received {
     }
 }
 
-/// Starts an endpoint with this behaviour.
-pub async fn endpoint(manner: impl Behaviour) -> (SocketAddr, Received) {
+/// Starts an endpoint that serves each connection with `manner`.
+pub async fn endpoint<T>(manner: impl Fn(TcpStream, Received) -> T + Send + 'static) -> (SocketAddr, Received)
+where
+    T: Future<Output = ()> + Send + 'static,
+{
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let heard = Received::default();
@@ -74,7 +67,7 @@ pub async fn endpoint(manner: impl Behaviour) -> (SocketAddr, Received) {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
             *hearing.connections.lock().unwrap() += 1;
-            tokio::spawn(manner.clone().serve(stream, hearing.clone()));
+            tokio::spawn(manner(stream, hearing.clone()));
         }
     });
     (address, heard)
@@ -82,7 +75,7 @@ pub async fn endpoint(manner: impl Behaviour) -> (SocketAddr, Received) {
 
 /// Answers every request with the same bytes.
 pub async fn answering(answer: &'static str) -> (SocketAddr, Received) {
-    endpoint(move |mut stream: TcpStream, heard: Received| async move {
+    endpoint(move |mut stream, heard| async move {
         while heard.request(&mut stream).await.is_some() {
             if stream.write_all(answer.as_bytes()).await.is_err() {
                 return;
@@ -90,6 +83,51 @@ pub async fn answering(answer: &'static str) -> (SocketAddr, Received) {
         }
     })
     .await
+}
+
+/// Reads one request, and never answers it.
+pub async fn hanging() -> (SocketAddr, Received) {
+    endpoint(|mut stream, heard| async move {
+        heard.request(&mut stream).await;
+        std::future::pending::<()>().await;
+    })
+    .await
+}
+
+/// Reads one request of each connection, and writes these pieces with a pause after each, until the client closes the connection. Closes
+/// the connection after the last piece.
+pub async fn writing<P>(pieces: P, pause: Duration) -> (SocketAddr, Received)
+where
+    P: IntoIterator<Item = &'static [u8], IntoIter: Send> + Clone + Send + 'static,
+{
+    endpoint(move |mut stream, heard| {
+        let pieces = pieces.clone();
+        async move {
+            heard.request(&mut stream).await;
+            for piece in pieces {
+                if stream.write_all(piece).await.is_err() {
+                    return;
+                }
+                match pause {
+                    Duration::ZERO => tokio::task::yield_now().await,
+                    pause => tokio::time::sleep(pause).await,
+                }
+            }
+        }
+    })
+    .await
+}
+
+/// A worker with the default settings.
+pub fn worker() -> Worker {
+    Worker::new(WorkerSettings::default()).unwrap()
+}
+
+/// A worker that may not dial these networks.
+pub fn worker_without(networks: &[&str]) -> Worker {
+    let denied: Vec<_> = networks.iter().map(|network| (*network).to_owned()).collect();
+    let guard = AddressGuard::new(&[], &denied).unwrap();
+    Worker::new(WorkerSettings { guard, ..WorkerSettings::default() }).unwrap()
 }
 
 pub fn target(url: Option<String>, timeout: Duration) -> CallTarget {
@@ -122,9 +160,14 @@ pub fn call(target: &Arc<CallTarget>) -> Call {
     }
 }
 
+/// The target of calls to this address with this timeout.
+pub fn target_at(address: SocketAddr, timeout: Duration) -> CallTarget {
+    target(Some(format!("http://{address}/hook")), timeout)
+}
+
 /// A call to this address with this timeout.
 pub fn call_to(address: SocketAddr, timeout: Duration) -> Call {
-    call(&Arc::new(target(Some(format!("http://{address}/hook")), timeout)))
+    call(&Arc::new(target_at(address, timeout)))
 }
 
 /// A call whose message names its own callback.

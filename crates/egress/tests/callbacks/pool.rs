@@ -7,30 +7,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
-use whimbrel_api::endpoint::AddressGuard;
 use whimbrel_cluster::{PeerClients, PeerSettings};
-use whimbrel_egress::worker::{PoolParts, Worker, WorkerPool, WorkerSettings, workers_service};
-use whimbrel_model::ports::{Call, CallFailure, CallOutcome, Callbacks, Member, Node};
+use whimbrel_egress::worker::{PoolParts, Worker, WorkerPool, workers_service};
+use whimbrel_model::ports::{Call, CallOutcome, Callbacks, Member, Node};
 use whimbrel_model::subscription::{AssignWorkers, Strategy, WorkerChoice};
 
-use crate::endpoint::{Received, answering, call, endpoint, target};
+use crate::endpoint::{OK, Received, answering, call, endpoint, hanging, target, worker, worker_without};
 
 const WITHIN: Duration = Duration::from_secs(20);
-const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 const ME: u16 = 1;
-
-fn worker() -> Worker {
-    Worker::new(WorkerSettings::default()).unwrap()
-}
 
 /// A marked worker: it may not dial any address.
 fn marked() -> Worker {
-    let guard = AddressGuard::new(&[], &["0.0.0.0/0".to_owned()]).unwrap();
-    Worker::new(WorkerSettings { guard, ..WorkerSettings::default() }).unwrap()
+    worker_without(&["0.0.0.0/0"])
 }
 
 /// A node with a worker.
@@ -92,9 +85,9 @@ fn call_by(url: String, workers: Option<WorkerChoice>) -> Call {
     call(&Arc::new(target))
 }
 
-/// The status, or the kind of the failure.
-fn word_of(outcome: &CallOutcome) -> String {
-    match outcome {
+/// The result of a call by the pool: the status, or the kind of the failure.
+async fn called(pool: &WorkerPool, call: Call) -> String {
+    match &pool.call(call).await.outcome {
         CallOutcome::Answered { status, .. } => status.to_string(),
         CallOutcome::Failed { why, .. } => why.word().to_owned(),
         CallOutcome::NotTaken { reason, .. } => reason.clone(),
@@ -106,17 +99,16 @@ async fn a_single_node_makes_its_own_calls_if_the_pool_admits_it() {
     let (address, _) = answering(OK).await;
     let pool = pool(Some(worker()), &[]);
     for workers in [None, named(&["*"], Strategy::Random), named(&["here"], Strategy::Random)] {
-        assert_eq!(word_of(&pool.call(call_by(format!("http://{address}/"), workers)).await.outcome), "200");
+        assert_eq!(called(&pool, call_by(format!("http://{address}/"), workers)).await, "200");
     }
     let elsewhere = named(&["elsewhere"], Strategy::Random);
-    assert_eq!(word_of(&pool.call(call_by(format!("http://{address}/"), elsewhere)).await.outcome), "no_worker");
+    assert_eq!(called(&pool, call_by(format!("http://{address}/"), elsewhere)).await, "no_worker");
 }
 
 #[tokio::test]
 async fn without_a_worker_nothing_is_called() {
     let (address, heard) = answering(OK).await;
-    let called = pool(None, &[]).call(call_by(format!("http://{address}/"), None)).await;
-    assert_eq!(word_of(&called.outcome), "no_worker");
+    assert_eq!(called(&pool(None, &[]), call_by(format!("http://{address}/"), None)).await, "no_worker");
     assert_eq!(heard.connections(), 0);
 }
 
@@ -128,7 +120,7 @@ async fn workers_of_several_nodes_take_turns() {
     let call = call_by(format!("http://{address}/"), named(&["*"], Strategy::RoundRobin));
     let mut outcomes = Vec::new();
     for _ in 0..4 {
-        outcomes.push(word_of(&pool.call(call.clone()).await.outcome));
+        outcomes.push(called(&pool, call.clone()).await);
     }
     assert_eq!(outcomes, ["forbidden_address", "200", "forbidden_address", "200"]);
 }
@@ -140,7 +132,7 @@ async fn a_pool_by_name_contains_only_the_named_workers() {
     let pool = pool(Some(marked()), &[("one", &one.address), ("two", &two.address)]);
     let call = call_by(format!("http://{address}/"), named(&["two"], Strategy::Random));
     for _ in 0..8 {
-        assert_eq!(word_of(&pool.call(call.clone()).await.outcome), "200");
+        assert_eq!(called(&pool, call.clone()).await, "200");
     }
 }
 
@@ -156,9 +148,9 @@ async fn a_pool_by_number_keeps_its_workers() {
         ..WorkerChoice::default()
     };
     let call = call_by(format!("http://{address}/"), Some(choice));
-    let first = word_of(&pool.call(call.clone()).await.outcome);
+    let first = called(&pool, call.clone()).await;
     for _ in 0..8 {
-        assert_eq!(word_of(&pool.call(call.clone()).await.outcome), first);
+        assert_eq!(called(&pool, call.clone()).await, first);
     }
 }
 
@@ -170,7 +162,7 @@ async fn a_call_of_an_unreachable_worker_goes_to_another() {
     let pool = pool(None, &[("gone", &gone), ("there", &there.address)]);
     let call = call_by(format!("http://{address}/"), named(&["*"], Strategy::RoundRobin));
     for _ in 0..4 {
-        assert_eq!(word_of(&pool.call(call.clone()).await.outcome), "200");
+        assert_eq!(called(&pool, call.clone()).await, "200");
     }
     assert_eq!(heard.requests().len(), 4);
 }
@@ -179,13 +171,12 @@ async fn a_call_of_an_unreachable_worker_goes_to_another() {
 async fn without_a_reachable_worker_nothing_is_called() {
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
     let pool = pool(None, &[("gone", &gone)]);
-    let called = pool.call(call_by("http://127.0.0.1:9/".to_owned(), None)).await;
-    assert_eq!(word_of(&called.outcome), CallFailure::NoWorker.word());
+    assert_eq!(called(&pool, call_by("http://127.0.0.1:9/".to_owned(), None)).await, "no_worker");
 }
 
 /// An endpoint that hangs at its first request and answers all later ones.
 async fn hanging_once() -> (std::net::SocketAddr, Received) {
-    endpoint(|mut stream: TcpStream, heard: Received| async move {
+    endpoint(|mut stream, heard| async move {
         while heard.request(&mut stream).await.is_some() {
             if heard.requests().len() == 1 {
                 std::future::pending::<()>().await;
@@ -196,22 +187,25 @@ async fn hanging_once() -> (std::net::SocketAddr, Received) {
     .await
 }
 
+/// Makes the call, and kills the worker when the call has reached its endpoint.
+async fn called_by_dying(pool: &WorkerPool, call: Call, heard: &Received, mut dies: Process) -> String {
+    let killing = async {
+        while heard.requests().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        dies.kill();
+    };
+    tokio::join!(called(pool, call), killing).0
+}
+
 #[tokio::test]
 async fn a_call_whose_worker_dies_goes_to_another() {
     let (address, heard) = hanging_once().await;
-    let (mut dies, lives) = (Process::start(worker(), None), Process::start(worker(), None));
-    let pool = Arc::new(pool(None, &[("dies", &dies.address), ("lives", &lives.address)]));
+    let (dies, lives) = (Process::start(worker(), None), Process::start(worker(), None));
+    let pool = pool(None, &[("dies", &dies.address), ("lives", &lives.address)]);
     let call = call_by(format!("http://{address}/"), named(&["*"], Strategy::RoundRobin));
     let began = Instant::now();
-    let calling = tokio::spawn({
-        let pool = Arc::clone(&pool);
-        async move { pool.call(call).await }
-    });
-    while heard.requests().is_empty() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    dies.kill();
-    assert_eq!(word_of(&calling.await.unwrap().outcome), "200");
+    assert_eq!(called_by_dying(&pool, call, &heard, dies).await, "200");
     assert!(began.elapsed() < WITHIN, "it did not wait for the call's timeout");
     assert_eq!(heard.requests().len(), 2, "the subscriber received it twice");
 }
@@ -219,28 +213,16 @@ async fn a_call_whose_worker_dies_goes_to_another() {
 #[tokio::test]
 async fn a_call_lost_with_the_only_worker_counts_as_an_attempt() {
     let (address, heard) = hanging_once().await;
-    let mut dies = Process::start(worker(), None);
-    let pool = Arc::new(pool(None, &[("dies", &dies.address)]));
+    let dies = Process::start(worker(), None);
+    let pool = pool(None, &[("dies", &dies.address)]);
     let call = call_by(format!("http://{address}/"), None);
-    let calling = tokio::spawn({
-        let pool = Arc::clone(&pool);
-        async move { pool.call(call).await }
-    });
-    while heard.requests().is_empty() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    dies.kill();
-    assert_eq!(word_of(&calling.await.unwrap().outcome), "broken");
+    assert_eq!(called_by_dying(&pool, call, &heard, dies).await, "broken");
 }
 
 #[tokio::test]
 async fn a_busy_worker_gets_fewer_calls() {
     let (address, _) = answering(OK).await;
-    let (hanging, heard) = endpoint(|mut stream: TcpStream, heard: Received| async move {
-        heard.request(&mut stream).await;
-        std::future::pending::<()>().await;
-    })
-    .await;
+    let (hanging, heard) = hanging().await;
     let busy_worker = worker();
     let busy = Process::start(busy_worker.clone(), None);
     let free = Process::start(marked(), None);
@@ -256,7 +238,7 @@ async fn a_busy_worker_gets_fewer_calls() {
     pool.ask_loads().await;
     let call = call_by(format!("http://{address}/"), None);
     for _ in 0..8 {
-        assert_eq!(word_of(&pool.call(call.clone()).await.outcome), "forbidden_address", "the free worker made it");
+        assert_eq!(called(&pool, call.clone()).await, "forbidden_address", "the free worker made it");
     }
 }
 
@@ -264,7 +246,7 @@ async fn a_busy_worker_gets_fewer_calls() {
 async fn requests_without_the_internal_key_are_rejected() {
     let (address, heard) = answering(OK).await;
     let closed = Process::start(worker(), Some("a key"));
-    let called = pool(None, &[("closed", &closed.address)]).call(call_by(format!("http://{address}/"), None)).await;
-    assert_eq!(word_of(&called.outcome), "no_worker");
+    let pool = pool(None, &[("closed", &closed.address)]);
+    assert_eq!(called(&pool, call_by(format!("http://{address}/"), None)).await, "no_worker");
     assert_eq!(heard.connections(), 0);
 }

@@ -12,7 +12,7 @@ use tokio_rustls::TlsAcceptor;
 use whimbrel_egress::worker::{Worker, WorkerSettings};
 use whimbrel_model::ports::{CallFailure, CallOutcome, Callbacks};
 
-use crate::endpoint::{answering, call, failure_of, status_of, target};
+use crate::endpoint::{answering, call, failure_of, status_of, target, worker};
 
 const WITHIN: Duration = Duration::from_secs(10);
 
@@ -42,39 +42,37 @@ async fn self_signed(name: &str) -> (u16, String) {
     (port, certified.cert.pem())
 }
 
-async fn called(worker: &Worker, url: String) -> CallOutcome {
-    worker.call(call(&Arc::new(target(Some(url), WITHIN)))).await.outcome
+async fn called(worker: &Worker, port: u16) -> CallOutcome {
+    worker.call(call(&Arc::new(target(Some(format!("https://localhost:{port}/")), WITHIN)))).await.outcome
+}
+
+/// A worker that trusts this certificate too.
+fn trusting(pem: String) -> Worker {
+    Worker::new(WorkerSettings { extra_roots_pem: pem.into_bytes(), ..WorkerSettings::default() }).unwrap()
 }
 
 #[tokio::test]
 async fn a_self_signed_certificate_is_rejected() {
     let (port, _) = self_signed("localhost").await;
-    let worker = Worker::new(WorkerSettings::default()).unwrap();
-    assert_eq!(failure_of(&called(&worker, format!("https://localhost:{port}/")).await), CallFailure::Tls);
+    assert_eq!(failure_of(&called(&worker(), port).await), CallFailure::Tls);
 }
 
 #[tokio::test]
 async fn a_certificate_that_the_operator_added_is_trusted() {
     let (port, pem) = self_signed("localhost").await;
-    let settings = WorkerSettings { extra_roots_pem: pem.into_bytes(), ..WorkerSettings::default() };
-    let worker = Worker::new(settings).unwrap();
-    assert_eq!(status_of(&called(&worker, format!("https://localhost:{port}/")).await), 204);
+    assert_eq!(status_of(&called(&trusting(pem), port).await), 204);
 }
 
 #[tokio::test]
 async fn a_certificate_of_another_name_is_rejected() {
     let (port, pem) = self_signed("hooks.example.com").await;
-    let settings = WorkerSettings { extra_roots_pem: pem.into_bytes(), ..WorkerSettings::default() };
-    let worker = Worker::new(settings).unwrap();
-    assert_eq!(failure_of(&called(&worker, format!("https://localhost:{port}/")).await), CallFailure::Tls);
+    assert_eq!(failure_of(&called(&trusting(pem), port).await), CallFailure::Tls);
 }
 
 #[tokio::test]
 async fn an_endpoint_without_tls_is_a_tls_failure() {
     let (address, _) = answering("HTTP/1.1 400 Bad\r\ncontent-length: 0\r\n\r\n").await;
-    let worker = Worker::new(WorkerSettings::default()).unwrap();
-    let url = format!("https://localhost:{}/", address.port());
-    let outcome = tokio::time::timeout(WITHIN, called(&worker, url)).await.unwrap();
+    let outcome = tokio::time::timeout(WITHIN, called(&worker(), address.port())).await.unwrap();
     // The endpoint waits for an HTTP head that never arrives, or answers with bytes that are not TLS.
     assert!([CallFailure::Tls, CallFailure::Timeout].contains(&failure_of(&outcome)), "{outcome:?}");
 }

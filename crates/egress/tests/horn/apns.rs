@@ -10,7 +10,7 @@ use whimbrel_egress::horn::{ApnsSettings, DeviceOutcome, Horn, HornError, HornPa
 use whimbrel_model::ports::{Device, Provider as By};
 use whimbrel_model::push::Notice;
 
-use crate::bench::{Bench, NOW_MS, device, notice, reason_of, settings, silent_notice};
+use crate::bench::{Bench, NOW_MS, delay_of, device, notice, reason_of, settings, silent_notice};
 use crate::proofs::es256;
 use crate::provider::{Answer, Provider, answer, answer_later};
 
@@ -39,9 +39,7 @@ impl Team {
 
 /// A horn and a user with one device.
 fn bench(provider: &Provider) -> Bench {
-    let bench = Bench::new(Team::new().settings(provider));
-    bench.devices.add("u1", device("phone", By::Apns, TOKEN));
-    bench
+    Bench::with_device(Team::new().settings(provider), device("phone", By::Apns, TOKEN))
 }
 
 async fn outcome_after(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (DeviceOutcome, Bench, Provider) {
@@ -58,8 +56,7 @@ fn said(reason: &str) -> String {
 async fn a_notice_is_sent_over_http2_and_tls_with_all_required_headers() {
     let team = Team::new();
     let provider = Provider::start_with_tls(|_| answer(200, "")).await;
-    let bench = Bench::new(team.settings(&provider));
-    bench.devices.add("u1", device("phone", By::Apns, TOKEN));
+    let bench = Bench::with_device(team.settings(&provider), device("phone", By::Apns, TOKEN));
     assert_eq!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Sent);
 
     let asked = provider.only();
@@ -108,9 +105,8 @@ async fn a_repeat_after_a_restart_has_the_same_ids_and_another_notice_has_others
 #[tokio::test]
 async fn a_collapse_key_and_a_devices_own_topic_are_sent() {
     let provider = Provider::start(|_| answer(200, "")).await;
-    let bench = Bench::new(Team::new().settings(&provider));
     let own = Device { topic: Some("com.example.other".to_owned()), ..device("phone", By::Apns, TOKEN) };
-    bench.devices.add("u1", own);
+    let bench = Bench::with_device(Team::new().settings(&provider), own);
     let notice = Notice { collapse_key: Some("chat-7".to_owned()), ..notice("m1") };
     assert_eq!(bench.only_outcome(&notice).await, DeviceOutcome::Sent);
     let asked = provider.only();
@@ -122,8 +118,7 @@ async fn without_a_topic_apns_is_not_called_and_the_reason_names_the_setting() {
     let provider = Provider::start(|_| answer(200, "")).await;
     let mut settings = Team::new().settings(&provider);
     settings.apns.as_mut().unwrap().topic = String::new();
-    let bench = Bench::new(settings);
-    bench.devices.add("u1", device("phone", By::Apns, TOKEN));
+    let bench = Bench::with_device(settings, device("phone", By::Apns, TOKEN));
     let got = bench.only_outcome(&notice("m1")).await;
     assert!(matches!(&got, DeviceOutcome::Misconfigured { reason } if reason.contains("horn.apns.topic")), "{got:?}");
     assert!(provider.asked().is_empty());
@@ -133,8 +128,7 @@ async fn without_a_topic_apns_is_not_called_and_the_reason_names_the_setting() {
 async fn a_token_is_reused_for_a_while_and_then_replaced() {
     let team = Team::new();
     let provider = Provider::start(|_| answer(200, "")).await;
-    let bench = Bench::new(team.settings(&provider));
-    bench.devices.add("u1", device("phone", By::Apns, TOKEN));
+    let bench = Bench::with_device(team.settings(&provider), device("phone", By::Apns, TOKEN));
     for (id, minutes) in [("m1", 0), ("m2", 40), ("m3", 15)] {
         bench.pass(Duration::from_secs(minutes * 60));
         assert_eq!(bench.only_outcome(&notice(id)).await, DeviceOutcome::Sent);
@@ -145,15 +139,6 @@ async fn a_token_is_reused_for_a_while_and_then_replaced() {
         es256(token, team.key.der_bytes()).1["iat"].as_i64().unwrap()
     };
     assert_eq!((issued(0), issued(1), issued(2)), (NOW_MS / 1000, NOW_MS / 1000, NOW_MS / 1000 + 55 * 60));
-}
-
-#[tokio::test]
-async fn a_device_that_apple_does_not_know_any_more_is_removed_from_the_registry() {
-    for (status, reason) in [(410, "Unregistered"), (410, "ExpiredToken"), (400, "BadDeviceToken")] {
-        let (got, bench, _provider) = outcome_after(move || answer(status, &said(reason))).await;
-        assert!(matches!(&got, DeviceOutcome::Gone { reason: told } if told.contains(reason)), "{got:?}");
-        assert!(!bench.devices.has("u1", "phone"));
-    }
 }
 
 #[tokio::test]
@@ -176,8 +161,7 @@ async fn a_device_with_a_new_token_stays_when_the_old_one_is_gone() {
 #[tokio::test]
 async fn an_invalid_device_token_is_not_sent() {
     let provider = Provider::start(|_| answer(200, "")).await;
-    let bench = Bench::new(Team::new().settings(&provider));
-    bench.devices.add("u1", device("phone", By::Apns, "../../admin"));
+    let bench = Bench::with_device(Team::new().settings(&provider), device("phone", By::Apns, "../../admin"));
     assert!(matches!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Gone { .. }));
     assert!(provider.asked().is_empty() && !bench.devices.has("u1", "phone"));
 }
@@ -214,8 +198,7 @@ async fn too_many_requests_for_one_device_delay_only_that_device() {
     })
     .await;
     let bench = bench(&provider);
-    let got = bench.only_outcome(&notice("m1")).await;
-    assert!(matches!(&got, DeviceOutcome::Later { retry_after: Some(wait), .. } if wait.as_secs() == 30), "{got:?}");
+    assert_eq!(delay_of(&bench.only_outcome(&notice("m1")).await), Some(Duration::from_secs(30)));
     bench.devices.add("u2", device("tablet", By::Apns, "ab12"));
     let other = Notice { uid: "u2".to_owned(), ..notice("m2") };
     assert_eq!(bench.only_outcome(&other).await, DeviceOutcome::Sent);
@@ -232,53 +215,38 @@ async fn a_service_that_asks_for_a_pause_is_not_called_until_it_ends() {
     let bench = bench(&provider);
     assert!(matches!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Later { .. }));
     bench.pass(Duration::from_secs(5));
-    let got = bench.only_outcome(&notice("m2")).await;
-    assert!(matches!(&got, DeviceOutcome::Later { retry_after: Some(wait), .. } if wait.as_secs() == 15), "{got:?}");
+    assert_eq!(delay_of(&bench.only_outcome(&notice("m2")).await), Some(Duration::from_secs(15)));
     assert_eq!(provider.asked().len(), 1, "it was not called again");
     bench.pass(Duration::from_secs(16));
     assert_eq!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Sent);
 }
 
 #[tokio::test]
-async fn an_error_of_apple_is_temporary() {
-    for (status, reason) in [(500, "InternalServerError"), (503, "Shutdown"), (429, "TooManyProviderTokenUpdates")] {
-        let (got, ..) = outcome_after(move || answer(status, &said(reason))).await;
-        assert!(matches!(&got, DeviceOutcome::Later { retry_after: None, .. }), "{got:?}");
-        assert!(reason_of(&got).contains(reason));
-    }
-}
-
-#[tokio::test]
-async fn a_permanent_error_has_apples_reason() {
-    let kinds = [
-        (400, "DeviceTokenNotForTopic"),
-        (400, "BadExpirationDate"),
-        (400, "BadCollapseId"),
-        (400, "PayloadEmpty"),
-        (400, "SomethingNew"),
-        (413, "PayloadTooLarge"),
-    ];
-    for (status, reason) in kinds {
+async fn responses_are_classified_by_apples_reasons() {
+    for (status, reason, word) in [
+        (410, "Unregistered", "gone"),
+        (410, "ExpiredToken", "gone"),
+        (400, "BadDeviceToken", "gone"),
+        (500, "InternalServerError", "later"),
+        (503, "Shutdown", "later"),
+        (429, "TooManyProviderTokenUpdates", "later"),
+        (400, "DeviceTokenNotForTopic", "refused"),
+        (400, "BadExpirationDate", "refused"),
+        (400, "BadCollapseId", "refused"),
+        (400, "PayloadEmpty", "refused"),
+        (400, "SomethingNew", "refused"),
+        (413, "PayloadTooLarge", "refused"),
+        (400, "BadTopic", "misconfigured"),
+        (400, "TopicDisallowed", "misconfigured"),
+        (403, "InvalidProviderToken", "misconfigured"),
+        (403, "BadCertificate", "misconfigured"),
+        (404, "BadPath", "misconfigured"),
+        (405, "MethodNotAllowed", "misconfigured"),
+    ] {
         let (got, bench, _provider) = outcome_after(move || answer(status, &said(reason))).await;
-        assert!(matches!(&got, DeviceOutcome::Refused { .. }) && reason_of(&got).contains(reason), "{got:?}");
-        assert!(bench.devices.has("u1", "phone"), "{reason}");
-    }
-}
-
-#[tokio::test]
-async fn a_rejected_setting_has_its_own_outcome_and_apples_reason() {
-    let kinds = [
-        (400, "BadTopic"),
-        (400, "TopicDisallowed"),
-        (403, "InvalidProviderToken"),
-        (403, "BadCertificate"),
-        (404, "BadPath"),
-        (405, "MethodNotAllowed"),
-    ];
-    for (status, reason) in kinds {
-        let (got, bench, _provider) = outcome_after(move || answer(status, &said(reason))).await;
-        assert!(matches!(&got, DeviceOutcome::Misconfigured { .. }) && reason_of(&got).contains(reason), "{got:?}");
-        assert!(bench.devices.has("u1", "phone"), "{reason}");
+        assert!(got.word() == word && reason_of(&got).contains(reason), "{status} {reason}: {got:?}");
+        assert!(!matches!(got, DeviceOutcome::Later { retry_after: Some(_), .. }), "{status} {reason}: {got:?}");
+        assert_eq!(bench.devices.has("u1", "phone"), word != "gone", "{status} {reason}: the registry");
     }
 }
 
@@ -297,16 +265,15 @@ async fn an_unreachable_provider_is_a_temporary_failure() {
     let mut settings = Team::new().settings(&provider);
     let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     settings.apns.as_mut().unwrap().base_url = format!("http://{closed}");
-    let bench = Bench::new(settings);
-    bench.devices.add("u1", device("phone", By::Apns, TOKEN));
-    assert!(matches!(bench.only_outcome(&notice("m1")).await, DeviceOutcome::Later { retry_after: None, .. }));
+    let bench = Bench::with_device(settings, device("phone", By::Apns, TOKEN));
+    assert_eq!(delay_of(&bench.only_outcome(&notice("m1")).await), None);
 }
 
 #[tokio::test]
 async fn a_self_signed_certificate_is_not_trusted() {
     let provider = Provider::start_with_tls(|_| answer(200, "")).await;
-    let bench = Bench::new(HornSettings { extra_roots_pem: Vec::new(), ..Team::new().settings(&provider) });
-    bench.devices.add("u1", device("phone", By::Apns, TOKEN));
+    let settings = HornSettings { extra_roots_pem: Vec::new(), ..Team::new().settings(&provider) };
+    let bench = Bench::with_device(settings, device("phone", By::Apns, TOKEN));
     let got = bench.only_outcome(&notice("m1")).await;
     assert!(matches!(&got, DeviceOutcome::Later { reason, .. } if reason.contains("TLS")), "{got:?}");
     assert!(provider.asked().is_empty());

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use whimbrel_api::endpoint::AddressGuard;
-use whimbrel_egress::horn::{DeviceOutcome, Horn, HornParts, HornSettings, NoticeResult};
+use whimbrel_egress::horn::{DeviceOutcome, Horn, HornParts, HornSettings, HttpSettings, NoticeResult};
 use whimbrel_engines::memory::MemoryDevices;
 use whimbrel_model::people::Platform;
 use whimbrel_model::ports::{Device, Provider};
@@ -45,6 +45,13 @@ impl Bench {
         Self { horn: Arc::new(Horn::new(settings, parts).unwrap()), devices, events, clock }
     }
 
+    /// A horn, and the user `u1` with this device.
+    pub fn with_device(settings: HornSettings, device: Device) -> Self {
+        let bench = Self::new(settings);
+        bench.devices.add("u1", device);
+        bench
+    }
+
     pub fn pass(&self, time: Duration) {
         self.clock.0.fetch_add(time.as_millis() as i64, Ordering::SeqCst);
     }
@@ -69,6 +76,16 @@ impl Bench {
 pub fn settings() -> HornSettings {
     let guard = AddressGuard::for_devices(&["127.0.0.0/8".to_owned(), "::1".to_owned()], &[]).unwrap();
     HornSettings { http: None, guard, ..HornSettings::default() }
+}
+
+/// Settings of plain HTTP, without a secret.
+pub fn plain_http() -> HornSettings {
+    HornSettings { http: Some(HttpSettings::default()), ..settings() }
+}
+
+/// A horn with plain HTTP, and a user with a device that has this URL.
+pub fn pager_at(url: &str) -> Bench {
+    Bench::with_device(plain_http(), device("pager", Provider::Http, url))
 }
 
 pub fn platform(name: &str) -> Platform {
@@ -110,6 +127,15 @@ pub fn notice(id: &str) -> Notice {
 pub fn silent_notice(id: &str) -> Notice {
     let notice = notice(id);
     Notice { notify: Notify { title: None, body: None, data: notice.notify.data.clone() }, ..notice }
+}
+
+/// The requested delay of a temporary failure.
+#[track_caller]
+pub fn delay_of(outcome: &DeviceOutcome) -> Option<Duration> {
+    match outcome {
+        DeviceOutcome::Later { retry_after, .. } => *retry_after,
+        other => panic!("{other:?}"),
+    }
 }
 
 pub fn reason_of(outcome: &DeviceOutcome) -> &str {

@@ -15,7 +15,7 @@ use whimbrel_egress::horn::{DeviceOutcome, FcmSettings, HornSettings, ServiceAcc
 use whimbrel_model::ports::Provider as By;
 use whimbrel_model::push::Notice;
 
-use crate::bench::{Bench, NOW_MS, device, notice, reason_of, settings, silent_notice};
+use crate::bench::{Bench, NOW_MS, delay_of, device, notice, reason_of, settings, silent_notice};
 use crate::proofs::rs256;
 use crate::provider::{Answer, Asked, Provider, answer, answer_later};
 
@@ -64,9 +64,8 @@ impl Google {
         });
         let service_account: ServiceAccount = serde_json::from_value(file).unwrap();
         let fcm = FcmSettings { service_account, base_url: self.provider.url.clone() };
-        let bench = Bench::new(HornSettings { fcm: Some(fcm), ..settings() });
-        bench.devices.add("u1", device("phone", By::Fcm, "registration:token_1"));
-        bench
+        let phone = device("phone", By::Fcm, "registration:token_1");
+        Bench::with_device(HornSettings { fcm: Some(fcm), ..settings() }, phone)
     }
 
     fn messages(&self) -> Vec<Asked> {
@@ -210,11 +209,7 @@ async fn an_exceeded_quota_pauses_fcm() {
         .await;
         let bench = google.bench();
         for _ in 0..2 {
-            let got = bench.only_outcome(&notice("m1")).await;
-            assert!(
-                matches!(&got, DeviceOutcome::Later { retry_after: Some(asked), .. } if asked.as_secs() == wait),
-                "{got:?}"
-            );
+            assert_eq!(delay_of(&bench.only_outcome(&notice("m1")).await), Some(Duration::from_secs(wait)));
         }
         assert_eq!(google.messages().len(), 1, "it was paused");
         bench.pass(Duration::from_secs(wait + 1));
@@ -228,10 +223,7 @@ async fn an_error_of_google_is_temporary() {
     for (status, general, own) in [(503, "UNAVAILABLE", "UNAVAILABLE"), (500, "INTERNAL", "INTERNAL")] {
         let google = Google::start(move |_| answer_later(status, &error(status, general, Some(own)), 12)).await;
         let got = google.bench().only_outcome(&notice("m1")).await;
-        assert!(
-            matches!(&got, DeviceOutcome::Later { retry_after: Some(wait), .. } if wait.as_secs() == 12),
-            "{got:?}"
-        );
+        assert_eq!(delay_of(&got), Some(Duration::from_secs(12)));
         assert!(reason_of(&got).contains(own));
     }
 }

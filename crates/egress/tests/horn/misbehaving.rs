@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
-use whimbrel_egress::horn::{DeviceOutcome, HornSettings};
+use whimbrel_egress::horn::DeviceOutcome;
 use whimbrel_model::ports::Provider as By;
 use whimbrel_model::push::Notice;
 
-use crate::bench::{Bench, device, notice, reason_of, settings};
+use crate::bench::{delay_of, device, notice, pager_at, reason_of};
 
 /// A server that answers every request with these bytes and closes the connection. Returns its URL.
 async fn saying(answer: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> String {
@@ -29,21 +29,15 @@ async fn saying(answer: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> String 
     url
 }
 
-fn bench(url: &str) -> Bench {
-    let bench = Bench::new(HornSettings { http: Some(Default::default()), ..settings() });
-    bench.devices.add("u1", device("pager", By::Http, url));
-    bench
-}
-
 #[tokio::test]
 async fn an_invalid_or_truncated_response_is_a_temporary_failure() {
     for said in
         ["", "SSH-2.0-OpenSSH_9.6\r\n", "HTTP/1.1 200 O", "HTTP/1.1 200 OK\r\ncontent-le", "HTTP/1.1 99999 ?\r\n\r\n"]
     {
         let url = saying(move || said.into()).await;
-        let got = bench(&url).only_outcome(&notice("m1")).await;
-        assert!(matches!(got, DeviceOutcome::Later { retry_after: None, .. }), "{said:?}: {got:?}");
-        assert!(!reason_of(&got).is_empty());
+        let got = pager_at(&url).only_outcome(&notice("m1")).await;
+        assert_eq!(delay_of(&got), None, "{said:?}");
+        assert!(!reason_of(&got).is_empty(), "{said:?}");
     }
 }
 
@@ -51,7 +45,7 @@ async fn an_invalid_or_truncated_response_is_a_temporary_failure() {
 async fn a_response_with_a_truncated_body_is_classified_by_its_status() {
     for (status, word) in [("200 OK", "sent"), ("410 Gone", "gone"), ("400 Bad Request", "refused")] {
         let url = saying(move || format!("HTTP/1.1 {status}\r\ncontent-length: 100\r\n\r\nhalf").into()).await;
-        assert_eq!(bench(&url).only_outcome(&notice("m1")).await.word(), word);
+        assert_eq!(pager_at(&url).only_outcome(&notice("m1")).await.word(), word);
     }
 }
 
@@ -61,8 +55,7 @@ async fn a_past_retry_after_is_zero_and_an_invalid_one_is_ignored() {
     for (text, wait) in [(past, Some(Duration::ZERO)), ("soon", None), ("-5", None), ("", None)] {
         let url =
             saying(move || format!("HTTP/1.1 503 x\r\nretry-after: {text}\r\ncontent-length: 0\r\n\r\n").into()).await;
-        let got = bench(&url).only_outcome(&notice("m1")).await;
-        assert!(matches!(&got, DeviceOutcome::Later { retry_after, .. } if *retry_after == wait), "{text}: {got:?}");
+        assert_eq!(delay_of(&pager_at(&url).only_outcome(&notice("m1")).await), wait, "{text}");
     }
 }
 
@@ -75,13 +68,12 @@ async fn an_unresponsive_endpoint_is_paused_and_others_are_not() {
         if up.load(Ordering::SeqCst) { "HTTP/1.1 204 x\r\n\r\n".into() } else { Vec::new() }
     })
     .await;
-    let bench = bench(&url);
+    let bench = pager_at(&url);
     let of = |number: usize| notice(&format!("m{number}"));
     for number in 0..8 {
-        assert!(matches!(bench.only_outcome(&of(number)).await, DeviceOutcome::Later { retry_after: None, .. }));
+        assert_eq!(delay_of(&bench.only_outcome(&of(number)).await), None);
     }
-    let got = bench.only_outcome(&of(8)).await;
-    assert!(matches!(&got, DeviceOutcome::Later { retry_after: Some(wait), .. } if wait.as_secs() == 10), "{got:?}");
+    assert_eq!(delay_of(&bench.only_outcome(&of(8)).await), Some(Duration::from_secs(10)));
     assert_eq!(asked.load(Ordering::SeqCst), 8, "it was not called again");
 
     let other = saying(|| "HTTP/1.1 204 x\r\n\r\n".into()).await;

@@ -13,12 +13,8 @@ use whimbrel_model::push::{HORN_URL, Notice, NoticeDevice};
 use whimbrel_model::subscription::{Endpoint, Envelope};
 use whimbrel_model::{Headers, Record, Timestamp};
 
-use crate::bench::{Bench, NOW_MS, device, notice, platform, settings};
+use crate::bench::{Bench, NOW_MS, device, notice, pager_at, plain_http, platform};
 use crate::provider::{Provider, answer, answer_later};
-
-fn plain() -> HornSettings {
-    HornSettings { http: Some(Default::default()), ..settings() }
-}
 
 pub fn call_to(url: &str, value: Vec<u8>) -> Call {
     let endpoint =
@@ -70,7 +66,7 @@ pub fn not_taken(called: &CallReport) -> (&str, RetryAdvice) {
 #[tokio::test]
 async fn only_devices_of_the_selected_platforms_with_notifications_get_a_notice() {
     let provider = Provider::start(|_| answer(200, "")).await;
-    let bench = Bench::new(plain());
+    let bench = Bench::new(plain_http());
     for name in ["ios", "web", "quiet"] {
         let on = Device { platform: platform(name), ..device(name, By::Http, &format!("{}/{name}", provider.url)) };
         bench.devices.add("u1", on);
@@ -92,8 +88,7 @@ async fn only_devices_of_the_selected_platforms_with_notifications_get_a_notice(
 #[tokio::test]
 async fn an_expired_notice_is_not_sent() {
     let provider = Provider::start(|_| answer(200, "")).await;
-    let bench = Bench::new(plain());
-    bench.devices.add("u1", device("pager", By::Http, &provider.url));
+    let bench = pager_at(&provider.url);
     let over = Notice { expires_at_ms: NOW_MS, ..notice("m1") };
     assert_eq!(bench.horn.notify(&over).await.unwrap(), NoticeResult::Expired);
     assert_eq!(status_of(&bench.horn.call(call_of(&over)).await), 204, "the notice is complete");
@@ -102,7 +97,7 @@ async fn an_expired_notice_is_not_sent() {
 
 #[tokio::test]
 async fn a_user_without_devices_is_no_error() {
-    let bench = Bench::new(plain());
+    let bench = Bench::new(plain_http());
     assert_eq!(bench.horn.notify(&notice("m1")).await.unwrap().sum(), NoticeOutcome::NoDevice);
     assert_eq!(status_of(&bench.horn.call(call_of(&notice("m1"))).await), 204);
 }
@@ -110,8 +105,7 @@ async fn a_user_without_devices_is_no_error() {
 #[tokio::test]
 async fn a_provider_without_settings_is_reported_and_delays_no_other_device() {
     let provider = Provider::start(|_| answer(200, "")).await;
-    let bench = Bench::new(plain());
-    bench.devices.add("u1", device("pager", By::Http, &provider.url));
+    let bench = pager_at(&provider.url);
     bench.devices.add("u1", device("phone", By::Apns, "ab12"));
     let outcomes = bench.outcomes(&notice("m1")).await;
     assert_eq!(
@@ -125,7 +119,7 @@ async fn a_provider_without_settings_is_reported_and_delays_no_other_device() {
 
 #[tokio::test]
 async fn without_another_device_a_provider_without_settings_is_a_permanent_error_that_names_them() {
-    let bench = Bench::new(plain());
+    let bench = Bench::new(plain_http());
     for (by, setting) in [(By::Apns, "horn.apns.key_file"), (By::Fcm, "horn.fcm.service_account")] {
         bench.devices.add("u1", device("phone", by, "ab12"));
         let called = bench.horn.call(call_of(&notice("m1"))).await;
@@ -143,7 +137,7 @@ async fn a_repeat_notifies_only_devices_that_were_not_notified() {
         if works { answer(200, "") } else { answer_later(503, "", 9) }
     })
     .await;
-    let bench = Bench::new(plain());
+    let bench = Bench::new(plain_http());
     bench.devices.add("u1", device("a", By::Http, &format!("{}/a", provider.url)));
     bench.devices.add("u1", device("b", By::Http, &format!("{}/b", provider.url)));
     let called = bench.horn.call(call_of(&notice("m1"))).await;
@@ -159,7 +153,7 @@ async fn a_repeat_notifies_only_devices_that_were_not_notified() {
 #[tokio::test]
 async fn the_same_message_notifies_the_devices_of_another_user() {
     let provider = Provider::start(|_| answer(200, "")).await;
-    let bench = Bench::new(plain());
+    let bench = Bench::new(plain_http());
     for uid in ["u1", "u2"] {
         bench.devices.add(uid, device("pager", By::Http, &provider.url));
         assert_eq!(bench.only_outcome(&Notice { uid: uid.to_owned(), ..notice("m1") }).await, DeviceOutcome::Sent);
@@ -179,15 +173,14 @@ async fn an_error_without_a_notified_device_has_its_reason_and_whether_to_retry(
     ];
     for (status, reason, again) in kinds {
         let provider = Provider::start(move |_| answer(status, "")).await;
-        let bench = Bench::new(plain());
-        bench.devices.add("u1", device("pager", By::Http, &provider.url));
+        let bench = pager_at(&provider.url);
         assert_eq!(not_taken(&bench.horn.call(call_of(&notice("m1"))).await), (reason, again));
     }
 }
 
 #[tokio::test]
 async fn an_invalid_notice_is_never_retried_and_a_failed_registry_delays_all_notices() {
-    let bench = Bench::new(plain());
+    let bench = Bench::new(plain_http());
     for value in [&b""[..], b"{", b"{\"v\":1}"] {
         let called = bench.horn.call(call_to(HORN_URL, value.to_vec())).await;
         let (why, again) = not_taken(&called);
@@ -203,8 +196,8 @@ async fn an_invalid_notice_is_never_retried_and_a_failed_registry_delays_all_not
 async fn a_provider_that_never_responds_times_out() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let bench = Bench::new(HornSettings { timeout: Duration::from_millis(200), ..plain() });
-    bench.devices.add("u1", device("pager", By::Http, &url));
+    let settings = HornSettings { timeout: Duration::from_millis(200), ..plain_http() };
+    let bench = Bench::with_device(settings, device("pager", By::Http, &url));
     let outcome = bench.only_outcome(&notice("m1")).await;
     assert_eq!(outcome, DeviceOutcome::Later { reason: "no response in time".to_owned(), retry_after: None });
 }
@@ -225,7 +218,7 @@ impl Callbacks for Others {
 
 #[tokio::test]
 async fn notices_go_to_the_horn_and_all_other_calls_to_the_workers() {
-    let bench = Bench::new(plain());
+    let bench = Bench::new(plain_http());
     let others = Arc::new(Others::default());
     let callbacks = HornCallbacks { horn: Some(bench.horn), remote: None, others: Arc::clone(&others) as _ };
     assert_eq!(status_of(&callbacks.call(call_of(&notice("m1"))).await), 204);
@@ -245,8 +238,7 @@ async fn without_a_horn_a_notice_waits_and_the_call_does_not_count_as_an_attempt
 async fn garbage_and_endless_bodies_are_classified_by_their_status() {
     for (status, word) in [(200, "sent"), (500, "later"), (410, "gone")] {
         let provider = Provider::start(move |_| answer(status, &"\u{fffd}{".repeat(300_000))).await;
-        let bench = Bench::new(plain());
-        bench.devices.add("u1", device("pager", By::Http, &provider.url));
+        let bench = pager_at(&provider.url);
         assert_eq!(bench.only_outcome(&notice("m1")).await.word(), word);
     }
 }

@@ -7,12 +7,12 @@ use tokio::net::TcpListener;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use whimbrel_cluster::{PeerClients, PeerSettings};
-use whimbrel_egress::horn::{HornCallbacks, HornSettings, RemoteHorns};
+use whimbrel_egress::horn::{HornCallbacks, RemoteHorns};
 use whimbrel_egress::worker::{LocalCallbacks, workers_service};
 use whimbrel_model::ports::{Call, CallFailure, CallOutcome, Callbacks, Member, Node, Provider as By, RetryAdvice};
 use whimbrel_model::push::Notice;
 
-use crate::bench::{Bench, device, notice, settings};
+use crate::bench::{Bench, device, notice, pager_at, plain_http};
 use crate::notices::{Others, call_of, call_to, not_taken, status_of};
 use crate::provider::{Provider, answer};
 
@@ -44,10 +44,6 @@ fn horn(bench: &Bench) -> LocalCallbacks {
     LocalCallbacks { worker: None, horn: Some(Arc::clone(&bench.horn) as _) }
 }
 
-fn plain() -> Bench {
-    Bench::new(HornSettings { http: Some(Default::default()), ..settings() })
-}
-
 fn of_user(uid: &str) -> Call {
     let mut call = call_of(&Notice { uid: uid.to_owned(), ..notice("m1") });
     call.record.key = Some(Bytes::copy_from_slice(uid.as_bytes()));
@@ -57,8 +53,7 @@ fn of_user(uid: &str) -> Call {
 #[tokio::test]
 async fn a_notice_reaches_the_horn_of_another_node() {
     let provider = Provider::start(|_| answer(413, "")).await;
-    let bench = plain();
-    bench.devices.add("u1", device("pager", By::Http, &provider.url));
+    let bench = pager_at(&provider.url);
     let address = process(horn(&bench)).await;
     let callbacks = seeing(&[("a", "worker", "127.0.0.1:1"), ("b", "horn", &address)]);
     let reason = "pager (http) rejected permanently: the device's URL answered 413";
@@ -69,7 +64,7 @@ async fn a_notice_reaches_the_horn_of_another_node() {
 #[tokio::test]
 async fn a_users_notices_go_to_the_same_horn_which_remembers_notified_devices() {
     let provider = Provider::start(|_| answer(200, "")).await;
-    let benches = [plain(), plain(), plain()];
+    let benches = [(); 3].map(|()| Bench::new(plain_http()));
     let mut addresses = Vec::new();
     for bench in &benches {
         for number in 0..20 {
@@ -89,7 +84,7 @@ async fn a_users_notices_go_to_the_same_horn_which_remembers_notified_devices() 
 
 #[tokio::test]
 async fn an_unreachable_horn_is_skipped() {
-    let bench = plain();
+    let bench = Bench::new(plain_http());
     let address = process(horn(&bench)).await;
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
     let callbacks = seeing(&[("a", "horn", &closed), ("b", "horn", &address)]);
@@ -109,7 +104,7 @@ async fn without_a_horn_a_call_does_not_count_as_an_attempt() {
 
 #[tokio::test]
 async fn a_node_with_only_a_horn_makes_no_other_calls() {
-    let address = process(horn(&plain())).await;
+    let address = process(horn(&Bench::new(plain_http()))).await;
     let peers = Arc::new(PeerClients::new(PeerSettings::default()).unwrap());
     let remote = RemoteHorns::new(peers);
     remote.see(&[Node { number: 2, member: member("a", "horn", &address) }]);

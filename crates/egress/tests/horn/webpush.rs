@@ -85,9 +85,8 @@ fn settings_with(private_key: String) -> HornSettings {
 }
 
 fn bench(browser: &Browser, provider: &Provider) -> Bench {
-    let bench = Bench::new(settings_with(vapid_key().0));
-    bench.devices.add("u1", browser.device("laptop", &format!("{}/push/abc", provider.url)));
-    bench
+    let laptop = browser.device("laptop", &format!("{}/push/abc", provider.url));
+    Bench::with_device(settings_with(vapid_key().0), laptop)
 }
 
 async fn outcome_after(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (DeviceOutcome, Bench, Provider) {
@@ -130,8 +129,8 @@ async fn a_notice_is_encrypted_for_the_browser_and_identifies_the_sender() {
 
 #[tokio::test]
 async fn each_notice_is_encrypted_with_its_own_key() {
-    let (browser, provider) = (Browser::new(), Provider::start(|_| answer(201, "")).await);
-    let bench = bench(&browser, &provider);
+    let provider = Provider::start(|_| answer(201, "")).await;
+    let bench = bench(&Browser::new(), &provider);
     for id in ["m1", "m2"] {
         assert_eq!(bench.only_outcome(&notice(id)).await, DeviceOutcome::Sent);
     }
@@ -143,8 +142,8 @@ async fn each_notice_is_encrypted_with_its_own_key() {
 
 #[tokio::test]
 async fn a_token_is_replaced_long_before_it_expires() {
-    let (browser, provider) = (Browser::new(), Provider::start(|_| answer(201, "")).await);
-    let bench = bench(&browser, &provider);
+    let provider = Provider::start(|_| answer(201, "")).await;
+    let bench = bench(&Browser::new(), &provider);
     for (id, hours) in [("m1", 0), ("m2", 7)] {
         bench.pass(Duration::from_secs(hours * 3600));
         let late = Notice { expires_at_ms: NOW_MS + 10 * 3_600_000, ..notice(id) };
@@ -157,8 +156,8 @@ async fn a_token_is_replaced_long_before_it_expires() {
 
 #[tokio::test]
 async fn notices_of_one_collapse_key_have_the_same_topic() {
-    let (browser, provider) = (Browser::new(), Provider::start(|_| answer(201, "")).await);
-    let bench = bench(&browser, &provider);
+    let provider = Provider::start(|_| answer(201, "")).await;
+    let bench = bench(&Browser::new(), &provider);
     for (id, key) in [("m1", "chat 7"), ("m2", "chat 7"), ("m3", "chat 8")] {
         let notice = Notice { collapse_key: Some(key.to_owned()), ..silent_notice(id) };
         assert_eq!(bench.only_outcome(&notice).await, DeviceOutcome::Sent);
@@ -185,23 +184,24 @@ async fn a_key_in_pem_and_keys_in_the_other_base64_are_accepted() {
 }
 
 #[tokio::test]
-async fn an_ended_subscription_is_removed_from_the_registry() {
-    for status in [404, 410] {
-        let (got, bench, _provider) = outcome_after(move || answer(status, "gone")).await;
-        assert!(matches!(got, DeviceOutcome::Gone { .. }), "{got:?}");
-        assert!(!bench.devices.has("u1", "laptop"));
-    }
-}
-
-#[tokio::test]
-async fn an_error_has_only_the_status_and_is_either_permanent_or_a_rejected_setting() {
-    let kinds =
-        [(400, "refused"), (413, "refused"), (401, "misconfigured"), (403, "misconfigured"), (302, "misconfigured")];
-    for (status, word) in kinds {
+async fn responses_are_classified_by_status_and_no_body_is_shown() {
+    for (status, word) in [
+        (404, "gone"),
+        (410, "gone"),
+        (400, "refused"),
+        (413, "refused"),
+        (401, "misconfigured"),
+        (403, "misconfigured"),
+        (302, "misconfigured"),
+        (500, "later"),
+        (502, "later"),
+        (503, "later"),
+    ] {
         let (got, bench, _provider) = outcome_after(move || answer(status, "BadJwtToken")).await;
         assert_eq!(got.word(), word, "{got:?}");
         assert_eq!(reason_of(&got), format!("the push service answered {status}"));
-        assert!(bench.devices.has("u1", "laptop"));
+        assert!(!matches!(got, DeviceOutcome::Later { retry_after: Some(_), .. }), "{got:?}");
+        assert_eq!(bench.devices.has("u1", "laptop"), word != "gone", "{status}: the registry");
     }
 }
 
@@ -262,17 +262,9 @@ async fn a_push_service_with_a_retry_after_is_paused_for_at_most_a_minute() {
 }
 
 #[tokio::test]
-async fn an_error_of_the_push_service_is_temporary() {
-    for status in [500, 502, 503] {
-        let (got, ..) = outcome_after(move || answer(status, "")).await;
-        assert!(matches!(got, DeviceOutcome::Later { retry_after: None, .. }), "{got:?}");
-    }
-}
-
-#[tokio::test]
 async fn a_notice_larger_than_push_services_accept_is_rejected_before_it_is_sent() {
-    let (browser, provider) = (Browser::new(), Provider::start(|_| answer(201, "")).await);
-    let bench = bench(&browser, &provider);
+    let provider = Provider::start(|_| answer(201, "")).await;
+    let bench = bench(&Browser::new(), &provider);
     let long = |bytes: usize| Notice {
         notify: Notify { title: Some("x".repeat(bytes)), body: None, data: None },
         ..notice("m1")

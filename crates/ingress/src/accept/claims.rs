@@ -30,6 +30,7 @@ use crate::accept::{
     compose, entry_of, prepare_append,
 };
 use crate::api_state::ApiState;
+use crate::endpoints::hold_calls::wrong_reply;
 use crate::problem::{ApiProblem, Code};
 use whimbrel_catalogue::topics::Pass;
 use whimbrel_model::log_walk::LogWalk;
@@ -374,18 +375,14 @@ impl ClaimedBatch<'_> {
         first: Result<AcceptedMessage, ApiProblem>,
         claims: Vec<Claim>,
     ) -> Result<AcceptedMessage, ApiProblem> {
+        let Ok(accepted) = &first else {
+            abandon_all(self.api, &claims).await;
+            return first;
+        };
         for claim in &claims {
-            let Ok(accepted) = &first else {
-                abandon(self.api, claim).await;
-                continue;
-            };
             let end = self.ends.get(&claim.partition).copied().unwrap_or_default();
-            let (offset, due) = match accepted.state {
-                AcceptedState::InTopic { offset, .. } => (offset, None),
-                AcceptedState::Held { due } => (end, Some(due)),
-            };
-            let (id, partition, answered_at) = (accepted.id.to_text(), claim.partition, self.now);
-            self.finish(claim, PublishReceipt { id, partition, offset, due, answered_at }).await;
+            let offset = if let AcceptedState::InTopic { offset, .. } = accepted.state { offset } else { end };
+            self.finish_with(claim, accepted, offset).await;
         }
         first
     }
@@ -398,19 +395,14 @@ impl ClaimedBatch<'_> {
         outcome: Result<u64, LogError>,
     ) -> Result<AcceptedMessage, ApiProblem> {
         let accepted = pending.accepted(outcome.clone(), &self.pass.name, &mut self.counts);
-        for claim in &claims {
-            match (&accepted, &outcome) {
-                (Ok(accepted), Ok(offset)) => {
-                    let due = match accepted.state {
-                        AcceptedState::InTopic { .. } => None,
-                        AcceptedState::Held { due } => Some(due),
-                    };
-                    let (id, partition, offset) = (accepted.id.to_text(), claim.partition, *offset);
-                    self.finish(claim, PublishReceipt { id, partition, offset, due, answered_at: self.now }).await;
+        match (&accepted, &outcome) {
+            (Ok(accepted), Ok(offset)) => {
+                for claim in &claims {
+                    self.finish_with(claim, accepted, *offset).await;
                 }
-                (_, Err(LogError::Unknown(_))) => leave(self.api, claim).await,
-                _ => abandon(self.api, claim).await,
             }
+            (_, Err(LogError::Unknown(_))) => leave_all(self.api, &claims).await,
+            _ => abandon_all(self.api, &claims).await,
         }
         accepted
     }
@@ -426,25 +418,20 @@ impl ClaimedBatch<'_> {
         match told {
             Ok(HoldReply::Held { due }) => {
                 self.counts.held += 1;
-                let id = id.to_string();
+                let id = AcceptedId::Text(id.to_string().into());
+                let accepted = AcceptedMessage { id, state: AcceptedState::Held { due } };
                 for claim in &claims {
-                    let (id, partition, answered_at) = (id.clone(), claim.partition, self.now);
-                    self.finish(claim, PublishReceipt { id, partition, offset: end, due: Some(due), answered_at })
-                        .await;
+                    self.finish_with(claim, &accepted, end).await;
                 }
-                Ok(AcceptedMessage { id: AcceptedId::Text(id.into()), state: AcceptedState::Held { due } })
+                Ok(accepted)
             }
             Ok(HoldReply::Taken) => {
                 abandon_all(self.api, &claims).await;
                 Err(ApiProblem::new(Code::IdTaken, "another hold, pending or ended, has this id: use another id"))
             }
             Ok(other) => {
-                tracing::error!(?other, "an owner sent a reply of the wrong kind");
                 leave_all(self.api, &claims).await;
-                Err(ApiProblem::new(
-                    Code::OutcomeUnknown,
-                    "the owner of the shard sent an unexpected reply; read the hold before you retry",
-                ))
+                Err(wrong_reply(&other))
             }
             Err(error @ HoldsError::OutcomeUnknown(_)) => {
                 leave_all(self.api, &claims).await;
@@ -457,6 +444,15 @@ impl ClaimedBatch<'_> {
         }
     }
 
+    async fn finish_with(&self, claim: &Claim, accepted: &AcceptedMessage, offset: u64) {
+        let due = match accepted.state {
+            AcceptedState::InTopic { .. } => None,
+            AcceptedState::Held { due } => Some(due),
+        };
+        let (id, partition, answered_at) = (accepted.id.to_text(), claim.partition, self.now);
+        self.finish(claim, PublishReceipt { id, partition, offset, due, answered_at }).await;
+    }
+
     /// Stores the answer. If that fails, the publisher still gets it, because the message is in the log. A repeat then searches the log.
     async fn finish(&self, claim: &Claim, answer: PublishReceipt) {
         if let Err(error) = self.api.ports.receipts.finish(claim, answer).await {
@@ -467,25 +463,17 @@ impl ClaimedBatch<'_> {
 
 async fn leave_all(api: &ApiState, claims: &[Claim]) {
     for claim in claims {
-        leave(api, claim).await;
+        if let Err(error) = api.ports.receipts.leave(claim).await {
+            tracing::warn!(%error, "cannot mark a claim as of unknown outcome; it will lapse");
+        }
     }
 }
 
 async fn abandon_all(api: &ApiState, claims: &[Claim]) {
     for claim in claims {
-        abandon(api, claim).await;
-    }
-}
-
-async fn leave(api: &ApiState, claim: &Claim) {
-    if let Err(error) = api.ports.receipts.leave(claim).await {
-        tracing::warn!(%error, "cannot mark a claim as of unknown outcome; it will lapse");
-    }
-}
-
-async fn abandon(api: &ApiState, claim: &Claim) {
-    if let Err(error) = api.ports.receipts.abandon(claim).await {
-        tracing::warn!(%error, "cannot abandon a claim; it will lapse");
+        if let Err(error) = api.ports.receipts.abandon(claim).await {
+            tracing::warn!(%error, "cannot abandon a claim; it will lapse");
+        }
     }
 }
 

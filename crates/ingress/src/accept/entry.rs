@@ -24,25 +24,16 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 );
 
 #[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, bound(deserialize = "'de: 'a"))]
 struct RawEntry<'a> {
-    #[serde(borrow, default)]
     payload: Option<Text<'a>>,
-    #[serde(borrow, default)]
     payload_base64: Option<Text<'a>>,
-    #[serde(borrow, default)]
     json: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     key: Option<Text<'a>>,
-    #[serde(borrow, default)]
     id: Option<Text<'a>>,
-    #[serde(borrow, default)]
     content_type: Option<Text<'a>>,
-    #[serde(borrow, default)]
     headers: Option<HeaderPairs<'a>>,
-    #[serde(borrow, default)]
     delay: Option<DurationText<'a>>,
-    #[serde(borrow, default)]
     deliver_at: Option<Text<'a>>,
 }
 
@@ -137,31 +128,9 @@ fn keep(kept: &mut BytesMut, bytes: &[u8]) -> Bytes {
 }
 
 /// Text that is borrowed unless it has escapes. (`Option<Cow<str>>` would always be copied.)
-pub(crate) struct Text<'a>(pub(crate) Cow<'a, str>);
-
-struct TextVisitor;
-
-impl<'de> Visitor<'de> for TextVisitor {
-    type Value = Text<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string")
-    }
-
-    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
-        Ok(Text(Cow::Borrowed(text)))
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Text(Cow::Owned(text.to_owned())))
-    }
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_str(TextVisitor)
-    }
-}
+#[derive(serde::Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Text<'a>(#[serde(borrow)] pub(crate) Cow<'a, str>);
 
 /// A duration of the API: text, or an integer of milliseconds.
 pub(crate) struct DurationText<'a>(pub(crate) Cow<'a, str>);

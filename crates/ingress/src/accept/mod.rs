@@ -14,7 +14,7 @@ pub(crate) mod new_hold;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use whimbrel_model::ports::{AppendOutcome, Entry, LogError};
+use whimbrel_model::ports::{AppendOutcome, Entry, Log, LogError};
 use whimbrel_model::record::{HEADER_CONTENT_TYPE, HEADER_ID};
 use whimbrel_model::{HeadersBuilder, MessageBody, MessageId, PartitionId, Record, Timestamp};
 
@@ -290,6 +290,12 @@ pub(crate) fn partly_appended<T>(
     };
     let messages: Vec<Value> = outcomes.into_iter().map(one).collect();
     ApiProblem::new(Code::PartlyAppended, detail).with("messages", messages)
+}
+
+/// Appends one entry to a topic.
+pub(crate) async fn append_one(log: &dyn Log, entry: Entry, topic: &str) -> Result<u64, ApiProblem> {
+    let outcome = log.append(vec![entry]).await.pop().unwrap_or_else(|| Err(no_answer()));
+    outcome.map_err(|error| append_problem(error, topic))
 }
 
 /// The problem for a failed append. A missing partition means that the topic was deleted meanwhile.

@@ -2,7 +2,6 @@
 //!
 //! Rendered on the server, without scripts or external resources. The template escapes all values. If the server has keys, topics are shown
 //! only to requests that carry one.
-//! server has keys, topics are shown to a request that carries one.
 
 use std::sync::Arc;
 use std::time::Duration;

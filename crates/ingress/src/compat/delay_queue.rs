@@ -18,11 +18,11 @@ use whimbrel_model::{Headers, check_brought_id};
 
 use crate::accept::accept_one;
 use crate::accept::draft::{ContentType, DELAY_MAX, DeliveryTime, Draft, PublisherId, check_payload_size};
-use crate::answer::json_response;
+use crate::answer::{json_response, to_json};
 use crate::api_state::ApiState;
 use crate::attributes::check_user_topic;
-use crate::body::collect;
-use crate::compat::soraka::rule_header;
+use crate::body::collect_payload;
+use crate::compat::soraka::{json_bytes_max, rule_header};
 use crate::endpoints::subscription_body::RETRY_TIMES_MAX;
 use crate::json_fields::JsonFields;
 use crate::keys::Scope;
@@ -31,9 +31,6 @@ use crate::problem::{ApiProblem, Code};
 /// The maximum delay between retries, and the maximum timeout of an attempt.
 const RETRY_INTERVAL_MAX_S: u64 = 7 * 86_400;
 const EXECUTE_TIMEOUT_MAX_S: u64 = 600;
-/// The maximum bytes of a body without its parameters. Escaping in JSON can make the parameters six times as large.
-const FRAME_BYTES_MAX: usize = 64 << 10;
-const ESCAPED_BYTES_MAX: usize = 6;
 const SECONDS: &str = "a whole number of seconds";
 
 /// A task in the form of c-delay-queue.
@@ -113,7 +110,7 @@ pub(crate) async fn accept_msg(State(api): State<Arc<ApiState>>, request: Reques
         }
     };
     let answer = DelayQueueAnswer { code: code.to_owned(), msg, result: None };
-    json_response(StatusCode::OK, serde_json::to_vec(&answer).expect("an answer is plain data"))
+    json_response(StatusCode::OK, to_json(&answer))
 }
 
 fn code_of(code: Code) -> &'static str {
@@ -129,10 +126,7 @@ async fn try_accept(api: &Arc<ApiState>, request: Request) -> Result<(), ApiProb
     let (parts, body) = request.into_parts();
     let caller = api.keys.caller(&parts.headers)?;
     let mut load = api.in_flight.begin();
-    let (wait, payload_max) = (api.settings.body_timeout, api.settings.payload_bytes_max);
-    let limit = payload_max.saturating_mul(ESCAPED_BYTES_MAX).saturating_add(FRAME_BYTES_MAX);
-    let too_large = || check_payload_size(usize::MAX, &api.settings).expect_err("no payload is that large");
-    let body = collect(body, &parts.headers, &mut load, wait, limit, too_large).await?;
+    let body = collect_payload(api, &parts, body, &mut load, json_bytes_max(&api.settings)).await?;
     let task = DelayQueueTask::read(&body)?;
     let topic = required(task.function_name.as_deref(), "functionName")?.to_owned();
     check_user_topic(&topic)?;

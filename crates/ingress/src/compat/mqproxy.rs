@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use crate::accept::draft::{ContentType, Draft, OwnHeaders, check_key, check_payload_size};
+use crate::accept::draft::{ContentType, Draft, OwnHeaders, check_key};
 use crate::accept::{AcceptedState, accept_one};
 use crate::answer::json_response;
 use crate::api_state::ApiState;
 use crate::attributes::{check_user_topic, text_header};
-use crate::body::collect;
+use crate::body::collect_payload;
 use crate::keys::Scope;
 use crate::problem::{ApiProblem, Code};
 use crate::query::{Query, shown};
@@ -100,9 +100,7 @@ async fn try_produce(api: &Arc<ApiState>, request: Request) -> Result<(String, A
         None => ContentType::Absent,
     };
     let mut load = api.in_flight.begin();
-    let too_large = || check_payload_size(usize::MAX, &api.settings).expect_err("no payload is that large");
-    let (wait, limit) = (api.settings.body_timeout, api.settings.payload_bytes_max);
-    let payload = collect(body, &parts.headers, &mut load, wait, limit, too_large).await?;
+    let payload = collect_payload(api, &parts, body, &mut load, api.settings.payload_bytes_max).await?;
     let key = key.map(|key| Bytes::copy_from_slice(key.as_bytes()));
     let draft = Draft { key, payload, content_type, headers: own.take(), own_id: None, later: None, push: None };
     let accepted = accept_one(api, topic, caller.owner(), draft, load).await?;

@@ -22,10 +22,10 @@ use whimbrel_model::{Headers, check_topic_name};
 use crate::accept::accept_one;
 use crate::accept::cancel_safe::CancelSafe;
 use crate::accept::draft::{ContentType, DELAY_MAX, DeliveryTime, Draft, check_payload_size};
-use crate::answer::json_response;
+use crate::answer::{json_response, to_json};
 use crate::api_state::ApiState;
 use crate::attributes::check_user_topic;
-use crate::body::collect;
+use crate::body::{collect_payload, collect_small};
 use crate::compat::delay_queue::required;
 use crate::endpoints::hold_calls::{self, DueChange, hold_id};
 use crate::endpoints::subscription_body::check_url;
@@ -33,6 +33,7 @@ use crate::endpoints::subscription_calls::caught_up;
 use crate::json_fields::JsonFields;
 use crate::keys::{Caller, Scope};
 use crate::problem::{ApiProblem, Code};
+use crate::settings::ReceiveSettings;
 use whimbrel_catalogue::subscriptions::SecretChange;
 
 /// The prefix of the subscriptions that deliver soraka's messages. The topic follows.
@@ -48,6 +49,11 @@ const DISABLE_AFTER: Duration = Duration::from_secs(366 * 86_400);
 /// The maximum bytes of a body without its parameters. Escaping in JSON can make the parameters six times as large.
 const FRAME_BYTES_MAX: usize = 64 << 10;
 const ESCAPED_BYTES_MAX: usize = 6;
+
+/// The maximum bytes of a body with a payload in its JSON.
+pub(super) fn json_bytes_max(settings: &ReceiveSettings) -> usize {
+    settings.payload_bytes_max.saturating_mul(ESCAPED_BYTES_MAX).saturating_add(FRAME_BYTES_MAX)
+}
 
 /// The fields of all soraka requests. Each request uses some of them.
 #[derive(Debug, ToSchema)]
@@ -153,7 +159,7 @@ fn answer(outcome: Result<Value, ApiProblem>) -> Response {
             SorakaAnswer { ec: ec_of(problem.code()), em, result: json!(false) }
         }
     };
-    json_response(StatusCode::OK, serde_json::to_vec(&answer).expect("an answer is plain data"))
+    json_response(StatusCode::OK, to_json(&answer))
 }
 
 fn ec_of(code: Code) -> u16 {
@@ -170,10 +176,7 @@ async fn try_submit(api: &Arc<ApiState>, request: Request) -> Result<String, Api
     let (parts, body) = request.into_parts();
     let caller = api.keys.caller(&parts.headers)?;
     let mut load = api.in_flight.begin();
-    let (wait, payload_max) = (api.settings.body_timeout, api.settings.payload_bytes_max);
-    let limit = payload_max.saturating_mul(ESCAPED_BYTES_MAX).saturating_add(FRAME_BYTES_MAX);
-    let too_large = || check_payload_size(usize::MAX, &api.settings).expect_err("no payload is that large");
-    let body = collect(body, &parts.headers, &mut load, wait, limit, too_large).await?;
+    let body = collect_payload(api, &parts, body, &mut load, json_bytes_max(&api.settings)).await?;
     let request = SorakaRequest::read(&body)?;
     let topic = topic_of(&request, &caller)?;
     check_topic_name(&subscription_of(&topic))?;
@@ -203,10 +206,7 @@ async fn try_add_time(api: &Arc<ApiState>, request: Request) -> Result<(), ApiPr
 async fn small_request(api: &ApiState, request: Request) -> Result<(Caller, SorakaRequest), ApiProblem> {
     let (parts, body) = request.into_parts();
     let caller = api.keys.caller(&parts.headers)?;
-    let (mut load, wait) = (api.in_flight.begin(), api.settings.body_timeout);
-    let too_large = || ApiProblem::new(Code::PayloadTooLarge, "the body is over 65536 bytes");
-    let body = collect(body, &parts.headers, &mut load, wait, FRAME_BYTES_MAX, too_large).await?;
-    Ok((caller, SorakaRequest::read(&body)?))
+    Ok((caller, SorakaRequest::read(&collect_small(api, &parts, body, FRAME_BYTES_MAX).await?)?))
 }
 
 fn topic_of(request: &SorakaRequest, caller: &Caller) -> Result<String, ApiProblem> {

@@ -118,7 +118,7 @@ pub(crate) async fn read_entries(
         if count == settings.batch_messages_max {
             return Err(BatchReadError::Rejected(too_large_count(settings.batch_messages_max)));
         }
-        take(entry).map_err(|problem| BatchReadError::Rejected(at_index(problem, count)))?;
+        take(entry).map_err(|problem| BatchReadError::Rejected(problem.with("index", count)))?;
         count += 1;
         Ok(())
     };
@@ -137,7 +137,7 @@ pub(crate) async fn read_entries(
     match split {
         Ok(()) => Ok(()),
         Err(BatchReadError::Rejected(problem)) => Err(problem),
-        Err(BatchReadError::Format(why)) => Err(at_index(ApiProblem::new(Code::BadJson, why.to_string()), count)),
+        Err(BatchReadError::Format(why)) => Err(ApiProblem::new(Code::BadJson, why.to_string()).with("index", count)),
     }
 }
 
@@ -164,19 +164,27 @@ fn format_of(headers: &HeaderMap) -> BatchFormat {
     }
 }
 
-pub(crate) fn at_index(problem: ApiProblem, index: usize) -> ApiProblem {
-    problem.with("index", index)
-}
-
 fn too_large(of: &str, limit: usize) -> ApiProblem {
     ApiProblem::new(Code::BatchTooLarge, format!("the batch has more than {limit} {of}")).with("limit", limit)
+}
+
+/// Checks the payload sizes of a batch that was received whole. Returns their sum.
+pub(crate) fn check_batch(
+    settings: &ReceiveSettings,
+    sizes: impl ExactSizeIterator<Item = usize>,
+) -> Result<usize, ApiProblem> {
+    if sizes.len() > settings.batch_messages_max {
+        return Err(too_large_count(settings.batch_messages_max));
+    }
+    let bytes = sizes.sum();
+    if bytes > settings.batch_bytes_max { Err(too_large_bytes(settings.batch_bytes_max)) } else { Ok(bytes) }
 }
 
 pub(crate) fn too_large_bytes(limit: usize) -> ApiProblem {
     too_large("bytes", limit)
 }
 
-pub(crate) fn too_large_count(limit: usize) -> ApiProblem {
+fn too_large_count(limit: usize) -> ApiProblem {
     too_large("messages", limit)
 }
 

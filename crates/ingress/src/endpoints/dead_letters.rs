@@ -3,8 +3,6 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use http::StatusCode;
 use whimbrel_api::dead_letters::{DeadLetterInfo, DeadLetterPage, Redrive, Redriven};
 use whimbrel_api::problem::Problem;
@@ -15,15 +13,17 @@ use crate::answer::{bounded_json_response, json_response, to_json};
 use crate::api_state::ApiState;
 use crate::endpoints::subscription_calls::{ask, find, find_with_fields, name_in_path, wrong_reply};
 use crate::endpoints::subscriptions::require_view;
+use crate::json_fields::JsonFields;
 use crate::keys::Scope;
+use crate::message_json::text_or_base64;
 use crate::problem::{ApiProblem, ApiResult, Code};
-use crate::query::Query;
+use crate::query::{Query, check_limit};
 use whimbrel_catalogue::subscriptions::Subscription;
 
 const LIST_DEFAULT: usize = 100;
 const LIST_MAX: usize = 1_000;
 /// The maximum number of ids in one redrive.
-pub(crate) const REDRIVE_IDS_MAX: usize = 10_000;
+const REDRIVE_IDS_MAX: usize = 10_000;
 
 /// List dead letters
 #[utoipa::path(
@@ -50,13 +50,10 @@ pub(crate) async fn list_dead_letters(State(api): State<Arc<ApiState>>, request:
 
 /// The start position and limit of a list request.
 pub(crate) fn list_page(mut query: Query<'_>) -> Result<(u64, usize), ApiProblem> {
-    let limit: usize = query.take_parsed("limit", "a number")?.unwrap_or(LIST_DEFAULT);
+    let limit = query.take_parsed("limit", "a number")?;
     let from: u64 = query.take_parsed("cursor", "the `cursor` of an earlier page")?.unwrap_or(0);
     query.end()?;
-    if !(1..=LIST_MAX).contains(&limit) {
-        return Err(ApiProblem::new(Code::BadParameter, format!("`limit` must be 1 to {LIST_MAX}, got {limit}")));
-    }
-    Ok((from, limit))
+    Ok((from, check_limit(limit, LIST_DEFAULT, LIST_MAX)?))
 }
 
 pub(crate) async fn list_of(api: &ApiState, subscription: &Subscription, from: u64, limit: usize) -> ApiResult {
@@ -85,14 +82,14 @@ pub(crate) async fn list_of(api: &ApiState, subscription: &Subscription, from: u
 )]
 pub(crate) async fn redrive(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    let (subscription, mut fields) = find_with_fields(&api, Scope::Admin, &parts, body).await?;
-    let (ids, all) = (fields.texts("ids", REDRIVE_IDS_MAX)?, fields.flag("all")?);
-    fields.end()?;
-    redrive_of(&api, &subscription, selected_ids(ids, all)?).await
+    let (subscription, fields) = find_with_fields(&api, Scope::Admin, &parts, body).await?;
+    redrive_of(&api, &subscription, selected_ids(fields)?).await
 }
 
 /// The selected dead letters: some ids, or `None` for all.
-pub(crate) fn selected_ids(ids: Option<Vec<String>>, all: Option<bool>) -> Result<Option<Vec<String>>, ApiProblem> {
+pub(crate) fn selected_ids(mut fields: JsonFields) -> Result<Option<Vec<String>>, ApiProblem> {
+    let (ids, all) = (fields.texts("ids", REDRIVE_IDS_MAX)?, fields.flag("all")?);
+    fields.end()?;
     match (ids, all) {
         (Some(ids), None | Some(false)) if !ids.is_empty() => Ok(Some(ids)),
         (None, Some(true)) => Ok(None),
@@ -110,11 +107,7 @@ pub(crate) async fn redrive_of(api: &ApiState, subscription: &Subscription, ids:
 }
 
 fn document_of(letter: DeadLetter) -> DeadLetterInfo {
-    let (key, key_base64) = match letter.key.map(String::from_utf8) {
-        None => (None, None),
-        Some(Ok(text)) => (Some(text), None),
-        Some(Err(error)) => (None, Some(STANDARD.encode(error.as_bytes()))),
-    };
+    let (key, key_base64) = text_or_base64(letter.key.as_deref());
     let origin = letter.origin;
     DeadLetterInfo {
         id: letter.id,

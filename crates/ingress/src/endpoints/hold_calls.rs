@@ -4,12 +4,13 @@
 //! A key must not reveal holds of topics that it does not cover, nor held pushes without the scope `push`. Commands of such a key therefore
 //! begin with a lookup.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt};
 use whimbrel_model::hold::HOLD_ID_MAX_BYTES;
-use whimbrel_model::ports::{HoldReply, HoldRequest, HoldView, NewDueTime};
+use whimbrel_model::ports::{CountQuery, HoldReply, HoldRequest, HoldView, NewDueTime};
 use whimbrel_model::push::is_system_hold;
 use whimbrel_model::{HoldEnd, HoldEndKind, HoldId, Timestamp, TopicNumber, parse_duration};
 
@@ -157,13 +158,20 @@ pub(crate) async fn ask_all(api: &ApiState, ask: &HoldRequest) -> Result<Vec<Hol
 
 /// The number of pending holds of a topic.
 pub(crate) async fn count_pending(api: &ApiState, topic: TopicNumber) -> Result<u64, ApiProblem> {
-    let query = whimbrel_model::ports::CountQuery { topic: Some(topic), from: None, to: None, bucket: WIDEST_BUCKET };
-    let mut count = 0;
+    let query = CountQuery { topic: Some(topic), from: None, to: None, bucket: WIDEST_BUCKET };
+    Ok(count(api, query).await?.values().sum())
+}
+
+/// The number of pending holds of all shards by the start of their bucket.
+pub(crate) async fn count(api: &ApiState, query: CountQuery) -> Result<BTreeMap<Timestamp, u64>, ApiProblem> {
+    let mut counts = BTreeMap::new();
     for told in ask_all(api, &HoldRequest::Count(query)).await? {
         let HoldReply::Counted(buckets) = told else { return Err(wrong_reply(&told)) };
-        count += buckets.iter().map(|(_, count)| count).sum::<u64>();
+        for (start, count) in buckets {
+            *counts.entry(start).or_default() += count;
+        }
     }
-    Ok(count)
+    Ok(counts)
 }
 
 /// A wide bucket, because only the sum is needed.

@@ -10,16 +10,16 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use whimbrel_api::holds::{HoldBucket, HoldCounts, HoldInfo, HoldPage};
 use whimbrel_api::problem::Problem;
-use whimbrel_model::ports::{CountQuery, DueCursor, HoldQuery, HoldReply, HoldRequest, HoldView};
-use whimbrel_model::{HoldEnd, HoldId, Timestamp, TopicNumber, parse_duration};
+use whimbrel_model::ports::{CountQuery, DueCursor, HoldQuery, HoldReply, HoldRequest};
+use whimbrel_model::{Timestamp, TopicNumber, parse_duration};
 
-use crate::answer::bounded_json_response;
+use crate::answer::{bounded_json_response, to_json};
 use crate::api_state::ApiState;
-use crate::endpoints::hold_calls::{ask_all, hold_id, wrong_reply};
+use crate::endpoints::hold_calls::{self, ask_all, hold_id, wrong_reply};
 use crate::endpoints::holds::{ended_document, pending_document};
 use crate::keys::Caller;
 use crate::problem::{ApiProblem, ApiResult, Code};
-use crate::query::{Query, shown, take_time};
+use crate::query::{Query, check_limit, shown, take_time};
 
 /// Default and maximum number of holds on a page.
 const LIST_DEFAULT: usize = 100;
@@ -76,61 +76,39 @@ pub(crate) async fn list_holds(State(api): State<Arc<ApiState>>, request: Reques
             return Err(ApiProblem::new(Code::BadParameter, detail));
         }
     };
-    let limit = query.take_parsed("limit", "a number")?.unwrap_or(LIST_DEFAULT);
-    if !(1..=LIST_MAX).contains(&limit) {
-        return Err(ApiProblem::new(Code::BadParameter, format!("`limit` must be 1 to {LIST_MAX}, got {limit}")));
-    }
+    let limit = check_limit(query.take_parsed("limit", "a number")?, LIST_DEFAULT, LIST_MAX)?;
     let after =
         query.take("cursor")?.filter(|cursor| !cursor.is_empty()).map(|cursor| read_cursor(&cursor)).transpose()?;
     query.end()?;
     let wanted = HoldQuery { topic, from, to, after, limit };
-    let page = if is_dead { dead_page(&api, wanted).await? } else { pending_page(&api, wanted).await? };
-    let cursor = page.is_cut.then(|| page.holds.last().map(|(place, _)| write_cursor(place))).flatten();
-    let holds = page.holds.into_iter().map(|(_, hold)| hold).collect();
-    let document = HoldPage { holds, cursor };
-    bounded_json_response(api.answers.begin(), serde_json::to_vec(&document).expect("a document is plain data"))
+    let ask = if is_dead { HoldRequest::Dead(wanted) } else { HoldRequest::List(wanted) };
+    let document = page_of(&api, &ask, limit).await?;
+    bounded_json_response(api.answers.begin(), to_json(&document))
 }
 
 /// A page of holds of all shards, in due order.
-struct HoldListPage {
-    holds: Vec<(DueCursor, HoldInfo)>,
-    /// Whether there may be more holds after the last one.
-    is_cut: bool,
-}
-
-impl HoldListPage {
-    /// Merges the shards' lists. A shard with a full list may have more.
-    fn of(shards: Vec<Vec<(DueCursor, HoldInfo)>>, limit: usize) -> Self {
-        let is_shard_cut = shards.iter().any(|shard| shard.len() >= limit);
-        let mut holds = shards.concat();
-        holds.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        let is_cut = is_shard_cut || holds.len() > limit;
-        holds.truncate(limit);
-        Self { holds, is_cut }
+async fn page_of(api: &ApiState, ask: &HoldRequest, limit: usize) -> Result<HoldPage, ApiProblem> {
+    let mut placed: Vec<(DueCursor, HoldInfo)> = Vec::new();
+    let mut is_cut = false;
+    for told in ask_all(api, ask).await? {
+        let before = placed.len();
+        match told {
+            HoldReply::Listed(views) => placed.extend(
+                views.iter().map(|view| (DueCursor { due: view.due, id: view.id.clone() }, pending_document(view))),
+            ),
+            HoldReply::ListedDead(dead) => placed.extend(
+                dead.iter().map(|(id, end)| (DueCursor { due: end.due, id: id.clone() }, ended_document(api, id, end))),
+            ),
+            other => return Err(wrong_reply(&other)),
+        }
+        // A shard with a full list may have more.
+        is_cut |= placed.len() - before >= limit;
     }
-}
-
-async fn pending_page(api: &ApiState, query: HoldQuery) -> Result<HoldListPage, ApiProblem> {
-    let limit = query.limit;
-    let mut shards = Vec::new();
-    for told in ask_all(api, &HoldRequest::List(query)).await? {
-        let HoldReply::Listed(views) = told else { return Err(wrong_reply(&told)) };
-        let placed = |view: &HoldView| (DueCursor { due: view.due, id: view.id.clone() }, pending_document(view));
-        shards.push(views.iter().map(placed).collect());
-    }
-    Ok(HoldListPage::of(shards, limit))
-}
-
-async fn dead_page(api: &ApiState, query: HoldQuery) -> Result<HoldListPage, ApiProblem> {
-    let limit = query.limit;
-    let mut shards = Vec::new();
-    for told in ask_all(api, &HoldRequest::Dead(query)).await? {
-        let HoldReply::ListedDead(dead) = told else { return Err(wrong_reply(&told)) };
-        let placed =
-            |(id, end): &(HoldId, HoldEnd)| (DueCursor { due: end.due, id: id.clone() }, ended_document(api, id, end));
-        shards.push(dead.iter().map(placed).collect());
-    }
-    Ok(HoldListPage::of(shards, limit))
+    placed.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    is_cut |= placed.len() > limit;
+    placed.truncate(limit);
+    let cursor = placed.last().filter(|_| is_cut).map(|(place, _)| write_cursor(place));
+    Ok(HoldPage { holds: placed.into_iter().map(|(_, hold)| hold).collect(), cursor })
 }
 
 /// Encodes a position in due order as an opaque cursor.
@@ -198,7 +176,7 @@ pub(crate) async fn count_holds(State(api): State<Arc<ApiState>>, request: Reque
         count: *count,
     });
     let document = HoldCounts { count: counts.values().sum(), buckets: buckets.collect() };
-    bounded_json_response(api.answers.begin(), serde_json::to_vec(&document).expect("a document is plain data"))
+    bounded_json_response(api.answers.begin(), to_json(&document))
 }
 
 fn read_bucket(text: &str) -> Result<Duration, ApiProblem> {
@@ -218,14 +196,14 @@ async fn histogram(
     by_day: CountQuery,
     wanted: Option<Duration>,
 ) -> Result<(Duration, BTreeMap<Timestamp, u64>), ApiProblem> {
-    let days = counted(api, by_day.clone()).await?;
+    let days = hold_calls::count(api, by_day.clone()).await?;
     let span = span_of(&days, by_day.from, by_day.to);
     let bucket = wanted.unwrap_or_else(|| default_bucket(span));
     if span.as_millis() / bucket.as_millis() > BUCKETS_MAX {
         let detail = "more than 10000 buckets: use a longer `bucket` or a shorter time range";
         return Err(ApiProblem::new(Code::BadParameter, detail));
     }
-    let counts = if bucket == DAY { days } else { counted(api, CountQuery { bucket, ..by_day }).await? };
+    let counts = if bucket == DAY { days } else { hold_calls::count(api, CountQuery { bucket, ..by_day }).await? };
     Ok((bucket, counts))
 }
 
@@ -245,21 +223,11 @@ fn default_bucket(span: Duration) -> Duration {
     *BUCKETS.iter().find(suits).unwrap_or(&BUCKETS[BUCKETS.len() - 1])
 }
 
-async fn counted(api: &ApiState, query: CountQuery) -> Result<BTreeMap<Timestamp, u64>, ApiProblem> {
-    let mut counts = BTreeMap::new();
-    for told in ask_all(api, &HoldRequest::Count(query)).await? {
-        let HoldReply::Counted(buckets) = told else { return Err(wrong_reply(&told)) };
-        for (start, count) in buckets {
-            *counts.entry(start).or_default() += count;
-        }
-    }
-    Ok(counts)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use whimbrel_model::HoldId;
 
     #[test]
     fn the_default_bucket_depends_on_the_time_span() {

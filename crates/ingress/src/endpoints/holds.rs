@@ -10,11 +10,12 @@ use whimbrel_api::problem::Problem;
 use whimbrel_model::ports::HoldView;
 use whimbrel_model::{HoldEnd, HoldEndKind, HoldId};
 
-use crate::answer::json_response;
+use crate::answer::{json_response, to_json};
 use crate::api_state::ApiState;
 use crate::attributes::{path_part, text_header};
-use crate::body::collect;
+use crate::body::collect_small;
 use crate::endpoints::hold_calls::{self, DueChange, HoldLookup, hold_id};
+use crate::message_json::text_or_base64;
 use crate::problem::{ApiProblem, ApiResult, Code};
 use crate::query::Query;
 
@@ -67,9 +68,7 @@ pub(crate) async fn extend_hold(State(api): State<Arc<ApiState>>, request: Reque
     let caller = api.keys.caller(&parts.headers)?;
     Query::parse(parts.uri.query())?.end()?;
     let key = text_header(&parts.headers, "idempotency-key")?;
-    let too_large = || ApiProblem::new(Code::PayloadTooLarge, "the body is over 16384 bytes");
-    let (mut load, wait) = (api.in_flight.begin(), api.settings.body_timeout);
-    let body = collect(body, &parts.headers, &mut load, wait, EXTEND_BODY_BYTES_MAX, too_large).await?;
+    let body = collect_small(&api, &parts, body, EXTEND_BODY_BYTES_MAX).await?;
     let body: ExtendBody =
         serde_json::from_slice(&body).map_err(|error| ApiProblem::new(Code::BadJson, error.to_string()))?;
     let by = body.by.map(|by| match by {
@@ -130,34 +129,27 @@ fn id_in_path(path: &str) -> Result<HoldId, ApiProblem> {
 }
 
 fn answer(document: &impl serde::Serialize) -> Response {
-    json_response(StatusCode::OK, serde_json::to_vec(document).expect("a document is plain data"))
+    json_response(StatusCode::OK, to_json(document))
 }
 
-/// The document of a pending hold.
 fn outcome_of(outcome: &str) -> HoldOutcome {
     HoldOutcome { outcome: outcome.to_owned(), ..HoldOutcome::default() }
 }
 
+/// The document of a pending hold.
 pub(crate) fn pending_document(view: &HoldView) -> HoldInfo {
-    let mut document = HoldInfo {
+    let (key, key_base64) = text_or_base64(view.key.as_deref());
+    HoldInfo {
         id: view.id.to_string(),
         topic: view.topic_name.to_string(),
+        key,
+        key_base64,
         state: "held".to_owned(),
         due: view.due.to_string(),
         published_at: view.published_at.to_string(),
         version: Some(view.version),
         ..HoldInfo::default()
-    };
-    if let Some(key) = &view.key {
-        match std::str::from_utf8(key) {
-            Ok(text) => document.key = Some(text.to_owned()),
-            Err(_) => {
-                use base64::Engine;
-                document.key_base64 = Some(base64::engine::general_purpose::STANDARD.encode(key));
-            }
-        }
     }
-    document
 }
 
 /// The document of an ended hold.

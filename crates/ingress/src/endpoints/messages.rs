@@ -15,7 +15,7 @@ use whimbrel_model::id::place_from_id;
 use whimbrel_model::record::HEADER_ID;
 use whimbrel_model::{HoldEndKind, MessageId, PartitionId, StoredRecord, Timestamp};
 
-use crate::answer::bounded_json_response;
+use crate::answer::{bounded_json_response, to_json};
 use crate::api_state::ApiState;
 use crate::attributes::path_part;
 use crate::endpoints::deliveries::deliveries_of;
@@ -62,10 +62,7 @@ pub(crate) async fn get_message(State(api): State<Arc<ApiState>>, request: Reque
             let place = topic.partition(*partition);
             published_json(&found, &deliveries_of(&api, &caller, topic, place, stored.offset).await)
         }
-        Some(MessageMatch::Hold(hold)) => {
-            let state = HeldMessageState { hold, subscriptions: Vec::new() };
-            serde_json::to_vec(&state).expect("a document is plain data")
-        }
+        Some(MessageMatch::Hold(hold)) => to_json(&HeldMessageState { hold, subscriptions: Vec::new() }),
         None => {
             let detail = format!("no retained message has the id `{}`", shown(&id));
             return Err(ApiProblem::new(Code::UnknownMessage, detail));

@@ -9,12 +9,12 @@ use axum::extract::{Request, State};
 use bytes::Bytes;
 use http::StatusCode;
 
-use crate::accept::draft::{Draft, check_payload_size};
+use crate::accept::draft::Draft;
 use crate::accept::{AcceptedState, accept_one};
 use crate::answer::{ANSWER_BYTES_TYPICAL, json_response, write_answer};
 use crate::api_state::ApiState;
 use crate::attributes::{Attributes, check_user_topic, topic_in_path};
-use crate::body::collect;
+use crate::body::collect_payload;
 use crate::keys::Scope;
 use crate::problem::ApiResult;
 use whimbrel_api::messages::{Held, Published};
@@ -50,9 +50,7 @@ pub(crate) async fn publish(State(api): State<Arc<ApiState>>, request: Request) 
     caller.require_topic(Scope::Publish, &topic)?;
     let attributes = Attributes::of(&parts, &api.settings, api.ports.clock.now())?;
     let mut load = api.in_flight.begin();
-    let limit = api.settings.payload_bytes_max;
-    let too_large = || check_payload_size(usize::MAX, &api.settings).expect_err("no payload is that large");
-    let payload = collect(body, &parts.headers, &mut load, api.settings.body_timeout, limit, too_large).await?;
+    let payload = collect_payload(&api, &parts, body, &mut load, api.settings.payload_bytes_max).await?;
     let begun = Instant::now();
     let draft = Draft {
         key: attributes.key.map(|key| Bytes::copy_from_slice(key.as_bytes())),

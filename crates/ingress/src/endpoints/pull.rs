@@ -4,8 +4,10 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::{Request, State};
 use http::StatusCode;
+use http::request::Parts;
 use whimbrel_api::problem::Problem;
 use whimbrel_api::pull::{AckBody, LeaseBody, NackBody, PullBody, PulledBatch, Settled};
 use whimbrel_model::StoredRecord;
@@ -43,8 +45,7 @@ const NACK_DELAY_MAX: Duration = Duration::from_secs(7 * 86_400);
 )]
 pub(crate) async fn pull(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    let (subscription, mut fields) = find_with_fields(&api, Scope::Consume, &parts, body).await?;
-    require_pulled(&subscription)?;
+    let (subscription, mut fields) = find_pulled(&api, &parts, body).await?;
     let max = fields.number("max", 1..=PULL_MAX)?.unwrap_or(PULL_DEFAULT) as usize;
     let wait = fields.duration("wait", Duration::ZERO..=Duration::from_millis(READ_WAIT_MAX_MS))?;
     fields.end()?;
@@ -83,8 +84,7 @@ pub(crate) async fn pull(State(api): State<Arc<ApiState>>, request: Request) -> 
 )]
 pub(crate) async fn ack(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    let (subscription, mut fields) = find_with_fields(&api, Scope::Consume, &parts, body).await?;
-    require_pulled(&subscription)?;
+    let (subscription, mut fields) = find_pulled(&api, &parts, body).await?;
     let ack_ids = ack_ids_of(&mut fields)?;
     fields.end()?;
     settle(&api, &subscription, DispatchRequest::Ack { ack_ids }).await
@@ -105,8 +105,7 @@ pub(crate) async fn ack(State(api): State<Arc<ApiState>>, request: Request) -> A
 )]
 pub(crate) async fn nack(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    let (subscription, mut fields) = find_with_fields(&api, Scope::Consume, &parts, body).await?;
-    require_pulled(&subscription)?;
+    let (subscription, mut fields) = find_pulled(&api, &parts, body).await?;
     let ack_ids = ack_ids_of(&mut fields)?;
     let delay = fields.duration("delay", Duration::ZERO..=NACK_DELAY_MAX)?;
     fields.end()?;
@@ -127,8 +126,7 @@ pub(crate) async fn nack(State(api): State<Arc<ApiState>>, request: Request) -> 
 )]
 pub(crate) async fn extend(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
-    let (subscription, mut fields) = find_with_fields(&api, Scope::Consume, &parts, body).await?;
-    require_pulled(&subscription)?;
+    let (subscription, mut fields) = find_pulled(&api, &parts, body).await?;
     let ack_ids = ack_ids_of(&mut fields)?;
     let lease = fields.duration("lease", LEASE)?;
     fields.end()?;
@@ -136,9 +134,11 @@ pub(crate) async fn extend(State(api): State<Arc<ApiState>>, request: Request) -
     settle(&api, &subscription, DispatchRequest::Extend { ack_ids, lease_ms }).await
 }
 
-fn require_pulled(subscription: &Subscription) -> Result<(), ApiProblem> {
+/// The subscription in the path of a request, which must have the mode `pull`, and the fields of the body.
+async fn find_pulled(api: &ApiState, parts: &Parts, body: Body) -> Result<(Arc<Subscription>, JsonFields), ApiProblem> {
+    let (subscription, fields) = find_with_fields(api, Scope::Consume, parts, body).await?;
     if subscription.stored.spec.mode == Mode::Pull {
-        return Ok(());
+        return Ok((subscription, fields));
     }
     let detail = format!("`{}` must have `\"mode\":\"pull\"` for this request", subscription.name);
     Err(ApiProblem::new(Code::WrongMode, detail))

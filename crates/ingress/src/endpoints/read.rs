@@ -16,7 +16,7 @@ use crate::attributes::topic_in_path;
 use crate::keys::Scope;
 use crate::message_json::{MESSAGE_BYTES_TYPICAL, write_message};
 use crate::problem::{ApiProblem, ApiResult, Code};
-use crate::query::{Query, shown};
+use crate::query::{Query, check_limit, shown};
 use whimbrel_catalogue::topics::Topic;
 
 /// The approximate bytes of an answer without its messages.
@@ -96,7 +96,7 @@ pub(crate) async fn read(State(api): State<Arc<ApiState>>, request: Request) -> 
 fn query_of(mut query: Query<'_>) -> Result<ReadQuery, ApiProblem> {
     let partition = query.take_parsed("partition", "a number")?.unwrap_or(0);
     let start = take_start(&mut query)?.unwrap_or(ReadStart::Earliest);
-    let limit = check_limit(query.take_parsed("limit", "a number")?)?;
+    let limit = check_read_limit(query.take_parsed("limit", "a number")?)?;
     let wait = check_wait(query.take("wait")?.as_deref())?;
     query.end()?;
     Ok(ReadQuery { partition, start, limit, wait })
@@ -129,12 +129,8 @@ pub(crate) fn start_of_time(since: &str) -> Result<ReadStart, ApiProblem> {
     Timestamp::parse(since).map(ReadStart::Since).map_err(|error| ApiProblem::new(Code::BadTime, error.to_string()))
 }
 
-pub(crate) fn check_limit(limit: Option<usize>) -> Result<usize, ApiProblem> {
-    let limit = limit.unwrap_or(READ_MESSAGES_DEFAULT);
-    if (1..=READ_MESSAGES_MAX).contains(&limit) {
-        return Ok(limit);
-    }
-    Err(ApiProblem::new(Code::BadParameter, format!("`limit` must be 1 to {READ_MESSAGES_MAX}, got {limit}")))
+pub(crate) fn check_read_limit(limit: Option<usize>) -> Result<usize, ApiProblem> {
+    check_limit(limit, READ_MESSAGES_DEFAULT, READ_MESSAGES_MAX)
 }
 
 pub(crate) fn check_wait(wait: Option<&str>) -> Result<Duration, ApiProblem> {

@@ -9,7 +9,7 @@ use whimbrel_model::{PartitionId, Timestamp};
 
 use crate::answer::bounded_json_response;
 use crate::api_state::ApiState;
-use crate::endpoints::read::check_limit;
+use crate::endpoints::read::check_read_limit;
 use crate::keys::Scope;
 use crate::message_json::{HoldTimes, write_message};
 use crate::problem::{ApiProblem, ApiResult, Code};
@@ -95,7 +95,7 @@ impl SearchCriteria {
                 return Err(ApiProblem::new(Code::BadParameter, detail));
             }
         };
-        let limit = check_limit(query.take_parsed("limit", "a number")?)?;
+        let limit = check_read_limit(query.take_parsed("limit", "a number")?)?;
         let cursor = query.take("cursor")?.filter(|cursor| !cursor.is_empty());
         let cursor = cursor.map(|cursor| parse_cursor(&cursor)).transpose()?;
         Ok(Self { topic, key, from, to, was_held, limit, cursor })

@@ -12,7 +12,7 @@ use whimbrel_model::ports::{DurationHistogram, MinuteRow};
 use crate::answer::{bounded_json_response, to_json};
 use crate::api_state::ApiState;
 use crate::attributes::path_part;
-use crate::keys::Scope;
+use crate::endpoints::subscriptions::require_view;
 use crate::problem::{ApiProblem, ApiResult, Code};
 use crate::query::{Query, take_time};
 
@@ -38,9 +38,7 @@ const SHOWN_MAX_MS: i64 = 7 * 86_400_000;
 pub(crate) async fn topic_stats(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let name = path_part(request.uri().path(), "/v1/stats/topics/")?;
     let caller = api.keys.caller(request.headers())?;
-    if !caller.has(Scope::Admin) {
-        caller.require(Scope::Consume)?;
-    }
+    require_view(&caller)?;
     caller.require_topic_access(&name)?;
     let mut query = Query::parse(request.uri().query())?;
     let (from, to) = (take_time(&mut query, "from")?, take_time(&mut query, "to")?);

@@ -64,10 +64,10 @@ pub(crate) fn parse_subscription(
 ) -> Result<SubscriptionInput, ApiProblem> {
     let mut fields = JsonFields::of_body(body)?;
     let topics = topics_of(&mut fields)?;
-    let mode = fields.word("mode", &[("push", Mode::Push), ("pull", Mode::Pull)])?.unwrap_or_default();
+    let mode = fields.word("mode", &[Mode::Push, Mode::Pull])?.unwrap_or_default();
     let endpoint = endpoint_of(&mut fields, mode, guard, brings_callbacks)?;
     let mut spec = SubscriptionSpec::new(topics, mode, endpoint);
-    let orders = [("key", Ordering::Key), ("partition", Ordering::Partition), ("none", Ordering::None)];
+    let orders = [Ordering::Key, Ordering::Partition, Ordering::None];
     spec.ordering = fields.word("ordering", &orders)?.unwrap_or_default();
     if let Some(concurrency) = fields.number("concurrency", 1..=u64::from(CONCURRENCY_MAX))? {
         spec.concurrency = concurrency as u32;
@@ -75,7 +75,7 @@ pub(crate) fn parse_subscription(
     if let Some(below) = fields.below("retry")? {
         spec.retry = retry_of(below)?;
     }
-    let ends = [("dead_letter", OnExhausted::DeadLetter), ("block", OnExhausted::Block), ("drop", OnExhausted::Drop)];
+    let ends = [OnExhausted::DeadLetter, OnExhausted::Block, OnExhausted::Drop];
     spec.on_exhausted = fields.word("on_exhausted", &ends)?.unwrap_or_default();
     if let Some(sleep) = fields.duration("blocked_sleep", BLOCKED_SLEEP)? {
         spec.blocked_sleep_ms = millis(sleep);
@@ -86,12 +86,11 @@ pub(crate) fn parse_subscription(
     if let Some(filter) = fields.object("filter")? {
         spec.filter = filter_of(&fields, filter)?;
     }
-    let envelopes = [("binary", Envelope::Binary), ("structured", Envelope::Structured), ("kmq", Envelope::Kmq)];
+    let envelopes = [Envelope::Binary, Envelope::Structured, Envelope::Kmq];
     spec.envelope = fields.word("envelope", &envelopes)?.unwrap_or_default();
     let (secret, generated) = secret_of(&mut fields)?;
     spec.success = success_of(&mut fields)?;
-    spec.gone =
-        fields.word("gone", &[("disable", GonePolicy::Disable), ("fail", GonePolicy::Fail)])?.unwrap_or_default();
+    spec.gone = fields.word("gone", &[GonePolicy::Disable, GonePolicy::Fail])?.unwrap_or_default();
     if let Some(after) = fields.duration("disable_after", DISABLE_AFTER)? {
         spec.disable_after_ms = millis(after);
     }
@@ -339,14 +338,13 @@ fn success_of(fields: &mut JsonFields) -> Result<Option<Vec<u16>>, ApiProblem> {
 pub(crate) fn workers_of(mut fields: JsonFields) -> Result<WorkerChoice, ApiProblem> {
     let pool = fields.texts("pool", POOL_MAX)?;
     let count = fields.number("count", 1..=POOL_MAX as u64)?.map(|count| count as u32);
-    let assigns = [("random", AssignWorkers::Random), ("least_loaded", AssignWorkers::LeastLoaded)];
-    let assign = fields.word("assign", &assigns)?;
+    let assign = fields.word("assign", &[AssignWorkers::Random, AssignWorkers::LeastLoaded])?;
     let strategies = [
-        ("random", Strategy::Random),
-        ("round_robin", Strategy::RoundRobin),
-        ("weighted_random", Strategy::WeightedRandom),
-        ("weighted_round_robin", Strategy::WeightedRoundRobin),
-        ("least_loaded", Strategy::LeastLoaded),
+        Strategy::Random,
+        Strategy::RoundRobin,
+        Strategy::WeightedRandom,
+        Strategy::WeightedRoundRobin,
+        Strategy::LeastLoaded,
     ];
     let strategy = fields.word("strategy", &strategies)?.unwrap_or_default();
     if pool.is_some() && count.is_some() {

@@ -12,7 +12,7 @@ use whimbrel_model::ports::{DispatchReply, DispatchRequest, SubscriptionStatus};
 
 use crate::api_state::ApiState;
 use crate::attributes::path_part;
-use crate::body::collect;
+use crate::body::collect_small;
 use crate::json_fields::JsonFields;
 use crate::keys::{Caller, Scope};
 use crate::problem::{ApiProblem, Code};
@@ -58,9 +58,7 @@ pub(crate) async fn find_with_fields(
 }
 
 pub(crate) async fn small_body(api: &ApiState, parts: &Parts, body: Body) -> Result<bytes::Bytes, ApiProblem> {
-    let too_large = || ApiProblem::new(Code::PayloadTooLarge, "the body is over 1048576 bytes");
-    let (mut load, wait) = (api.in_flight.begin(), api.settings.body_timeout);
-    collect(body, &parts.headers, &mut load, wait, BODY_BYTES_MAX, too_large).await
+    collect_small(api, parts, body, BODY_BYTES_MAX).await
 }
 
 pub(crate) async fn ask(

@@ -2,18 +2,16 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
 use serde_json::Map;
 use whimbrel_api::subscriptions::{
     DisabledInfo, EndpointInfo, LastErrorInfo, ReplayInfo, RetryInfo, SubscriptionInfo, SubscriptionPartition,
     SubscriptionSettingsInfo, SubscriptionStatusInfo, WorkersInfo,
 };
 use whimbrel_model::ports::SubscriptionStatus;
-use whimbrel_model::subscription::{
-    AssignWorkers, Mode, Rate, RunState, SigningSecret, Start, Strategy, SubscriptionSpec, WorkerChoice,
-};
+use whimbrel_model::subscription::{Rate, RunState, SigningSecret, Start, SubscriptionSpec, WorkerChoice};
 use whimbrel_model::{Timestamp, format_duration};
 
+use crate::json_fields::word_of;
 use whimbrel_catalogue::subscriptions::Subscription;
 
 /// The number of characters at the end of a secret that are shown.
@@ -121,18 +119,15 @@ fn settings_of(spec: &SubscriptionSpec) -> SubscriptionSettingsInfo {
     });
     SubscriptionSettingsInfo {
         topics: spec.topics.clone(),
-        mode: match spec.mode {
-            Mode::Push => "push".to_owned(),
-            Mode::Pull => "pull".to_owned(),
-        },
+        mode: word_of(&spec.mode),
         endpoint,
-        ordering: word(&spec.ordering),
+        ordering: word_of(&spec.ordering),
         concurrency: spec.concurrency,
         retry: RetryInfo {
             times: spec.retry.times,
             schedule: spec.retry.schedule_ms.iter().copied().map(duration).collect(),
         },
-        on_exhausted: word(&spec.on_exhausted),
+        on_exhausted: word_of(&spec.on_exhausted),
         blocked_sleep: duration(spec.blocked_sleep_ms),
         start: match spec.start {
             Start::Earliest => "earliest".to_owned(),
@@ -141,10 +136,10 @@ fn settings_of(spec: &SubscriptionSpec) -> SubscriptionSettingsInfo {
         },
         rate: spec.rate.map(rate),
         filter: spec.filter.clone(),
-        envelope: word(&spec.envelope),
+        envelope: word_of(&spec.envelope),
         secret: spec.secrets.first().map(masked),
         success: spec.success.clone(),
-        gone: word(&spec.gone),
+        gone: word_of(&spec.gone),
         disable_after: duration(spec.disable_after_ms),
         lease: duration(spec.lease_ms),
         workers: spec.workers.as_ref().map(workers_document),
@@ -155,18 +150,8 @@ pub(crate) fn workers_document(choice: &WorkerChoice) -> WorkersInfo {
     WorkersInfo {
         pool: choice.pool.clone(),
         count: choice.count,
-        assign: choice.assign.map(|assign| match assign {
-            AssignWorkers::Random => "random".to_owned(),
-            AssignWorkers::LeastLoaded => "least_loaded".to_owned(),
-        }),
-        strategy: match choice.strategy {
-            Strategy::Random => "random",
-            Strategy::RoundRobin => "round_robin",
-            Strategy::WeightedRandom => "weighted_random",
-            Strategy::WeightedRoundRobin => "weighted_round_robin",
-            Strategy::LeastLoaded => "least_loaded",
-        }
-        .to_owned(),
+        assign: choice.assign.as_ref().map(word_of),
+        strategy: word_of(&choice.strategy),
     }
 }
 
@@ -180,14 +165,6 @@ fn masked(secret: &SigningSecret) -> String {
 fn shown_value(name: &str, value: &str) -> String {
     let lets_in = ["auth", "cookie", "credential", "key", "pass", "secret", "session", "signature", "token"];
     if lets_in.iter().any(|word| name.contains(word)) { HIDDEN.to_owned() } else { value.to_owned() }
-}
-
-/// The word of an enum value in the catalogue and in bodies.
-fn word(value: &impl Serialize) -> String {
-    match serde_json::to_value(value) {
-        Ok(serde_json::Value::String(word)) => word,
-        _ => String::new(),
-    }
 }
 
 fn rate(rate: Rate) -> String {

@@ -9,12 +9,12 @@ use http::StatusCode;
 use tokio::time::Instant;
 use whimbrel_api::problem::Problem;
 use whimbrel_api::subscriptions::{SubscriptionInfo, SubscriptionList, SubscriptionSettingsInfo};
-use whimbrel_model::check_topic_name;
 use whimbrel_model::subscription::dead_topic;
 
 use crate::accept::cancel_safe::CancelSafe;
 use crate::answer::{bounded_json_response, json_response, to_json};
 use crate::api_state::ApiState;
+use crate::attributes::check_user_topic;
 use crate::compat::soraka;
 use crate::endpoints::subscription_body::{SubscriptionInput, parse_subscription};
 use crate::endpoints::subscription_calls::{
@@ -50,7 +50,7 @@ pub(crate) async fn put_subscription(State(api): State<Arc<ApiState>>, request: 
     let (parts, body) = request.into_parts();
     let name = name_in_path(parts.uri.path())?.into_owned();
     let caller = api.keys.caller(&parts.headers)?;
-    check_name(&name)?;
+    check_user_topic(&name)?;
     caller.require(Scope::Admin)?;
     Query::parse(parts.uri.query())?.end()?;
     let body = small_body(&api, &parts, body).await?;
@@ -160,7 +160,7 @@ pub(crate) async fn delete_subscription(State(api): State<Arc<ApiState>>, reques
     caller.require(Scope::Admin)?;
     Query::parse(request.uri().query())?.end()?;
     if is_system_subscription(&name) {
-        check_name(&name)?;
+        check_user_topic(&name)?;
     }
     // Deleting a subscription that is already being deleted finishes the deletion.
     let known = api.subscriptions.get(&name).filter(|known| is_visible(&caller, known));
@@ -192,11 +192,4 @@ pub(crate) fn subscribed(
 /// Requires a scope that may see subscriptions: `consume` or `admin`.
 pub(crate) fn require_view(caller: &crate::keys::Caller) -> Result<(), ApiProblem> {
     if caller.has(Scope::Admin) { Ok(()) } else { caller.require(Scope::Consume) }
-}
-
-fn check_name(name: &str) -> Result<(), ApiProblem> {
-    check_topic_name(name).map_err(|error| {
-        let problem = ApiProblem::from(error);
-        ApiProblem::new(problem.code(), format!("`{}`: {error}", shown(name)))
-    })
 }

@@ -13,10 +13,11 @@ use whimbrel_api::topics::{DurationForm, GrowthInfo, PartitionInfo, Rates, Topic
 use whimbrel_model::ports::{Bounds, LogError, PartitionStatus};
 use whimbrel_model::{PartitionId, Timestamp, TopicNumber, format_duration, parse_duration};
 
+use crate::accept::cancel_safe::CancelSafe;
 use crate::answer::{bounded_json_response, json_response, to_json};
 use crate::api_state::ApiState;
 use crate::attributes::{check_user_topic, topic_in_path};
-use crate::body::collect;
+use crate::body::collect_small;
 use crate::endpoints::hold_calls::{count_pending, withdraw_topic};
 use crate::endpoints::subscription_body::workers_of;
 use crate::endpoints::subscription_json::workers_document;
@@ -58,16 +59,14 @@ pub(crate) async fn put_topic(State(api): State<Arc<ApiState>>, request: Request
     check_user_topic(&name)?;
     caller.require_topic(Scope::Admin, &name)?;
     Query::parse(parts.uri.query())?.end()?;
-    let too_large = || ApiProblem::new(Code::PayloadTooLarge, "the body is over 65536 bytes");
-    let (mut load, wait) = (api.in_flight.begin(), api.settings.body_timeout);
-    let body = collect(body, &parts.headers, &mut load, wait, TOPIC_BODY_BYTES_MAX, too_large).await?;
-    let change = change_of(&body)?;
+    let change = change_of(&collect_small(&api, &parts, body, TOPIC_BODY_BYTES_MAX).await?)?;
     if let Some(WorkersChange::Set(choice)) = &change.workers {
         let known = api.registry.get(&name);
         check_pool(&api, choice.as_ref(), known.as_ref().and_then(|topic| topic.stored.workers.as_ref()))?;
     }
-    let outcome = complete(&api, move |api| async move { Ok(api.registry.put(&name, change).await?) }).await?;
-    let PutOutcome { topic, created, grown } = outcome;
+    let owned = Arc::clone(&api);
+    let put = CancelSafe::new(async move { owned.registry.put(&name, change).await }).await?;
+    let PutOutcome { topic, created, grown } = put;
     let mut document = describe(&api, &topic).await?;
     document.note = grown.as_ref().map(|growth| {
         let Growth { from, to, .. } = growth;
@@ -168,7 +167,8 @@ pub(crate) async fn delete_topic(State(api): State<Arc<ApiState>>, request: Requ
     if let Some(problem) = subscribed(&name, &readers).filter(|_| !keeps_readers) {
         return Err(problem);
     }
-    complete(&api, move |api| async move { delete(&api, &name, holds).await }).await?;
+    let owned = Arc::clone(&api);
+    CancelSafe::new(async move { delete(&owned, &name, holds).await }).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -201,15 +201,6 @@ async fn clear_holds(api: &ApiState, name: &str, number: TopicNumber, holds: Pen
             Err(ApiProblem::new(Code::HoldsPending, detail).with("count", count))
         }
     }
-}
-
-/// Completes changes of topics, in catalogue and log, even if the client disconnects.
-async fn complete<T, F>(api: &Arc<ApiState>, work: impl FnOnce(Arc<ApiState>) -> F) -> Result<T, ApiProblem>
-where
-    T: Send + 'static,
-    F: Future<Output = Result<T, ApiProblem>> + Send + 'static,
-{
-    crate::accept::cancel_safe::CancelSafe::new(work(Arc::clone(api))).await
 }
 
 fn change_of(body: &[u8]) -> Result<TopicChange, ApiProblem> {

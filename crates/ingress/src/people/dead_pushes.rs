@@ -12,7 +12,7 @@ use whimbrel_api::dead_letters::{Redrive, Redriven};
 use whimbrel_api::people::{DeadPushInfo, DeadPushList};
 use whimbrel_api::problem::Problem;
 use whimbrel_model::people::Uid;
-use whimbrel_model::ports::{Entry, LogError};
+use whimbrel_model::ports::Entry;
 use whimbrel_model::push::{
     PUSH_DEAD_TOPIC, PUSH_TOPIC, PushFailure, PushTask, known_again, redriven_of, redriven_record,
 };
@@ -20,11 +20,11 @@ use whimbrel_model::record::HEADER_ID;
 use whimbrel_model::{PartitionId, Record, Timestamp};
 
 use super::{fields_of, push_topic};
-use crate::accept::append_problem;
 use crate::accept::cancel_safe::CancelSafe;
+use crate::accept::{append_one, append_problem};
 use crate::answer::{bounded_json_response, json_response, to_json};
 use crate::api_state::ApiState;
-use crate::endpoints::dead_letters::{REDRIVE_IDS_MAX, list_page, selected_ids};
+use crate::endpoints::dead_letters::{list_page, selected_ids};
 use crate::keys::Scope;
 use crate::problem::{ApiProblem, ApiResult, Code};
 use crate::query::Query;
@@ -88,10 +88,7 @@ pub(crate) async fn list_dead_pushes(State(api): State<Arc<ApiState>>, request: 
 pub(crate) async fn redrive_pushes(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
     api.keys.caller(&parts.headers)?.require(Scope::Admin)?;
-    let mut fields = fields_of(&api, &parts, body).await?;
-    let (ids, all) = (fields.texts("ids", REDRIVE_IDS_MAX)?, fields.flag("all")?);
-    fields.end()?;
-    let ids = selected_ids(ids, all)?;
+    let ids = selected_ids(fields_of(&api, &parts, body).await?)?;
     let answer = CancelSafe::new(async move { redrive(&api, ids).await }).await?;
     Ok(json_response(StatusCode::OK, to_json(&answer)))
 }
@@ -162,14 +159,9 @@ async fn append_again(api: &ApiState, dead_partition: PartitionId, letters: Vec<
     drop(pass);
     if !taken.is_empty() {
         let note = Entry { partition: dead_partition, record: redriven_record(&taken, api.ports.clock.now()) };
-        let noted = api.ports.log.append(vec![note]).await.into_iter().next();
-        noted.unwrap_or_else(no_answer).map_err(|error| append_problem(error, PUSH_DEAD_TOPIC))?;
+        append_one(&*api.ports.log, note, PUSH_DEAD_TOPIC).await?;
     }
     failed.map_or(Ok(()), |error| Err(append_problem(error, PUSH_TOPIC)))
-}
-
-fn no_answer() -> Result<u64, LogError> {
-    Err(LogError::Unknown("the log returned no outcome".to_owned()))
 }
 
 fn dead_partition(api: &ApiState) -> Result<PartitionId, ApiProblem> {
@@ -237,14 +229,7 @@ fn document_of(letter: DeadPush) -> DeadPushInfo {
         Ok(PushTask::Kick(kick)) => vec![kick.uid],
         Ok(PushTask::Wipe { uid }) => vec![uid],
         // An undecodable push still belongs to a user: its key is the uid.
-        Err(_) => letter
-            .push
-            .key
-            .as_ref()
-            .and_then(|key| std::str::from_utf8(key).ok())
-            .map(str::to_owned)
-            .into_iter()
-            .collect(),
+        Err(_) => letter.push.key.iter().filter_map(|key| String::from_utf8(key.to_vec()).ok()).collect(),
     };
     DeadPushInfo {
         id: letter.id,

@@ -33,9 +33,6 @@ const AUTH_BYTES: usize = 16;
 /// The number of shown characters of a token: enough to tell two apart, but never more than half of it.
 const TOKEN_SHOWN_CHARS: usize = 12;
 
-const PROVIDERS: [(&str, Provider); 4] =
-    [("apns", Provider::Apns), ("fcm", Provider::Fcm), ("webpush", Provider::Webpush), ("http", Provider::Http)];
-
 /// Register a device
 ///
 /// Replaces the device of the same name. A user can have 32 devices. If the horn of this process has no settings for the provider, the
@@ -134,7 +131,7 @@ fn unknown(uid: &Uid, name: &str) -> ApiProblem {
 fn device_of(name: String, mut fields: JsonFields, settings: &ReceiveSettings) -> Result<Device, ApiProblem> {
     let Some(platform) = fields.text("platform")? else { return Err(fields.wrong("platform", "is missing")) };
     let platform = Platform::new(&platform).map_err(|error| ApiProblem::from(error).with("field", "platform"))?;
-    let Some(provider) = fields.word("provider", &PROVIDERS)? else {
+    let Some(provider) = fields.word("provider", &Provider::ALL)? else {
         return Err(fields.wrong("provider", "is missing"));
     };
     let Some(token) = fields.text("token")? else { return Err(fields.wrong("token", "is missing")) };
@@ -196,23 +193,23 @@ fn key(fields: &mut JsonFields, name: &'static str, bytes: usize) -> Result<Stri
 }
 
 fn document_of(device: &Device, settings: &ReceiveSettings) -> DeviceInfo {
-    let provider = PROVIDERS.iter().find(|(_, provider)| *provider == device.provider).map_or("", |(word, _)| word);
     let shown_chars = TOKEN_SHOWN_CHARS.min(device.token.chars().count() / 2);
     let token = device.token.chars().take(shown_chars).chain(['…']).collect();
     DeviceInfo {
         device: device.device.clone(),
         platform: device.platform.to_string(),
-        provider: provider.to_owned(),
+        provider: device.provider.word().to_owned(),
         token,
         topic: device.topic.clone(),
-        warning: settings.mute_providers.contains(&device.provider).then(|| warning(provider, device.provider)),
+        warning: settings.mute_providers.contains(&device.provider).then(|| warning(device.provider)),
     }
 }
 
 /// A warning, not an error: the settings may be added before the first notification.
-fn warning(word: &str, provider: Provider) -> String {
+fn warning(provider: Provider) -> String {
     format!(
-        "its notifications become dead letters: {word} has no settings on this node; {} where the role horn runs",
+        "its notifications become dead letters: {} has no settings on this node; {} where the role horn runs",
+        provider.word(),
         provider.missing_settings()
     )
 }

@@ -16,7 +16,7 @@ use crate::accept::AcceptError;
 use crate::accept::draft::{ContentType, check_payload_size};
 use crate::accept::entry::{DurationText, Text};
 use crate::api_state::ApiState;
-use crate::endpoints::batch::{at_index, load_of_answer, too_large_bytes, too_large_count};
+use crate::endpoints::batch::{check_batch, load_of_answer};
 use crate::grpc::{largest_message, protocol, with_load};
 use crate::grpc_guard::GrpcCall;
 use crate::keys::Scope;
@@ -42,32 +42,26 @@ pub(crate) struct PeopleService {
 #[tonic::async_trait]
 impl People for PeopleService {
     async fn push(&self, request: Request<PushRequest>) -> Result<Response<PushResponse>, Status> {
-        let (_, mut extensions, request) = request.into_parts();
-        let call = GrpcCall::of(&mut extensions);
+        let (call, request) = GrpcCall::split(request);
         let mut outcomes = self.do_push(&call, request.push.as_slice(), Code::BadParameter).await?.0;
         let pushed = outcomes.pop().unwrap_or_else(|| Err(ApiProblem::new(Code::BadParameter, "`push` is missing")))?;
         Ok(Response::new(response_of(pushed)))
     }
 
     async fn push_batch(&self, request: Request<PushBatchRequest>) -> Result<Response<PushBatchResponse>, Status> {
-        let (_, mut extensions, request) = request.into_parts();
-        let call = GrpcCall::of(&mut extensions);
+        let (call, request) = GrpcCall::split(request);
         let (outcomes, load) = self.do_push(&call, &request.pushes, Code::BadEntry).await?;
         let partly_appended = outcomes.iter().any(Result::is_err);
         let answers = outcomes.into_iter().map(|outcome| match outcome {
             Ok(pushed) => push_outcome::Outcome::Pushed(response_of(pushed)),
-            Err(problem) => {
-                let (code, detail) = (problem.code().word().to_owned(), problem.detail().to_owned());
-                push_outcome::Outcome::Problem(protocol::Problem { code, detail })
-            }
+            Err(problem) => push_outcome::Outcome::Problem((&problem).into()),
         });
         let pushes = answers.map(|outcome| PushOutcome { outcome: Some(outcome) }).collect();
         Ok(with_load(PushBatchResponse { pushes, partly_appended }, load))
     }
 
     async fn kick(&self, request: Request<KickRequest>) -> Result<Response<KickResponse>, Status> {
-        let (_, mut extensions, request) = request.into_parts();
-        let call = GrpcCall::of(&mut extensions);
+        let (call, request) = GrpcCall::split(request);
         call.caller.require(Scope::Push)?;
         let uid = uid_of(&request.uid)?;
         let kick = kick::kick_of(&uid, request.platform.as_deref(), request.session.as_deref(), &request.reason)?;
@@ -76,8 +70,8 @@ impl People for PeopleService {
     }
 
     async fn presence(&self, request: Request<PresenceRequest>) -> Result<Response<PresenceResponse>, Status> {
-        let (_, mut extensions, request) = request.into_parts();
-        GrpcCall::of(&mut extensions).caller.require(Scope::Push)?;
+        let (call, request) = GrpcCall::split(request);
+        call.caller.require(Scope::Push)?;
         let uids = presence::check_uids(&request.uids)?;
         let answer = presence::ask_presence(&self.api, uids).await?;
         let users = request.uids.into_iter().zip(answer.users).map(|(uid, found)| presence_of(uid, found)).collect();
@@ -85,47 +79,10 @@ impl People for PeopleService {
     }
 
     async fn inbox(&self, request: Request<InboxRequest>) -> Result<Response<InboxResponse>, Status> {
-        let (_, mut extensions, request) = request.into_parts();
-        GrpcCall::of(&mut extensions).caller.require(Scope::Push)?;
-        let (answer, load) = self.do_inbox(request).await?;
-        Ok(with_load(answer, load))
-    }
-}
-
-impl PeopleService {
-    async fn do_push(
-        &self,
-        call: &GrpcCall,
-        pushes: &[NewPush],
-        wrong: Code,
-    ) -> Result<(Vec<Result<StoredPush, ApiProblem>>, LoadGuard), ApiProblem> {
-        let (api, settings) = (&self.api, &self.api.settings);
+        let (call, request) = GrpcCall::split(request);
         call.caller.require(Scope::Push)?;
-        if pushes.len() > settings.batch_messages_max {
-            return Err(too_large_count(settings.batch_messages_max));
-        }
-        let bytes: usize = pushes.iter().map(|push| push.payload.len()).sum();
-        if bytes > settings.batch_bytes_max {
-            return Err(too_large_bytes(settings.batch_bytes_max));
-        }
-        let load = call.take_load(&api.in_flight);
-        let topic = push_topic(api)?;
-        let mut read = Pushes::default();
-        let mut reader = PushReader::new(api, &topic, wrong, bytes);
-        for (index, push) in pushes.iter().enumerate() {
-            read_push(&mut reader, api, push, wrong, &mut read).map_err(|problem| at_index(problem, index))?;
-        }
-        let answer_load = load_of_answer(api, pushes.len(), "")?;
-        if pushes.is_empty() {
-            return Ok((Vec::new(), answer_load));
-        }
-        let outcomes = accept_pushes(api, call.caller.owner(), read, load).await.map_err(AcceptError::into_problem)?;
-        Ok((outcomes, answer_load))
-    }
-
-    async fn do_inbox(&self, request: InboxRequest) -> Result<(InboxResponse, LoadGuard), ApiProblem> {
         let uid = uid_of(&request.uid)?;
-        let platform = request.platform.as_deref().map(Platform::new).transpose()?;
+        let platform = request.platform.as_deref().map(Platform::new).transpose().map_err(ApiProblem::from)?;
         let limit = inbox::check_limit(request.limit.map(|limit| limit as usize))?;
         let view = inbox::read_inbox(&self.api, uid, platform, request.after, limit).await?;
         let answer = InboxResponse {
@@ -137,7 +94,33 @@ impl PeopleService {
         };
         let mut load = self.api.answers.begin();
         load.grow(answer.encoded_len())?;
-        Ok((answer, load))
+        Ok(with_load(answer, load))
+    }
+}
+
+impl PeopleService {
+    async fn do_push(
+        &self,
+        call: &GrpcCall,
+        pushes: &[NewPush],
+        wrong: Code,
+    ) -> Result<(Vec<Result<StoredPush, ApiProblem>>, LoadGuard), ApiProblem> {
+        let api = &self.api;
+        call.caller.require(Scope::Push)?;
+        let bytes = check_batch(&api.settings, pushes.iter().map(|push| push.payload.len()))?;
+        let load = call.take_load(&api.in_flight);
+        let topic = push_topic(api)?;
+        let mut read = Pushes::default();
+        let mut reader = PushReader::new(api, &topic, wrong, bytes);
+        for (index, push) in pushes.iter().enumerate() {
+            read_push(&mut reader, api, push, wrong, &mut read).map_err(|problem| problem.with("index", index))?;
+        }
+        let answer_load = load_of_answer(api, pushes.len(), "")?;
+        if pushes.is_empty() {
+            return Ok((Vec::new(), answer_load));
+        }
+        let outcomes = accept_pushes(api, call.caller.owner(), read, load).await.map_err(AcceptError::into_problem)?;
+        Ok((outcomes, answer_load))
     }
 }
 

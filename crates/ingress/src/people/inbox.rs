@@ -17,11 +17,11 @@ use crate::answer::{bounded_json_response, to_json};
 use crate::api_state::ApiState;
 use crate::keys::Scope;
 use crate::message_json::may_be_text;
-use crate::problem::{ApiProblem, ApiResult, Code};
-use crate::query::Query;
+use crate::problem::{ApiProblem, ApiResult};
+use crate::query::{self, Query};
 
-pub(super) const LIMIT_DEFAULT: usize = 100;
-pub(super) const LIMIT_MAX: usize = 1_000;
+const LIMIT_DEFAULT: usize = 100;
+const LIMIT_MAX: usize = 1_000;
 
 /// Get a user's inbox
 ///
@@ -74,12 +74,7 @@ pub(crate) async fn delete_inbox(State(api): State<Arc<ApiState>>, request: Requ
 }
 
 pub(super) fn check_limit(limit: Option<usize>) -> Result<usize, ApiProblem> {
-    let limit = limit.unwrap_or(LIMIT_DEFAULT);
-    if (1..=LIMIT_MAX).contains(&limit) {
-        return Ok(limit);
-    }
-    Err(ApiProblem::new(Code::BadParameter, format!("`limit` must be 1 to {LIMIT_MAX}, got {limit}"))
-        .with("field", "limit"))
+    query::check_limit(limit, LIMIT_DEFAULT, LIMIT_MAX).map_err(|problem| problem.with("field", "limit"))
 }
 
 /// Asks the owner of the user's partition for the inbox.

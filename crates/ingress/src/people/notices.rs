@@ -10,7 +10,7 @@ use whimbrel_model::push::NOTICES_TOPIC;
 
 use super::fields_of;
 use crate::api_state::ApiState;
-use crate::endpoints::dead_letters::{REDRIVE_IDS_MAX, list_of, list_page, redrive_of, selected_ids};
+use crate::endpoints::dead_letters::{list_of, list_page, redrive_of, selected_ids};
 use crate::keys::Scope;
 use crate::problem::{ApiProblem, ApiResult, Code};
 use crate::query::Query;
@@ -48,10 +48,8 @@ pub(crate) async fn list_dead_notices(State(api): State<Arc<ApiState>>, request:
 pub(crate) async fn redrive_notices(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
     api.keys.caller(&parts.headers)?.require(Scope::Admin)?;
-    let mut fields = fields_of(&api, &parts, body).await?;
-    let (ids, all) = (fields.texts("ids", REDRIVE_IDS_MAX)?, fields.flag("all")?);
-    fields.end()?;
-    redrive_of(&api, &*notices(&api)?, selected_ids(ids, all)?).await
+    let ids = selected_ids(fields_of(&api, &parts, body).await?);
+    redrive_of(&api, &*notices(&api)?, ids?).await
 }
 
 /// The system subscription to notices, which has the name of its topic.

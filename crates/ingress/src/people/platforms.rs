@@ -7,7 +7,8 @@ use std::time::Duration;
 use axum::extract::{Request, State};
 use axum::response::IntoResponse;
 use http::StatusCode;
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::json;
 use whimbrel_api::people::{PlatformInfo, PlatformList};
 use whimbrel_api::problem::Problem;
 use whimbrel_model::format_duration;
@@ -25,8 +26,8 @@ use crate::query::Query;
 /// The limit of stored messages for one seat.
 const MAX_STORED: RangeInclusive<u64> = 1..=100_000;
 const ACK_TIMEOUT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(600);
-/// The maximum number of sessions of one user on one platform.
-const SESSIONS_MAX: u64 = 100;
+/// The possible limits of the sessions of one user on one platform.
+const SESSIONS: RangeInclusive<u32> = 1..=100;
 /// The minimum time to live of stored messages.
 const TTL_MIN: Duration = Duration::from_secs(1);
 
@@ -125,22 +126,17 @@ fn settings_of(mut fields: JsonFields, ttl_max: Duration) -> Result<PlatformSett
 }
 
 fn sessions_of(fields: &mut JsonFields) -> Result<SessionsRule, ApiProblem> {
-    let many = |map: &serde_json::Map<String, Value>| {
-        let count = map.get("many").filter(|_| map.len() == 1)?.as_u64()?;
-        (1..=SESSIONS_MAX).contains(&count).then_some(SessionsRule::Many(count as u32))
-    };
-    let rule = match fields.take("sessions") {
-        None => Some(SessionsRule::Replace),
-        Some(Value::String(word)) => match word.as_str() {
-            "replace" => Some(SessionsRule::Replace),
-            "reject" => Some(SessionsRule::Reject),
-            _ => None,
-        },
-        Some(Value::Object(map)) => many(&map),
-        Some(_) => None,
-    };
-    let what = format!("must be `replace`, `reject` or {{\"many\":n}} with n from 1 to {SESSIONS_MAX}");
-    rule.ok_or_else(|| fields.wrong("sessions", what))
+    let Some(value) = fields.take("sessions") else { return Ok(SessionsRule::Replace) };
+    let is_within = |rule: &SessionsRule| !matches!(rule, SessionsRule::Many(count) if !SESSIONS.contains(count));
+    // Each rule has only the form in which it is shown.
+    let rule = SessionsRule::deserialize(&value).ok().filter(|rule| json!(rule) == value && is_within(rule));
+    rule.ok_or_else(|| {
+        let (least, most) = (SESSIONS.start(), SESSIONS.end());
+        fields.wrong(
+            "sessions",
+            format_args!("must be `replace`, `reject` or {{\"many\":n}} with n from {least} to {most}"),
+        )
+    })
 }
 
 fn document_of(platform: &Platform, settings: &PlatformSettings, configured: bool) -> PlatformInfo {
@@ -151,11 +147,7 @@ fn document_of(platform: &Platform, settings: &PlatformSettings, configured: boo
         max_stored: settings.max_stored,
         ttl: format_duration(Duration::from_millis(settings.ttl_ms)),
         notify: settings.notify,
-        sessions: match settings.sessions {
-            SessionsRule::Replace => json!("replace"),
-            SessionsRule::Reject => json!("reject"),
-            SessionsRule::Many(count) => json!({ "many": count }),
-        },
+        sessions: json!(settings.sessions),
         ack_timeout: format_duration(Duration::from_millis(settings.ack_timeout_ms)),
     }
 }

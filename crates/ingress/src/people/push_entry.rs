@@ -32,57 +32,37 @@ const ORIGIN_SERVER_MAX_BYTES: usize = 128;
 const RECORD_BYTES_MORE: usize = 2_048;
 
 #[derive(Default, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, bound(deserialize = "'de: 'a"))]
 pub(super) struct RawPush<'a> {
-    #[serde(borrow, default)]
     pub(super) uid: Option<Text<'a>>,
-    #[serde(borrow, default)]
     pub(super) uids: Option<Vec<Text<'a>>>,
-    #[serde(borrow, default)]
     pub(super) payload: Option<Text<'a>>,
-    #[serde(borrow, default)]
     pub(super) payload_base64: Option<Text<'a>>,
-    #[serde(borrow, default)]
     pub(super) json: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     pub(super) content_type: Option<Text<'a>>,
-    #[serde(borrow, default)]
     pub(super) platforms: Option<Vec<Text<'a>>>,
-    #[serde(borrow, default)]
     pub(super) except_platforms: Option<Vec<Text<'a>>>,
-    #[serde(default)]
     pub(super) store: Option<bool>,
-    #[serde(borrow, default)]
     pub(super) ttl: Option<DurationText<'a>>,
-    #[serde(borrow, default)]
     pub(super) collapse_key: Option<Text<'a>>,
-    #[serde(borrow, default)]
     pub(super) notify: Option<RawNotify<'a>>,
-    #[serde(borrow, default)]
     pub(super) notify_after: Option<DurationText<'a>>,
-    #[serde(borrow, default)]
     pub(super) delay: Option<DurationText<'a>>,
-    #[serde(borrow, default)]
     pub(super) id: Option<Text<'a>>,
-    #[serde(borrow, default)]
     pub(super) origin: Option<RawOrigin<'a>>,
 }
 
 #[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, bound(deserialize = "'de: 'a"))]
 pub(super) struct RawNotify<'a> {
-    #[serde(borrow, default)]
     pub(super) title: Option<Text<'a>>,
-    #[serde(borrow, default)]
     pub(super) body: Option<Text<'a>>,
-    #[serde(borrow, default)]
     pub(super) data: Option<&'a RawValue>,
 }
 
 #[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, bound(deserialize = "'de: 'a"))]
 pub(super) struct RawOrigin<'a> {
-    #[serde(borrow)]
     pub(super) server: Text<'a>,
     pub(super) seq: u64,
 }

@@ -8,12 +8,12 @@ use http::StatusCode;
 use whimbrel_api::people::TaskAnswer;
 use whimbrel_model::Record;
 use whimbrel_model::people::Uid;
-use whimbrel_model::ports::{Entry, LogError};
+use whimbrel_model::ports::Entry;
 use whimbrel_model::push::{PUSH_TOPIC, PushTask};
 use whimbrel_model::record::HEADER_ID;
 
 use super::push_topic;
-use crate::accept::append_problem;
+use crate::accept::append_one;
 use crate::accept::cancel_safe::CancelSafe;
 use crate::answer::{json_response, to_json};
 use crate::api_state::ApiState;
@@ -31,14 +31,12 @@ pub(super) async fn append_task(api: &ApiState, uid: &Uid, task: &PushTask) -> R
     let key = Some(Bytes::copy_from_slice(uid.as_str().as_bytes()));
     let entry = Entry { partition, record: Record { key, value: Bytes::new(), headers, timestamp: now } };
     let log = Arc::clone(&api.ports.log);
-    let outcome = CancelSafe::new(async move {
-        let outcome = log.append(vec![entry]).await;
+    CancelSafe::new(async move {
+        let outcome = append_one(&*log, entry, PUSH_TOPIC).await;
         drop(pass);
         outcome
     })
-    .await;
-    let no_answer = || Err(LogError::Unknown("the log returned no outcome".to_owned()));
-    outcome.into_iter().next().unwrap_or_else(no_answer).map_err(|error| append_problem(error, PUSH_TOPIC))?;
+    .await?;
     Ok(id.to_string())
 }
 

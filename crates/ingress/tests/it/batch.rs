@@ -61,8 +61,7 @@ async fn an_empty_batch_gets_an_empty_answer() {
 
 #[tokio::test]
 async fn a_bad_entry_rejects_the_whole_batch_with_its_index() {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    let api = TestApi::with_partitions(1).await;
     for (entry, code) in [
         ("{", "bad_json"),
         ("{\"payload\":1}", "bad_entry"),

@@ -1,5 +1,6 @@
 //! Memory bounds against stalled clients: bodies that do not arrive, and answers that are not received.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,9 +13,9 @@ use http_body_util::BodyExt;
 use serde_json::json;
 use tower::ServiceExt;
 use whimbrel_ingress::grpc::protocol::{NewMessage, PublishBatchRequest, PublishRequest, ReadRequest};
-use whimbrel_ingress::{ApiKey, KeySecret, ReceiveSettings, Scope};
+use whimbrel_ingress::{ReceiveSettings, Scope};
 
-use crate::support::{TestApi, soon};
+use crate::support::{TestApi, key, soon};
 
 const MESSAGES: &str = "/v1/topics/orders/messages";
 const GRPC_PUBLISH: &str = "/whimbrel.v1.Messages/Publish";
@@ -111,9 +112,7 @@ async fn a_large_body_in_many_pieces_arrives_unchanged() {
 
 #[tokio::test]
 async fn the_body_of_a_call_without_a_key_is_not_read() {
-    let (scopes, topics) = (vec![Scope::Publish, Scope::Admin], vec![]);
-    let key = ApiKey { name: "shop".into(), secret: KeySecret::Plain("secret".into()), scopes, topics };
-    let api = TestApi::with(ReceiveSettings { keys: vec![key], ..ReceiveSettings::default() }).await;
+    let api = TestApi::with_keys([key("shop", &[Scope::Publish, Scope::Admin], &[])]).await;
     let touched = Arc::new(AtomicBool::new(false));
     let touches = Arc::clone(&touched);
     let body = Body::from_stream(stream::poll_fn(move |_| {
@@ -143,12 +142,8 @@ async fn calls_whose_bodies_do_not_end_are_bounded_together() {
 #[tokio::test]
 async fn a_call_counts_as_load_until_the_log_has_answered() {
     let api = api(ReceiveSettings { in_flight_bytes_max: 100, ..ReceiveSettings::default() }).await;
-    api.world.log.hold_up(true);
-    let mut call = Box::pin(respond(&api, grpc_request(GRPC_PUBLISH, framed_publish(60))));
-    while api.world.log.waiting_appends() == 0 {
-        assert!(futures_util::poll!(call.as_mut()).is_pending());
-        tokio::task::yield_now().await;
-    }
+    let mut call = pin!(respond(&api, grpc_request(GRPC_PUBLISH, framed_publish(60))));
+    api.world.log.hold_up_append_of(call.as_mut()).await;
     soon(api.post(MESSAGES, "x".repeat(60))).await.problem(429, "overloaded");
     api.world.log.hold_up(false);
     assert!(!call.await.headers().contains_key("grpc-status"));

@@ -1,23 +1,19 @@
 //! The backlog of a carrier in the same process, as the API sees it: the real carrier, over an inbox store that answers on command.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::StatusCode;
 use tokio::sync::watch;
-use whimbrel_cluster::{Resignations, ShardOwner as _, resignations};
+use whimbrel_cluster::{PUSH_FAMILY, Resignations, ShardOwner as _, resignations, shard_name};
 use whimbrel_ingress::{BacklogLimits, ReceiveSettings};
-use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, Uid};
-use whimbrel_model::ports::{
-    ApplyOutcome, AtOffset, CarrierMessages, CoordinationError, Gateways, Inbox, InboxError, InboxRead, InboxWrite,
-    LocalCarriers as _, Membership, PortFuture, RowKey,
-};
+use whimbrel_model::ports::{CarrierMessages, Gateways, LocalCarriers as _, Membership as _};
 use whimbrel_model::push::PUSH_TOPIC;
 use whimbrel_people::carrier::{Carrier, CarrierPorts, CarrierSettings};
 
+use crate::support::cluster::MemoryCoordination;
+use crate::support::people::{ScriptedInboxes, StoreMode};
 use crate::support::{Answer, TestApi, soon};
 
 /// The allowed backlog of a carrier, in records.
@@ -25,54 +21,6 @@ const BEHIND_MAX: u64 = 10;
 
 /// The interval at which the test repeats a request.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-
-/// The behaviour of the store when a carrier reads boxes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StoreMode {
-    Answers,
-    Stalls,
-    /// It causes the carrier to panic.
-    Panics,
-}
-
-struct ScriptedInboxes {
-    mood: watch::Sender<StoreMode>,
-    applied: AtomicU64,
-}
-
-impl ScriptedInboxes {
-    fn read<T: Send + 'static>(&self, found: T) -> InboxRead<'_, T> {
-        let mut mood = self.mood.subscribe();
-        Box::pin(async move {
-            let mood = *mood.wait_for(|mood| *mood != StoreMode::Stalls).await.expect("the store exists");
-            assert_ne!(mood, StoreMode::Panics, "the store causes its carrier to panic");
-            Ok(AtOffset { applied: self.applied.load(Ordering::SeqCst), found })
-        })
-    }
-}
-
-impl Inbox for ScriptedInboxes {
-    fn open(&self, _: u32, _: u64) -> PortFuture<'_, Result<Option<u64>, InboxError>> {
-        Box::pin(async { Ok(Some(self.applied.load(Ordering::SeqCst))) })
-    }
-
-    fn apply(&self, _: u32, write: InboxWrite) -> PortFuture<'_, Result<ApplyOutcome, InboxError>> {
-        self.applied.store(write.applied, Ordering::SeqCst);
-        Box::pin(async { Ok(ApplyOutcome::Done) })
-    }
-
-    fn boxes(&self, _: u32, uids: Vec<Uid>) -> InboxRead<'_, Vec<Option<Bytes>>> {
-        self.read(vec![None; uids.len()])
-    }
-
-    fn rows(&self, _: u32, keys: Vec<RowKey>) -> InboxRead<'_, Vec<Option<Bytes>>> {
-        self.read(vec![None; keys.len()])
-    }
-
-    fn reclaimable(&self, _: u32, _: Timestamp, _: usize) -> InboxRead<'_, Vec<Uid>> {
-        self.read(Vec::new())
-    }
-}
 
 struct NoGateways(watch::Sender<Arc<Vec<GatewayId>>>);
 
@@ -83,39 +31,6 @@ impl Gateways for NoGateways {
 
     fn live_gateways(&self) -> watch::Receiver<Arc<Vec<GatewayId>>> {
         self.0.subscribe()
-    }
-}
-
-/// A session that stands and owns every name.
-struct LiveMembership;
-
-impl Membership for LiveMembership {
-    fn node(&self) -> u16 {
-        1
-    }
-
-    fn is_valid(&self) -> bool {
-        true
-    }
-
-    fn lost(&self) -> PortFuture<'_, String> {
-        Box::pin(std::future::pending())
-    }
-
-    fn own<'a>(&'a self, _: &'a str) -> PortFuture<'a, Result<u64, CoordinationError>> {
-        Box::pin(async { Ok(1) })
-    }
-
-    fn owns<'a>(&'a self, _: &'a str, _: u64) -> PortFuture<'a, Result<bool, CoordinationError>> {
-        Box::pin(async { Ok(true) })
-    }
-
-    fn release<'a>(&'a self, _: &'a str) -> PortFuture<'a, Result<(), CoordinationError>> {
-        Box::pin(async { Ok(()) })
-    }
-
-    fn leave(&self) -> PortFuture<'_, ()> {
-        Box::pin(async {})
     }
 }
 
@@ -136,8 +51,7 @@ impl Scene {
             ..ReceiveSettings::default()
         };
         let api = TestApi::with(settings).await;
-        let inboxes =
-            Arc::new(ScriptedInboxes { mood: watch::Sender::new(StoreMode::Stalls), applied: AtomicU64::new(0) });
+        let inboxes = Arc::new(ScriptedInboxes::new(StoreMode::Stalls, 0));
         let (resign, resignations) = resignations();
         let rules = Arc::clone(&api.platforms);
         let ports = CarrierPorts {
@@ -155,7 +69,9 @@ impl Scene {
         let partition = Uid::new("u1").unwrap().partition(push.partitions());
         let scene = Self { api, carrier, inboxes, partition, _resignations: resignations };
         scene.push().await.ok(202);
-        scene.carrier.begin(partition, 1, Arc::new(LiveMembership));
+        let membership = Arc::<MemoryCoordination>::default().enter(1);
+        membership.own(&shard_name(PUSH_FAMILY, partition)).await.unwrap();
+        scene.carrier.begin(partition, 1, membership);
         scene.serves(true).await;
         scene
     }
@@ -203,7 +119,7 @@ impl Scene {
 async fn pushes_are_rejected_until_a_carrier_of_the_same_process_has_caught_up() {
     let scene = Scene::stalled().await;
     scene.fill().await;
-    scene.inboxes.mood.send_replace(StoreMode::Answers);
+    scene.inboxes.mode.send_replace(StoreMode::Answers);
     scene.until_taken().await;
     scene.carrier.close().await;
 }
@@ -212,7 +128,7 @@ async fn pushes_are_rejected_until_a_carrier_of_the_same_process_has_caught_up()
 async fn a_carrier_that_released_the_partition_limits_no_pushes() {
     let scene = Scene::stalled().await;
     scene.fill().await;
-    scene.inboxes.mood.send_replace(StoreMode::Answers);
+    scene.inboxes.mode.send_replace(StoreMode::Answers);
     scene.carrier.close().await;
     for _ in 0..=2 * BEHIND_MAX {
         scene.push().await.ok(202);
@@ -223,7 +139,7 @@ async fn a_carrier_that_released_the_partition_limits_no_pushes() {
 async fn a_carrier_that_panicked_limits_no_pushes() {
     let scene = Scene::stalled().await;
     scene.fill().await;
-    scene.inboxes.mood.send_replace(StoreMode::Panics);
+    scene.inboxes.mode.send_replace(StoreMode::Panics);
     scene.serves(false).await;
     scene.until_taken().await;
     scene.carrier.close().await;

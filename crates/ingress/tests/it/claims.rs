@@ -1,12 +1,14 @@
 //! Idempotent publishes by key or by the publisher's id: crashes, repeats and disconnecting clients.
 
+use std::pin::pin;
+
 use http::Method;
 use serde_json::{Value, json};
-use whimbrel_ingress::{ApiKey, KeySecret, ReceiveSettings, Scope};
+use whimbrel_ingress::{ReceiveSettings, Scope};
 use whimbrel_model::PartitionId;
 use whimbrel_model::ports::{LogError, ReceiptsError};
 
-use crate::support::{Answer, TestApi, World, soon};
+use crate::support::{Answer, TestApi, World, key, until};
 
 const URI: &str = "/v1/topics/orders/messages";
 
@@ -43,13 +45,7 @@ async fn another_message_under_the_same_key_is_refused() {
 
 #[tokio::test]
 async fn the_same_key_in_another_topic_or_of_another_owner_is_independent() {
-    let key = |name: &str| ApiKey {
-        name: name.into(),
-        secret: KeySecret::Plain(name.into()),
-        scopes: vec![Scope::Publish],
-        topics: vec![],
-    };
-    let api = TestApi::with(ReceiveSettings { keys: vec![key("one"), key("two")], ..ReceiveSettings::default() }).await;
+    let api = TestApi::with_keys(["one", "two"].map(|name| key(name, &[Scope::Publish], &[]))).await;
     for (bearer, topic) in [("Bearer one", "orders"), ("Bearer two", "orders"), ("Bearer one", "payments")] {
         let headers = [("idempotency-key", "k"), ("authorization", bearer)];
         let uri = format!("/v1/topics/{topic}/messages");
@@ -62,12 +58,8 @@ async fn the_same_key_in_another_topic_or_of_another_owner_is_independent() {
 async fn a_repeat_while_the_first_is_in_progress_is_rejected_with_retry_after() {
     let api = TestApi::new().await;
     with_key(&api, "k0", "x").await.ok(201);
-    api.world.log.hold_up(true);
-    let first = with_key(&api, "k1", "hello");
-    tokio::pin!(first);
-    while api.world.log.waiting_appends() == 0 {
-        assert!(futures_util::poll!(first.as_mut()).is_pending());
-    }
+    let mut first = pin!(with_key(&api, "k1", "hello"));
+    api.world.log.hold_up_append_of(first.as_mut()).await;
     let second = with_key(&api, "k1", "hello").await;
     assert!(second.headers.contains_key("retry-after"));
     second.problem(409, "in_progress");
@@ -80,21 +72,9 @@ async fn a_repeat_while_the_first_is_in_progress_is_rejected_with_retry_after() 
 async fn a_repeat_after_a_disconnect_returns_the_answer() {
     let api = TestApi::new().await;
     with_key(&api, "k0", "x").await.ok(201);
-    api.world.log.hold_up(true);
-    {
-        let first = with_key(&api, "k1", "hello");
-        tokio::pin!(first);
-        while api.world.log.waiting_appends() == 0 {
-            assert!(futures_util::poll!(first.as_mut()).is_pending());
-        }
-    }
+    api.world.log.hold_up_append_of(pin!(with_key(&api, "k1", "hello"))).await;
     api.world.log.hold_up(false);
-    soon(async {
-        while api.world.receipts.under_way() > 0 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    until(|| api.world.receipts.under_way() == 0).await;
     with_key(&api, "k1", "hello").await.ok(201);
     assert_eq!(count(&api), 2);
 }

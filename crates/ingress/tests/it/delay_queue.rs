@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use whimbrel_model::ports::HoldsError;
 use whimbrel_model::subscription::{DeliveryRule, HEADER_DELIVERY, RetryPolicy};
 
-use crate::support::TestApi;
+use crate::support::{TestApi, changed};
 
 async fn accept(api: &TestApi, task: Value) -> (String, String) {
     let answer = api.post("/dq/acceptMsg", task.to_string()).await.ok(200);
@@ -20,11 +20,7 @@ fn task() -> Value {
 }
 
 fn with(changes: Value) -> Value {
-    let mut task = task();
-    for (name, value) in changes.as_object().unwrap() {
-        task[name] = value.clone();
-    }
-    task
+    changed(task(), changes)
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Growing a topic that several nodes share: no node publishes by the old mapping behind the barriers, even if it misses changes, loses
 //! its session or crashes during the growth.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,10 +11,9 @@ use whimbrel_model::partitioner::partition_of;
 
 use super::support::cluster::{ClusterNode, MemoryCoordination};
 use super::support::log::Hanging;
-use super::support::{Answer, World, soon};
+use super::support::{Answer, World, pending_until, soon, until};
 
 const PARTITIONS: u32 = 8;
-const POLL: Duration = Duration::from_millis(10);
 
 struct Nodes {
     world: Arc<World>,
@@ -56,34 +56,22 @@ impl Nodes {
     }
 
     async fn until_entry(&self, is_so: impl Fn(&serde_json::Value) -> bool) {
-        until_entry(&self.world, is_so).await;
+        until(|| self.world.catalogue.value("topics/orders").is_some_and(|entry| is_so(&entry))).await;
     }
 
     async fn until_growing(&self) {
-        until_growing(&self.world).await;
+        self.until_entry(|entry| entry.get("growing").is_some()).await;
+    }
+
+    /// Creates a topic that the log cannot open.
+    async fn create_unavailable(&self, name: &str) {
+        self.world.log.set_unavailable(name, true);
+        self.first.api.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
     }
 }
 
-async fn until_entry(world: &World, is_so: impl Fn(&serde_json::Value) -> bool) {
-    soon(async {
-        while !world.catalogue.value("topics/orders").is_some_and(|entry| is_so(&entry)) {
-            tokio::time::sleep(POLL).await;
-        }
-    })
-    .await;
-}
-
 async fn until_known(node: &ClusterNode, name: &str) {
-    soon(async {
-        while node.api.registry.get(name).is_none() {
-            tokio::time::sleep(POLL).await;
-        }
-    })
-    .await;
-}
-
-async fn until_growing(world: &World) {
-    until_entry(world, |entry| entry.get("growing").is_some()).await;
+    until(|| node.api.registry.get(name).is_some()).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -95,12 +83,7 @@ async fn a_growth_is_confirmed_by_every_node_and_then_used_by_every_node() {
     for node in [&nodes.first, &nodes.second] {
         assert_eq!(soon(publish(node, "new")).await.ok(201)["partition"], Nodes::moved());
     }
-    soon(async {
-        while !nodes.cluster.owned().is_empty() {
-            tokio::time::sleep(POLL).await;
-        }
-    })
-    .await;
+    until(|| nodes.cluster.owned().is_empty()).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -108,12 +91,8 @@ async fn a_growth_waits_for_a_node_that_has_not_seen_it() {
     let nodes = two_nodes().await;
     publish(&nodes.second, "first").await.ok(201);
     nodes.second.catalogue.set_stale(true);
-    let growth = grow(&nodes.first);
-    tokio::pin!(growth);
-    tokio::select! {
-        _ = growth.as_mut() => panic!("the second node has not confirmed"),
-        () = nodes.until_growing() => {}
-    }
+    let mut growth = pin!(grow(&nodes.first));
+    pending_until(growth.as_mut(), nodes.until_growing()).await;
     assert_eq!(publish(&nodes.second, "by the old mapping").await.ok(201)["partition"], 0);
     assert!(futures_util::poll!(growth.as_mut()).is_pending());
     nodes.second.catalogue.set_stale(false);
@@ -169,14 +148,9 @@ async fn readiness_warns_of_a_missing_session() {
 async fn an_append_whose_session_ended_meanwhile_is_not_acknowledged() {
     for id in ["", "&id=mine"] {
         let nodes = two_nodes().await;
-        nodes.world.log.hold_up(true);
         let uri = format!("/v1/topics/orders/messages?key=k{id}");
-        let late = nodes.second.api.post(&uri, "late");
-        tokio::pin!(late);
-        while nodes.world.log.waiting_appends() == 0 {
-            assert!(futures_util::poll!(late.as_mut()).is_pending());
-            tokio::task::yield_now().await;
-        }
+        let mut late = pin!(nodes.second.api.post(&uri, "late"));
+        nodes.world.log.hold_up_append_of(late.as_mut()).await;
         nodes.second.membership.lose();
         nodes.world.log.hold_up(false);
         late.await.problem(504, "outcome_unknown");
@@ -188,13 +162,8 @@ async fn a_repeat_does_not_acknowledge_a_message_behind_the_barrier() {
     let nodes = two_nodes().await;
     publish(&nodes.first, "first").await.ok(201);
     let uri = format!("/v1/topics/orders/messages?key={}&id=mine", key());
-    nodes.world.log.hold_up(true);
-    let late = nodes.second.api.post(&uri, "late");
-    tokio::pin!(late);
-    while nodes.world.log.waiting_appends() == 0 {
-        assert!(futures_util::poll!(late.as_mut()).is_pending());
-        tokio::task::yield_now().await;
-    }
+    let mut late = pin!(nodes.second.api.post(&uri, "late"));
+    nodes.world.log.hold_up_append_of(late.as_mut()).await;
     nodes.second.membership.expire();
     soon(grow(&nodes.first)).await.ok(200);
     nodes.world.log.hold_up(false);
@@ -223,10 +192,7 @@ async fn another_node_finishes_what_a_dead_one_began() {
     let nodes = two_nodes().await;
     publish(&nodes.first, "old").await.ok(201);
     nodes.second.catalogue.set_stale(true);
-    tokio::select! {
-        _ = grow(&nodes.first) => panic!("the second node has not confirmed"),
-        () = nodes.until_growing() => {}
-    }
+    pending_until(pin!(grow(&nodes.first)), nodes.until_growing()).await;
     nodes.first.api.settings.shutdown.cancel();
     nodes.first.membership.expire();
     nodes.second.catalogue.set_stale(false);
@@ -239,19 +205,12 @@ async fn a_gate_stays_closed_while_the_outcome_of_the_write_is_unknown() {
     let nodes = two_nodes().await;
     publish(&nodes.first, "old").await.ok(201);
     nodes.second.catalogue.set_stale(true);
-    let growth = grow(&nodes.first);
-    tokio::pin!(growth);
-    tokio::select! {
-        _ = growth.as_mut() => panic!("the second node has not confirmed"),
-        () = nodes.until_growing() => {}
-    }
+    let mut growth = pin!(grow(&nodes.first));
+    pending_until(growth.as_mut(), nodes.until_growing()).await;
     // The write of the new mapping, which follows the second node's confirmation, has an unknown outcome here.
     nodes.first.catalogue.lose_next_answer();
     nodes.second.catalogue.set_stale(false);
-    tokio::select! {
-        _ = growth.as_mut() => panic!("the outcome is not known"),
-        () = nodes.until_entry(|entry| entry["partitions"] == PARTITIONS) => {}
-    }
+    pending_until(growth.as_mut(), nodes.until_entry(|entry| entry["partitions"] == PARTITIONS)).await;
     assert!(nodes.first.catalogue.has_lost_the_answer());
     publish(&nodes.first, "by which mapping?").await.problem(503, "topic_growing");
     assert_eq!(soon(publish(&nodes.second, "new")).await.ok(201)["partition"], Nodes::moved());
@@ -298,8 +257,7 @@ async fn a_reader_waits_until_its_node_has_read_the_catalogue_under_its_session(
     soon(grow(&nodes.first)).await.ok(200);
     nodes.second.catalogue.set_away(true);
     nodes.second.join_again();
-    let reader = registry.wait_for_barriers(number);
-    tokio::pin!(reader);
+    let mut reader = pin!(registry.wait_for_barriers(number));
     let waits = tokio::time::timeout(Duration::from_secs(1), reader.as_mut()).await;
     assert!(waits.is_err(), "the node does not know the barriers");
     nodes.second.catalogue.set_away(false);
@@ -311,26 +269,15 @@ async fn a_reader_waits_until_its_node_has_read_the_catalogue_under_its_session(
 async fn a_topic_that_the_log_cannot_open_does_not_stop_the_others() {
     let mut nodes = two_nodes().await;
     for name in ["a1", "a2", "a3"] {
-        nodes.world.log.set_unavailable(name, true);
-        nodes.first.api.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
+        nodes.create_unavailable(name).await;
     }
     nodes.first.api.put("/v1/topics/z", json!({ "partitions": 1 })).await.ok(201);
-    soon(async {
-        while nodes.second.api.registry.get("z").is_none() {
-            tokio::time::sleep(POLL).await;
-        }
-    })
-    .await;
+    until_known(&nodes.second, "z").await;
     nodes.second.membership.expire();
     nodes.second.join_again();
     assert_eq!(soon(publish(&nodes.second, "new")).await.ok(201)["partition"], 0, "the new session gives a lease");
     nodes.world.log.set_unavailable("a2", false);
-    soon(async {
-        while nodes.second.api.registry.get("a2").is_none() {
-            tokio::time::sleep(POLL).await;
-        }
-    })
-    .await;
+    until_known(&nodes.second, "a2").await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -345,12 +292,7 @@ async fn a_grown_topic_that_the_log_cannot_open_is_not_published_to_by_its_old_m
     publish(&nodes.second, "by the old mapping").await.problem(503, "topic_growing");
     nodes.world.log.set_unavailable("orders", false);
     nodes.second.catalogue.set_stale(false);
-    soon(async {
-        while nodes.second.api.registry.get("orders").is_some_and(|topic| topic.partitions() != PARTITIONS) {
-            tokio::time::sleep(POLL).await;
-        }
-    })
-    .await;
+    until(|| nodes.second.api.registry.get("orders").is_none_or(|topic| topic.partitions() == PARTITIONS)).await;
     assert_eq!(soon(publish(&nodes.second, "new")).await.ok(201)["partition"], Nodes::moved());
 }
 
@@ -359,8 +301,7 @@ async fn many_topics_that_the_log_cannot_open_are_tried_in_turn_and_stop_no_othe
     let nodes = two_nodes().await;
     let failing = ["a1", "a2", "a3", "a4", "a5"];
     for name in failing {
-        nodes.world.log.set_unavailable(name, true);
-        nodes.first.api.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
+        nodes.create_unavailable(name).await;
     }
     nodes.first.api.put("/v1/topics/z", json!({ "partitions": 1 })).await.ok(201);
     until_known(&nodes.second, "z").await;
@@ -374,8 +315,7 @@ async fn many_topics_that_the_log_cannot_open_are_tried_in_turn_and_stop_no_othe
 async fn topics_that_the_log_opens_slowly_do_not_delay_the_lease() {
     let mut nodes = two_nodes().await;
     for name in ["a1", "a2"] {
-        nodes.world.log.set_unavailable(name, true);
-        nodes.first.api.put(&format!("/v1/topics/{name}"), json!({})).await.problem(503, "unavailable");
+        nodes.create_unavailable(name).await;
         nodes.world.log.set_hanging(name, Some(Hanging::All));
     }
     nodes.second.membership.expire();
@@ -394,8 +334,7 @@ async fn a_request_that_waits_for_the_log_does_not_delay_the_lease() {
     soon(grow(&nodes.first)).await.ok(200);
     nodes.second.join_again();
     nodes.second.api.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
-    let placed = publish(&nodes.second, "new");
-    tokio::pin!(placed);
+    let mut placed = pin!(publish(&nodes.second, "new"));
     assert!(futures_util::poll!(placed.as_mut()).is_pending(), "the node does not know the new mapping yet");
     nodes.world.log.set_hanging("slow", None);
     assert_eq!(soon(placed).await.ok(201)["partition"], Nodes::moved());
@@ -416,17 +355,11 @@ async fn a_change_that_waited_for_the_log_does_not_bring_an_old_mapping_back() {
     // The second node applies the entry from before the growth.
     soon(nodes.world.log.until_call_hangs()).await;
     nodes.second.membership.expire();
-    let growth = grow(&nodes.first);
-    tokio::pin!(growth);
-    tokio::select! {
-        _ = growth.as_mut() => panic!("the third node has not confirmed"),
-        () = nodes.until_growing() => {}
-    }
+    pending_until(pin!(grow(&nodes.first)), nodes.until_growing()).await;
     nodes.second.catalogue.set_stale(true);
     nodes.second.join_again();
     nodes.second.api.post("/v1/topics/ready/messages?key=k", "x").await.ok(201);
-    let late = publish(&nodes.second, "by the old mapping");
-    tokio::pin!(late);
+    let mut late = pin!(publish(&nodes.second, "by the old mapping"));
     assert!(futures_util::poll!(late.as_mut()).is_pending(), "the topic grows");
     nodes.world.log.set_hanging("orders", None);
     late.await.problem(503, "topic_growing");
@@ -438,12 +371,8 @@ async fn a_growth_that_the_log_does_not_answer_delays_no_other_growth() {
     nodes.first.api.put("/v1/topics/slow", json!({ "partitions": 1 })).await.ok(201);
     until_known(&nodes.second, "slow").await;
     nodes.world.log.set_hanging("slow", Some(Hanging::Alterations));
-    let slow = nodes.first.api.put("/v1/topics/slow", json!({ "partitions": PARTITIONS }));
-    tokio::pin!(slow);
-    tokio::select! {
-        _ = slow.as_mut() => panic!("the log has not answered"),
-        () = soon(nodes.world.log.until_call_hangs()) => {}
-    }
+    let mut slow = pin!(nodes.first.api.put("/v1/topics/slow", json!({ "partitions": PARTITIONS })));
+    pending_until(slow.as_mut(), nodes.world.log.until_call_hangs()).await;
     let began = tokio::time::Instant::now();
     soon(grow(&nodes.second)).await.ok(200);
     assert!(began.elapsed() < Duration::from_secs(2), "the first node confirms: {:?}", began.elapsed());

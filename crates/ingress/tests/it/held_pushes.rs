@@ -5,36 +5,29 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::Method;
 use serde_json::{Value, json};
-use whimbrel_ingress::{ApiKey, KeySecret, ReceiveSettings, Scope};
+use whimbrel_ingress::Scope;
 use whimbrel_model::push::{PUSH_TOPIC, PushRetry, PushTask};
 use whimbrel_model::{
     Clock as _, HOLDS_TOPIC, Hold, HoldId, HoldRecord, MessageBody, PartitionId, Platform, Timestamp,
 };
 
-use crate::support::{Answer, SHARDS, TestApi};
+use crate::support::{Answer, SHARDS, TestApi, key};
 
 /// The id of a retry, in the form of a carrier.
 const RETRY: &str = "push-00000000000000ff-web-0123456789abcdef-1-1-1-1f-18c2-19a";
 
 /// A server with keys that cover all topics, one of them without the scope `push`.
 async fn api() -> TestApi {
-    let key = |name: &str, scopes: &[Scope]| ApiKey {
-        name: name.into(),
-        secret: KeySecret::Plain(name.into()),
-        scopes: scopes.to_vec(),
-        topics: Vec::new(),
-    };
-    let keys = vec![
-        key("shop", &[Scope::Publish, Scope::Consume]),
-        key("chat", &[Scope::Publish, Scope::Consume, Scope::Push]),
-    ];
-    TestApi::with(ReceiveSettings { keys, ..ReceiveSettings::default() }).await
+    TestApi::with_keys([
+        key("shop", &[Scope::Publish, Scope::Consume], &[]),
+        key("chat", &[Scope::Publish, Scope::Consume, Scope::Push], &[]),
+    ])
+    .await
 }
 
 async fn call(api: &TestApi, key: &str, method: Method, uri: &str, body: Value) -> Answer {
-    let bearer = format!("Bearer {key}");
     let body = if body.is_null() { String::new() } else { body.to_string() };
-    api.call(method, uri, &[("authorization", &bearer)], body).await
+    api.call_as(key, method, uri, body).await
 }
 
 async fn hold_push(api: &TestApi) -> String {

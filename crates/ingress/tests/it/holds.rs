@@ -1,12 +1,14 @@
 //! Showing, extending, withdrawing, firing, listing and counting holds.
 
+use std::pin::pin;
+
 use http::Method;
 use serde_json::{Value, json};
 use whimbrel_api::holds::{HoldCounts, HoldInfo, HoldOutcome, HoldPage};
-use whimbrel_ingress::{ApiKey, KeySecret, ReceiveSettings, Scope};
+use whimbrel_ingress::Scope;
 use whimbrel_model::ports::{HoldRequest, HoldsError};
 
-use crate::support::{Answer, TestApi, typed};
+use crate::support::{Answer, TestApi, key, typed};
 
 async fn hold(api: &TestApi, topic: &str, query: &str) -> String {
     let held = api.post(&format!("/v1/topics/{topic}/messages?{query}"), "body").await.ok(202);
@@ -286,25 +288,16 @@ async fn counts_cover_all_shards_in_suitable_buckets() {
     assert_eq!(count(&api, &format!("bucket=1m&{}", "to=2026-11-16T00:00:00Z")).await.count, 30);
 }
 
-fn key(name: &str, scopes: &[Scope], topics: &[&str]) -> ApiKey {
-    let topics = topics.iter().map(|pattern| (*pattern).to_owned()).collect();
-    ApiKey { name: name.into(), secret: KeySecret::Plain(name.into()), scopes: scopes.to_vec(), topics }
-}
-
 #[tokio::test]
 async fn keys_see_and_extend_holds_of_their_topics_only() {
-    let keys = vec![
+    let api = TestApi::with_keys([
         key("all", &[Scope::Publish, Scope::Consume, Scope::Admin], &[]),
         key("shop", &[Scope::Publish], &["orders*"]),
         key("reader", &[Scope::Consume], &[]),
         key("push", &[Scope::Push], &[]),
-    ];
-    let api = TestApi::with(ReceiveSettings { keys, ..ReceiveSettings::default() }).await;
-    let call = |method: Method, uri: String, bearer: &str, body: &'static str| {
-        let bearer = format!("Bearer {bearer}");
-        let api = &api;
-        async move { api.call(method, &uri, &[("authorization", &bearer)], body).await }
-    };
+    ])
+    .await;
+    let call = async |method, uri: String, key: &str, body: &'static str| api.call_as(key, method, &uri, body).await;
     for (topic, id) in [("orders", "mine"), ("payments", "theirs")] {
         let uri = format!("/v1/topics/{topic}/messages?delay=1h&id={id}");
         call(Method::POST, uri, "all", "x").await.ok(202);
@@ -359,14 +352,9 @@ async fn a_topic_with_pending_holds_is_deleted_only_together_with_them() {
 async fn a_hold_accepted_during_the_deletion_of_its_topic_is_withdrawn_or_rejected() {
     let api = TestApi::new().await;
     api.post("/v1/topics/orders/messages", "x").await.ok(201);
-    api.world.log.hold_up(true);
-    let holding = api.post("/v1/topics/orders/messages?delay=1h", "late");
-    tokio::pin!(holding);
-    while api.world.log.waiting_appends() == 0 {
-        assert!(futures_util::poll!(holding.as_mut()).is_pending());
-    }
-    let deleting = api.delete("/v1/topics/orders?holds=withdraw");
-    tokio::pin!(deleting);
+    let mut holding = pin!(api.post("/v1/topics/orders/messages?delay=1h", "late"));
+    api.world.log.hold_up_append_of(holding.as_mut()).await;
+    let mut deleting = pin!(api.delete("/v1/topics/orders?holds=withdraw"));
     assert!(futures_util::poll!(deleting.as_mut()).is_pending(), "the hold in progress is inside the gate");
     api.world.log.hold_up(false);
     let id = holding.await.ok(202)["id"].as_str().unwrap().to_owned();

@@ -2,27 +2,21 @@
 
 use axum::body::Body;
 use http::Method;
-use whimbrel_ingress::{ApiKey, KeySecret, ReceiveSettings, Scope};
+use whimbrel_ingress::Scope;
 
-use crate::support::{Answer, TestApi};
+use crate::support::{Answer, TestApi, key};
 
 async fn api() -> TestApi {
-    let key = |name: &str, scopes: &[Scope], topics: &[&str]| ApiKey {
-        name: name.into(),
-        secret: KeySecret::Plain(format!("{name}-secret")),
-        scopes: scopes.to_vec(),
-        topics: topics.iter().map(|topic| (*topic).to_owned()).collect(),
-    };
-    let keys = vec![
+    TestApi::with_keys([
         key("shop", &[Scope::Publish], &["orders.*"]),
         key("reader", &[Scope::Consume], &[]),
         key("ops", &[Scope::Admin, Scope::Publish, Scope::Consume], &[]),
-    ];
-    TestApi::with(ReceiveSettings { keys, ..ReceiveSettings::default() }).await
+    ])
+    .await
 }
 
 async fn ask(api: &TestApi, key: &str, method: Method, uri: &str) -> Answer {
-    let bearer = format!("Bearer {key}-secret");
+    let bearer = format!("Bearer {key}");
     let body = if method == Method::POST { Body::from("[]") } else { Body::empty() };
     api.call(method, uri, &[("authorization", &bearer), ("x-kmq-topic", "orders.eu")], body).await
 }

@@ -125,8 +125,7 @@ async fn a_search_can_select_held_or_immediate_messages() {
 }
 
 async fn api_to_search() -> TestApi {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 3 })).await.ok(201);
+    let api = TestApi::with_partitions(3).await;
     for number in 0..30 {
         let uri = format!("/v1/topics/orders/messages?key=k{}", number % 5);
         api.post(&uri, format!("m{number}")).await.ok(201);
@@ -183,8 +182,7 @@ async fn a_search_continues_from_its_cursor_until_it_is_complete() {
 
 #[tokio::test]
 async fn a_moved_key_is_found_in_its_old_partition_too() {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    let api = TestApi::with_partitions(1).await;
     api.post("/v1/topics/orders/messages?key=abc", "old").await.ok(201);
     api.put("/v1/topics/orders", json!({ "partitions": 16 })).await.ok(200);
     api.post("/v1/topics/orders/messages?key=abc", "new").await.ok(201);
@@ -195,8 +193,7 @@ async fn a_moved_key_is_found_in_its_old_partition_too() {
 
 #[tokio::test]
 async fn a_search_skips_damaged_records() {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    let api = TestApi::with_partitions(1).await;
     for number in 0..5 {
         api.post("/v1/topics/orders/messages", format!("m{number}")).await.ok(201);
     }

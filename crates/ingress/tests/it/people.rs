@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use serde_json::{Value, json};
 use whimbrel_api::endpoint::AddressGuard;
 use whimbrel_catalogue::subscriptions::ensure_notices_subscription;
-use whimbrel_ingress::{ApiKey, DestinationGuards, KeySecret, ReceiveSettings, Scope};
+use whimbrel_ingress::{DestinationGuards, ReceiveSettings, Scope};
 use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, SessionsRule, Uid};
 use whimbrel_model::ports::{
     Devices as _, InboxMessage, InboxView, OutMessage, PeopleError, PeopleQuery, PresenceError, SeatView, UserSessions,
@@ -15,7 +15,7 @@ use whimbrel_model::push::{PRESENCE_TOPIC, PUSH_DEAD_TOPIC, PushFailure, PushKic
 use whimbrel_model::{Headers, Record, Timestamp};
 
 use crate::people_push::records;
-use crate::support::{TestApi, soon};
+use crate::support::{TestApi, key, soon};
 
 fn online() -> UserSessions {
     let session = SessionId { gateway: GatewayId { node: 3, incarnation: 255 }, number: 16 };
@@ -319,16 +319,9 @@ async fn invalid_platform_settings_are_rejected() {
         assert_eq!(api.put("/v1/platforms/ios", body.clone()).await.problem(422, code)["field"], field, "{body}");
     }
     api.put("/v1/platforms/iOS", json!({})).await.problem(422, "bad_platform");
-    let keys = vec![ApiKey {
-        name: "p".into(),
-        secret: KeySecret::Plain("p".into()),
-        scopes: vec![Scope::Push],
-        topics: vec![],
-    }];
-    let api = TestApi::with(ReceiveSettings { keys, ..ReceiveSettings::default() }).await;
-    let with_key = [("authorization", "Bearer p")];
-    api.call(http::Method::PUT, "/v1/platforms/ios", &with_key, "{}").await.problem(403, "forbidden");
-    api.call(http::Method::GET, "/v1/platforms/ios", &with_key, "").await.ok(200);
+    let api = TestApi::with_keys([key("p", &[Scope::Push], &[])]).await;
+    api.call_as("p", http::Method::PUT, "/v1/platforms/ios", "{}").await.problem(403, "forbidden");
+    api.call_as("p", http::Method::GET, "/v1/platforms/ios", "").await.ok(200);
 }
 
 #[tokio::test]

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use http::Method;
 use serde_json::{Value, json};
-use whimbrel_ingress::{ApiKey, BacklogLimits, KeySecret, ReceiveSettings, Scope};
+use whimbrel_ingress::{BacklogLimits, ReceiveSettings, Scope};
 use whimbrel_model::Record;
 use whimbrel_model::people::{Platform, Uid};
 use whimbrel_model::ports::LogError;
 use whimbrel_model::push::{Notify, PUSH_TOPIC, PushMessage, PushOrigin, PushTask};
 
-use crate::support::{Answer, TestApi};
+use crate::support::{Answer, TestApi, changed, key};
 
 pub fn records(api: &TestApi) -> Vec<(u32, Record)> {
     let topic = api.registry.get(PUSH_TOPIC).unwrap();
@@ -190,11 +190,7 @@ async fn a_push_with_an_id_and_an_origin_is_repeated_under_either_of_them() {
 async fn a_push_to_many_with_an_id_and_an_origin_is_repeated_under_either_of_them() {
     let api = TestApi::new().await;
     let uids: Vec<String> = (0..50).map(|number| format!("u{number}")).collect();
-    let to_all = |names: &[&str]| {
-        let mut body = by_names(names);
-        body["uids"] = json!(uids);
-        body
-    };
+    let to_all = |names: &[&str]| changed(by_names(names), json!({ "uids": uids }));
     let first = push_many(&api, to_all(&["m-1", "origin"])).await.ok(202);
     let count = records(&api).len();
     for names in [&["origin"][..], &["m-1"]] {
@@ -206,11 +202,7 @@ async fn a_push_to_many_with_an_id_and_an_origin_is_repeated_under_either_of_the
 #[tokio::test]
 async fn a_held_push_with_an_id_and_an_origin_is_repeated_under_either_of_them() {
     let api = TestApi::new().await;
-    let later = |names: &[&str]| {
-        let mut body = by_names(names);
-        body["delay"] = json!("1h");
-        body
-    };
+    let later = |names: &[&str]| changed(by_names(names), json!({ "delay": "1h" }));
     let first = push(&api, "u1", later(&["m-1", "origin"])).await.ok(202);
     for names in [&["origin"][..], &["m-1"]] {
         assert_eq!(push(&api, "u1", later(names)).await.ok(202), first, "{names:?}");
@@ -243,11 +235,7 @@ async fn a_push_that_is_rejected_for_one_of_its_names_leaves_the_other_free() {
 #[tokio::test]
 async fn a_name_from_a_repeat_in_the_same_batch_belongs_to_the_first() {
     let api = TestApi::new().await;
-    let of = |names: &[&str]| {
-        let mut body = by_names(names);
-        body["uid"] = json!("u1");
-        body
-    };
+    let of = |names: &[&str]| changed(by_names(names), json!({ "uid": "u1" }));
     let batch = json!([of(&["m-1"]), of(&["m-1", "origin"])]);
     let answer = api.post("/v1/users/batch", batch.to_string()).await.ok(202);
     assert_eq!(answer["messages"][0], answer["messages"][1]);
@@ -418,28 +406,14 @@ async fn too_large_pushes_are_rejected_before_anything_is_appended() {
 
 #[tokio::test]
 async fn pushing_needs_the_scope_and_a_writable_log() {
-    let key = |name: &str, scope| ApiKey {
-        name: name.into(),
-        secret: KeySecret::Plain(name.into()),
-        scopes: vec![scope],
-        topics: vec![],
-    };
-    let keys = vec![key("p", Scope::Push), key("q", Scope::Publish)];
-    let api = TestApi::with(ReceiveSettings { keys, ..ReceiveSettings::default() }).await;
-    let with = |secret: &'static str| {
-        let api = &api;
-        async move {
-            let headers = [("authorization", secret)];
-            api.call(Method::POST, "/v1/users/u1/messages", &headers, r#"{"payload":"x"}"#).await
-        }
-    };
-    with("Bearer q").await.problem(403, "forbidden");
-    with("Bearer p").await.ok(202);
+    let api = TestApi::with_keys([key("p", &[Scope::Push], &[]), key("q", &[Scope::Publish], &[])]).await;
+    let push_as = async |key| api.call_as(key, Method::POST, "/v1/users/u1/messages", r#"{"payload":"x"}"#).await;
+    push_as("q").await.problem(403, "forbidden");
+    push_as("p").await.ok(202);
     push(&api, "u1", json!({ "payload": "x" })).await.problem(401, "key_missing");
     api.world.log.judge(|_| Err(LogError::DiskFull("/".into())));
-    with("Bearer p").await.problem(503, "disk_full");
-    let topics = api.call(Method::POST, "/v1/topics/_push/messages", &[("authorization", "Bearer q")], "x").await;
-    topics.problem(422, "reserved_name");
+    push_as("p").await.problem(503, "disk_full");
+    api.call_as("q", Method::POST, "/v1/topics/_push/messages", "x").await.problem(422, "reserved_name");
 }
 
 #[tokio::test(start_paused = true)]
@@ -447,7 +421,7 @@ async fn pushes_are_rejected_until_a_carrier_with_a_large_backlog_has_caught_up(
     let api =
         TestApi::with(ReceiveSettings { backlog: BacklogLimits { holds: 10, push: 10 }, ..ReceiveSettings::default() })
             .await;
-    let saved = |upto| api.world.inboxes.0.store(upto, std::sync::atomic::Ordering::Relaxed);
+    let saved = |upto| api.world.inboxes.applied.store(upto, std::sync::atomic::Ordering::Relaxed);
     let body = json!({ "payload": "x" });
     let looked = || tokio::time::sleep(std::time::Duration::from_secs(2));
     saved(0);

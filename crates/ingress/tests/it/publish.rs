@@ -1,5 +1,7 @@
 //! Publishing one message.
 
+use std::pin::pin;
+
 use http::Method;
 use whimbrel_api::messages::Published;
 use whimbrel_catalogue::topics::TopicDefaults;
@@ -125,13 +127,8 @@ async fn bytes_in_flight_into_the_log_are_bounded() {
     let settings = ReceiveSettings { in_flight_bytes_max: 10, ..ReceiveSettings::default() };
     let api = world.try_open(settings).await.unwrap();
     api.put("/v1/topics/orders", serde_json::json!({})).await.ok(201);
-    world.log.hold_up(true);
-    let first = api.post("/v1/topics/orders/messages", "12345678");
-    tokio::pin!(first);
-    while world.log.waiting_appends() == 0 {
-        assert!(futures_util::poll!(first.as_mut()).is_pending());
-        tokio::task::yield_now().await;
-    }
+    let mut first = pin!(api.post("/v1/topics/orders/messages", "12345678"));
+    world.log.hold_up_append_of(first.as_mut()).await;
     api.post("/v1/topics/orders/messages", "12345678").await.problem(429, "overloaded");
     world.log.hold_up(false);
     first.await.ok(201);
@@ -142,14 +139,7 @@ async fn bytes_in_flight_into_the_log_are_bounded() {
 async fn a_publish_of_a_disconnected_client_is_finished() {
     let api = TestApi::new().await;
     api.put("/v1/topics/orders", serde_json::json!({ "partitions": 1 })).await.ok(201);
-    api.world.log.hold_up(true);
-    {
-        let publish = api.post("/v1/topics/orders/messages", "kept");
-        tokio::pin!(publish);
-        while api.world.log.waiting_appends() == 0 {
-            assert!(futures_util::poll!(publish.as_mut()).is_pending());
-        }
-    }
+    api.world.log.hold_up_append_of(pin!(api.post("/v1/topics/orders/messages", "kept"))).await;
     api.world.log.hold_up(false);
     let read = api.get("/v1/topics/orders/messages?wait=10s").await.ok(200);
     assert_eq!(read["messages"][0]["payload"], "kept");

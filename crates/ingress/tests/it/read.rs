@@ -1,5 +1,7 @@
 //! Reading by offset and by time, waiting, and answers without messages.
 
+use std::pin::pin;
+
 use http::Method;
 use serde_json::json;
 use whimbrel_api::messages::ReadPage;
@@ -9,8 +11,7 @@ use whimbrel_model::{Headers, PartitionId, Record, Timestamp};
 use crate::support::{TestApi, typed};
 
 async fn api_with(messages: usize) -> TestApi {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 2 })).await.ok(201);
+    let api = TestApi::with_partitions(2).await;
     for number in 0..messages {
         // Both have the same key, so both are in the first partition.
         api.post("/v1/topics/orders/messages?key=b", format!("m{number}")).await.ok(201);
@@ -44,8 +45,7 @@ async fn a_read_begins_at_the_requested_position() {
 #[tokio::test]
 async fn a_read_waits_for_new_messages() {
     let api = api_with(1).await;
-    let waiting = read(&api, "offset=1&wait=30s");
-    tokio::pin!(waiting);
+    let mut waiting = pin!(read(&api, "offset=1&wait=30s"));
     assert!(futures_util::poll!(waiting.as_mut()).is_pending());
     api.post("/v1/topics/orders/messages?key=b", "later").await.ok(201);
     assert_eq!(waiting.await.0, ["later"]);
@@ -60,8 +60,7 @@ async fn a_read_waits_no_longer_than_asked() {
 #[tokio::test]
 async fn a_waiting_read_ends_at_shutdown() {
     let api = api_with(1).await;
-    let waiting = read(&api, "offset=1&wait=60s");
-    tokio::pin!(waiting);
+    let mut waiting = pin!(read(&api, "offset=1&wait=60s"));
     assert!(futures_util::poll!(waiting.as_mut()).is_pending());
     api.settings.shutdown.cancel();
     assert_eq!(waiting.await, (vec![], 1));

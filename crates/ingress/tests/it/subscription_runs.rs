@@ -10,8 +10,7 @@ use crate::support::TestApi;
 
 /// A subscription of one partition with three messages, one second apart.
 async fn api() -> TestApi {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    let api = TestApi::with_partitions(1).await;
     api.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
     for payload in ["a", "b", "c"] {
         api.post("/v1/topics/orders/messages", payload).await.ok(201);
@@ -125,8 +124,7 @@ async fn a_seek_beyond_the_end_or_into_the_future_is_rejected_and_changes_nothin
 
 #[tokio::test]
 async fn partitions_that_a_seek_does_not_name_keep_their_watermarks() {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 2 })).await.ok(201);
+    let api = TestApi::with_partitions(2).await;
     api.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
     for _ in 0..8 {
         api.post("/v1/topics/orders/messages", "x").await.ok(201);

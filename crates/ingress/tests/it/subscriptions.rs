@@ -2,26 +2,29 @@
 
 use serde_json::{Value, json};
 use whimbrel_catalogue::topics::TopicDefaults;
-use whimbrel_ingress::{ApiKey, KeySecret, ReceiveSettings, Scope};
+use whimbrel_ingress::Scope;
 use whimbrel_model::SubscriptionNumber;
 use whimbrel_model::ports::{
     DispatchReply, DispatchRequest, HoldRequest, HoldsError, LastError, PartitionDelivery, SubscriptionStatus,
 };
 use whimbrel_model::subscription::StoredSubscription;
 
-use crate::support::{TestApi, soon};
+use crate::support::{TestApi, changed, key, soon};
 
 pub fn push(changes: Value) -> Value {
-    let mut body = json!({ "topics": ["orders"], "endpoint": { "url": "http://127.0.0.1:9000/hook" } });
-    for (name, value) in changes.as_object().unwrap() {
-        body[name] = value.clone();
-    }
-    body
+    changed(json!({ "topics": ["orders"], "endpoint": { "url": "http://127.0.0.1:9000/hook" } }), changes)
 }
 
 pub fn stored(api: &TestApi, name: &str) -> StoredSubscription {
     let value = api.world.catalogue.value(&format!("subscriptions/{name}")).expect("the entry exists");
     serde_json::from_value(value).unwrap()
+}
+
+/// An API with the subscription `billing`.
+async fn subscribed() -> TestApi {
+    let api = TestApi::new().await;
+    api.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
+    api
 }
 
 /// Reads events until one of that kind arrives.
@@ -68,8 +71,7 @@ async fn a_subscription_is_created_with_its_topics_shown_and_deleted() {
 
 #[tokio::test]
 async fn the_start_position_is_durable() {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    let api = TestApi::with_partitions(1).await;
     api.post("/v1/topics/orders/messages", "a").await.ok(201);
     api.world.clock.forward(1000);
     let between = api.world.clock_text();
@@ -83,8 +85,7 @@ async fn the_start_position_is_durable() {
 
 #[tokio::test]
 async fn a_change_keeps_number_run_and_start_position() {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    let api = TestApi::with_partitions(1).await;
     api.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
     api.post("/v1/topics/orders/messages", "a").await.ok(201);
     api.post("/v1/topics/payments/messages?key=k", "a").await.ok(201);
@@ -103,8 +104,7 @@ async fn a_change_keeps_number_run_and_start_position() {
 
 #[tokio::test]
 async fn owners_follow_every_change_before_it_is_answered() {
-    let api = TestApi::new().await;
-    api.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
+    let api = subscribed().await;
     api.post("/v1/subscriptions/billing/pause", "").await.ok(200);
     let version = api.subscriptions.get("billing").unwrap().version;
     let asked = api.world.dispatch.asked();
@@ -113,8 +113,7 @@ async fn owners_follow_every_change_before_it_is_answered() {
 
 #[tokio::test(start_paused = true)]
 async fn the_settings_are_shown_without_an_answer_of_the_owner() {
-    let api = TestApi::new().await;
-    api.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
+    let api = subscribed().await;
     api.world.dispatch.silence();
     let paused = api.post("/v1/subscriptions/billing/pause", "").await.ok(200);
     assert_eq!(paused["state"], "paused");
@@ -126,8 +125,7 @@ async fn the_settings_are_shown_without_an_answer_of_the_owner() {
 
 #[tokio::test]
 async fn the_status_is_the_reply_of_the_owner() {
-    let api = TestApi::new().await;
-    api.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
+    let api = subscribed().await;
     api.world.dispatch.say(|ask| {
         matches!(ask, DispatchRequest::Status).then(|| {
             Ok(DispatchReply::Status(Box::new(SubscriptionStatus {
@@ -217,8 +215,7 @@ async fn a_topic_is_not_created_if_publishes_do_not_create_it() {
 
 #[tokio::test]
 async fn a_subscribed_topic_is_deleted_only_on_request() {
-    let api = TestApi::new().await;
-    api.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
+    let api = subscribed().await;
     let refused = api.delete("/v1/topics/orders").await.problem(409, "topic_subscribed");
     assert_eq!(refused["subscriptions"], json!(["billing"]));
     api.delete("/v1/topics/orders?subscriptions=drop").await.problem(422, "bad_parameter");
@@ -228,8 +225,7 @@ async fn a_subscribed_topic_is_deleted_only_on_request() {
 
 #[tokio::test]
 async fn a_deletion_withdraws_waiting_retries() {
-    let api = TestApi::new().await;
-    api.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
+    let api = subscribed().await;
     let retries = api.registry.get("_retry.billing").unwrap().number();
     assert_eq!(api.delete("/v1/subscriptions/billing").await.status, 204);
     let asked = api.world.holds.asked();
@@ -238,8 +234,7 @@ async fn a_deletion_withdraws_waiting_retries() {
 
 #[tokio::test(start_paused = true)]
 async fn an_interrupted_deletion_is_finished_at_the_next_start() {
-    let api = TestApi::new().await;
-    api.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
+    let api = subscribed().await;
     api.world.holds.refuse(Some(HoldsError::NoOwner(0)));
     api.delete("/v1/subscriptions/billing").await.problem(503, "no_owner");
     api.get("/v1/subscriptions/billing").await.problem(404, "unknown_subscription");
@@ -261,8 +256,7 @@ async fn an_interrupted_deletion_is_finished_at_the_next_start() {
 
 #[tokio::test]
 async fn an_interrupted_deletion_is_finished_by_a_repeat() {
-    let api = TestApi::new().await;
-    api.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
+    let api = subscribed().await;
     api.world.progress.refuse(true);
     api.delete("/v1/subscriptions/billing").await.problem(503, "unavailable");
     api.world.progress.refuse(false);
@@ -272,36 +266,26 @@ async fn an_interrupted_deletion_is_finished_by_a_repeat() {
 
 #[tokio::test]
 async fn subscriptions_survive_a_restart_and_follow_changes_of_other_processes() {
-    let api = TestApi::new().await;
-    api.put("/v1/subscriptions/billing", push(json!({}))).await.ok(201);
+    let api = subscribed().await;
     let api = api.close().await.open().await;
     assert_eq!(api.get("/v1/subscriptions/billing").await.ok(200)["number"], 1);
     let mut changes = api.subscriptions.changes();
     changes.mark_unchanged();
-    let mut entry = api.world.catalogue.value("subscriptions/billing").unwrap();
-    entry["state"] = json!({ "is": "paused" });
-    api.world.catalogue.force("subscriptions/billing", &entry.to_string());
+    api.world.catalogue.edit("subscriptions/billing", |entry| entry["state"] = json!({ "is": "paused" }));
     soon(changes.changed()).await.unwrap();
     assert_eq!(api.get("/v1/subscriptions/billing").await.ok(200)["state"], "paused");
 }
 
 #[tokio::test]
 async fn keys_see_the_subscriptions_of_their_topics_only() {
-    let key = |name: &str, scopes: &[Scope], topics: &[&str]| ApiKey {
-        name: name.into(),
-        secret: KeySecret::Plain(name.into()),
-        scopes: scopes.to_vec(),
-        topics: topics.iter().map(|topic| (*topic).to_owned()).collect(),
-    };
-    let keys = vec![
+    let api = TestApi::with_keys([
         key("ops", &[Scope::Admin], &[]),
         key("eu", &[Scope::Admin], &["eu.*"]),
         key("reader", &[Scope::Consume], &["eu.*"]),
-    ];
-    let api = TestApi::with(ReceiveSettings { keys, ..ReceiveSettings::default() }).await;
-    let call = |key: &'static str, method: &'static str, uri: &'static str, body: Value| {
-        let (api, bearer) = (&api, format!("Bearer {key}"));
-        async move { api.call(method.parse().unwrap(), uri, &[("authorization", &bearer)], body.to_string()).await }
+    ])
+    .await;
+    let call = async |key: &str, method: &str, uri: &str, body: Value| {
+        api.call_as(key, method.parse().unwrap(), uri, body.to_string()).await
     };
     let eu = json!({ "topics": ["eu.orders"], "mode": "pull" });
     let both = json!({ "topics": ["eu.orders", "us.orders"], "mode": "pull" });

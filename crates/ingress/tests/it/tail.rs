@@ -71,19 +71,13 @@ impl Tail {
     }
 }
 
-async fn api_with_two_partitions() -> TestApi {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 2 })).await.ok(201);
-    api
-}
-
 async fn publish(api: &TestApi, payload: &str) {
     api.post("/v1/topics/orders/messages", payload.to_owned()).await.ok(201);
 }
 
 #[tokio::test]
 async fn a_tail_begins_with_the_next_message() {
-    let api = api_with_two_partitions().await;
+    let api = TestApi::with_partitions(2).await;
     publish(&api, "old").await;
     let mut tail = Tail::open(&api, "", "").await;
     publish(&api, "new").await;
@@ -92,7 +86,7 @@ async fn a_tail_begins_with_the_next_message() {
 
 #[tokio::test]
 async fn a_tail_can_begin_earlier() {
-    let api = api_with_two_partitions().await;
+    let api = TestApi::with_partitions(2).await;
     for payload in ["a", "b", "c"] {
         publish(&api, payload).await;
         api.world.clock.forward(1000);
@@ -110,7 +104,7 @@ async fn a_tail_can_begin_earlier() {
 
 #[tokio::test]
 async fn a_tail_resumes_every_partition_after_its_last_event() {
-    let api = api_with_two_partitions().await;
+    let api = TestApi::with_partitions(2).await;
     for number in 0..6 {
         publish(&api, &format!("m{number}")).await;
     }
@@ -129,7 +123,7 @@ async fn a_tail_resumes_every_partition_after_its_last_event() {
 
 #[tokio::test(start_paused = true)]
 async fn a_tail_that_disconnects_before_its_first_message_misses_nothing() {
-    let api = api_with_two_partitions().await;
+    let api = TestApi::with_partitions(2).await;
     publish(&api, "old").await;
     let mut tail = Tail::open(&api, "", "").await;
     let nothing = tokio::time::timeout(std::time::Duration::from_secs(1), tail.next()).await;
@@ -147,7 +141,7 @@ async fn a_tail_that_disconnects_before_its_first_message_misses_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_quiet_tail_is_kept_alive() {
-    let api = api_with_two_partitions().await;
+    let api = TestApi::with_partitions(2).await;
     let mut tail = Tail::open(&api, "", "").await;
     assert_eq!(tail.stream.next().await.unwrap().unwrap(), "id: ,0:0,1:0\n: tail\n\n");
     let begun = tokio::time::Instant::now();
@@ -157,7 +151,7 @@ async fn a_quiet_tail_is_kept_alive() {
 
 #[tokio::test]
 async fn a_tail_ends_at_shutdown() {
-    let api = api_with_two_partitions().await;
+    let api = TestApi::with_partitions(2).await;
     let mut tail = Tail::open(&api, "", "").await;
     api.settings.shutdown.cancel();
     assert_eq!(tail.next().await, None);
@@ -165,7 +159,7 @@ async fn a_tail_ends_at_shutdown() {
 
 #[tokio::test(start_paused = true)]
 async fn a_tail_follows_a_topic_that_grows() {
-    let api = api_with_two_partitions().await;
+    let api = TestApi::with_partitions(2).await;
     let mut tail = Tail::open(&api, "", "").await;
     api.put("/v1/topics/orders", json!({ "partitions": 3 })).await.ok(200);
     for payload in ["a", "b", "c"] {
@@ -178,7 +172,7 @@ async fn a_tail_follows_a_topic_that_grows() {
 
 #[tokio::test(start_paused = true)]
 async fn a_tail_of_a_deleted_topic_ends_with_a_problem() {
-    let api = api_with_two_partitions().await;
+    let api = TestApi::with_partitions(2).await;
     let mut tail = Tail::open(&api, "", "").await;
     api.delete("/v1/topics/orders").await;
     let event = tail.next().await.unwrap();
@@ -190,7 +184,7 @@ async fn a_tail_of_a_deleted_topic_ends_with_a_problem() {
 
 #[tokio::test]
 async fn damage_is_reported_and_skipped() {
-    let api = api_with_two_partitions().await;
+    let api = TestApi::with_partitions(2).await;
     for number in 0..8 {
         publish(&api, &format!("m{number}")).await;
     }

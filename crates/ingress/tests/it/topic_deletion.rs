@@ -1,9 +1,9 @@
 //! Deletes topics that several nodes share, on an engine that identifies topics by name: no node deletes a later topic with that name.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use serde_json::json;
 use tokio::sync::watch;
@@ -12,9 +12,7 @@ use whimbrel_catalogue::topics::{Registry, RegistryPorts, TopicChange, TopicDefa
 use whimbrel_model::ports::{Catalogue as _, ExactTopic, LogError, LogTopics, PortFuture, TopicStatus};
 use whimbrel_model::{ExistingTopic, NamedBounds, PartitionId, TopicNumber, TopicSpec};
 
-use super::support::{World, soon};
-
-const POLL: Duration = Duration::from_millis(10);
+use super::support::{World, pending_until, soon, until};
 
 /// The topics of an engine that knows them by name, with their identities.
 #[derive(Default)]
@@ -48,9 +46,7 @@ impl NamedTopics {
     }
 
     async fn until_a_call_waits(&self) {
-        while self.calls_waiting.load(Ordering::SeqCst) == 0 {
-            tokio::time::sleep(POLL).await;
-        }
+        until(|| self.calls_waiting.load(Ordering::SeqCst) > 0).await;
     }
 
     async fn pass(&self, is_deletion: bool) {
@@ -151,12 +147,7 @@ impl Node {
     }
 
     async fn until_known(&self, number: TopicNumber) {
-        soon(async {
-            while self.registry.by_number(number).is_none() {
-                tokio::time::sleep(POLL).await;
-            }
-        })
-        .await;
+        until(|| self.registry.by_number(number).is_some()).await;
     }
 }
 
@@ -169,12 +160,8 @@ async fn a_node_that_finishes_a_deletion_late_keeps_a_later_topic_of_that_name()
     first.topics.let_wait(Waiting::Deletions);
     second.topics.let_wait(Waiting::All);
     second.follow();
-    let deletion = first.delete();
-    tokio::pin!(deletion);
-    tokio::select! {
-        () = deletion.as_mut() => panic!("the engine has not answered"),
-        () = soon(second.topics.until_a_call_waits()) => {}
-    }
+    let mut deletion = pin!(first.delete());
+    pending_until(deletion.as_mut(), second.topics.until_a_call_waits()).await;
     first.topics.let_wait(Waiting::None);
     soon(deletion).await;
     let later = first.create().await;
@@ -192,10 +179,8 @@ async fn an_entry_without_an_identity_leads_to_no_later_topic_of_that_name() {
     late.topics.let_wait(Waiting::All);
     late.follow();
     // An earlier version began the deletion.
-    let mut entry = world.catalogue.value("topics/orders").unwrap();
-    entry["deleting"] = json!(true);
-    world.catalogue.force("topics/orders", &entry.to_string());
-    soon(late.topics.until_a_call_waits()).await;
+    world.catalogue.edit("topics/orders", |entry| entry["deleting"] = json!(true));
+    late.topics.until_a_call_waits().await;
     // Another node finishes it, and creates the next topic of that name.
     let other = Node::open(&world, &engine).await;
     assert_eq!(engine.identity("orders"), None);

@@ -1,5 +1,6 @@
 //! Creating, changing, growing and deleting topics, also after a crash or changes by other systems.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use serde_json::json;
@@ -11,7 +12,7 @@ use whimbrel_model::{NamedBounds, PartitionId, TopicNumber};
 
 use crate::support::cluster::ClusterNode;
 use crate::support::log::RETENTION_OF_OTHERS;
-use crate::support::{SHARDS, TestApi, World, soon};
+use crate::support::{SHARDS, TestApi, World, soon, until};
 
 #[tokio::test]
 async fn a_topic_is_created_changed_shown_and_deleted() {
@@ -44,8 +45,7 @@ async fn a_topic_is_created_changed_shown_and_deleted() {
 /// This test ends only if the wait for the log is bounded.
 #[tokio::test]
 async fn topics_are_listed_without_counts_while_the_log_does_not_answer() {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 40 })).await.ok(201);
+    let api = TestApi::with_partitions(40).await;
     api.world.log.hide_bounds();
     let all = api.get("/v1/topics").await.ok(200);
     let topics = all["topics"].as_array().unwrap();
@@ -80,8 +80,7 @@ async fn a_topic_created_again_inherits_nothing() {
 
 #[tokio::test]
 async fn invalid_topics_are_rejected() {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 4 })).await.ok(201);
+    let api = TestApi::with_partitions(4).await;
     for (body, code) in [
         (json!({ "partitions": 3 }), "cannot_shrink"),
         (json!({ "partitions": 0 }), "bad_parameter"),
@@ -114,8 +113,7 @@ async fn the_number_of_topics_is_bounded() {
 
 #[tokio::test]
 async fn a_growth_records_barriers_and_notes_that_keys_moved() {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    let api = TestApi::with_partitions(1).await;
     for _ in 0..3 {
         api.post("/v1/topics/orders/messages?key=k", "old").await.ok(201);
     }
@@ -137,18 +135,11 @@ async fn a_growth_records_barriers_and_notes_that_keys_moved() {
 
 #[tokio::test]
 async fn a_growth_waits_for_publishes_by_the_old_mapping() {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
-    api.world.log.hold_up(true);
-    let publish = api.post("/v1/topics/orders/messages?key=k", "old");
-    tokio::pin!(publish);
-    while api.world.log.waiting_appends() == 0 {
-        assert!(futures_util::poll!(publish.as_mut()).is_pending());
-    }
-    let grow = api.put("/v1/topics/orders", json!({ "partitions": 2 }));
-    tokio::pin!(grow);
-    let later = api.post("/v1/topics/orders/messages?key=k", "new");
-    tokio::pin!(later);
+    let api = TestApi::with_partitions(1).await;
+    let mut publish = pin!(api.post("/v1/topics/orders/messages?key=k", "old"));
+    api.world.log.hold_up_append_of(publish.as_mut()).await;
+    let mut grow = pin!(api.put("/v1/topics/orders", json!({ "partitions": 2 })));
+    let mut later = pin!(api.post("/v1/topics/orders/messages?key=k", "new"));
     for _ in 0..100 {
         assert!(futures_util::poll!(grow.as_mut()).is_pending(), "a publish by the old mapping is still in progress");
         assert!(futures_util::poll!(later.as_mut()).is_pending(), "no new publish during the growth");
@@ -162,16 +153,10 @@ async fn a_growth_waits_for_publishes_by_the_old_mapping() {
 
 #[tokio::test]
 async fn a_deletion_waits_for_publishes_in_progress() {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
-    api.world.log.hold_up(true);
-    let publish = api.post("/v1/topics/orders/messages", "old");
-    tokio::pin!(publish);
-    while api.world.log.waiting_appends() == 0 {
-        assert!(futures_util::poll!(publish.as_mut()).is_pending());
-    }
-    let delete = api.delete("/v1/topics/orders");
-    tokio::pin!(delete);
+    let api = TestApi::with_partitions(1).await;
+    let mut publish = pin!(api.post("/v1/topics/orders/messages", "old"));
+    api.world.log.hold_up_append_of(publish.as_mut()).await;
+    let mut delete = pin!(api.delete("/v1/topics/orders"));
     for _ in 0..100 {
         assert!(futures_util::poll!(delete.as_mut()).is_pending(), "a publish is still in progress");
         tokio::task::yield_now().await;
@@ -186,18 +171,9 @@ async fn a_deletion_waits_for_publishes_in_progress() {
 
 #[tokio::test]
 async fn a_publish_of_a_disconnected_client_is_below_the_barrier() {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
-    api.world.log.hold_up(true);
-    {
-        let publish = api.post("/v1/topics/orders/messages?key=k", "old");
-        tokio::pin!(publish);
-        while api.world.log.waiting_appends() == 0 {
-            assert!(futures_util::poll!(publish.as_mut()).is_pending());
-        }
-    }
-    let grow = api.put("/v1/topics/orders", json!({ "partitions": 2 }));
-    tokio::pin!(grow);
+    let api = TestApi::with_partitions(1).await;
+    api.world.log.hold_up_append_of(pin!(api.post("/v1/topics/orders/messages?key=k", "old"))).await;
+    let mut grow = pin!(api.put("/v1/topics/orders", json!({ "partitions": 2 })));
     assert!(futures_util::poll!(grow.as_mut()).is_pending());
     api.world.log.hold_up(false);
     assert_eq!(grow.await.ok(200)["growths"][0]["barriers"], json!([1]));
@@ -205,8 +181,7 @@ async fn a_publish_of_a_disconnected_client_is_below_the_barrier() {
 
 #[tokio::test]
 async fn a_growth_that_fails_leaves_the_old_mapping_in_use() {
-    let api = TestApi::new().await;
-    api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
+    let api = TestApi::with_partitions(1).await;
     api.world.catalogue.refuse_writes(Some(CatalogueError::Unavailable("away".into())));
     api.put("/v1/topics/orders", json!({ "partitions": 2 })).await.problem(503, "unavailable");
     assert_eq!(api.post("/v1/topics/orders/messages?key=k", "x").await.ok(201)["partition"], 0);
@@ -254,10 +229,8 @@ async fn a_half_deleted_topic_is_gone_after_the_next_start() {
     let api = TestApi::new().await;
     api.post("/v1/topics/orders/messages", "x").await.ok(201);
     let number = api.world.log.number_of("orders").unwrap();
-    let mut entry = api.world.catalogue.value("topics/orders").unwrap();
     let world = api.close().await;
-    entry["deleting"] = json!(true);
-    world.catalogue.force("topics/orders", &entry.to_string());
+    world.catalogue.edit("topics/orders", |entry| entry["deleting"] = json!(true));
     let api = world.open().await;
     api.get("/v1/topics/orders").await.problem(404, "unknown_topic");
     assert_eq!(world.catalogue.value("topics/orders"), None);
@@ -297,9 +270,7 @@ async fn a_start_reads_the_retention_of_topics_that_an_earlier_version_adopted()
     let world = World::new();
     world.log.has_topics_of_others(&[("theirs", 3)]);
     let world = world.open().await.close().await;
-    let mut entry = world.catalogue.value("topics/theirs").unwrap();
-    entry.as_object_mut().unwrap().remove("retention_ms");
-    world.catalogue.force("topics/theirs", &entry.to_string());
+    world.catalogue.edit("topics/theirs", |entry| drop(entry.as_object_mut().unwrap().remove("retention_ms")));
     let api = world.open().await;
     assert_eq!(api.get("/v1/topics/theirs").await.ok(200)["retention"], "1h");
     assert_eq!(api.world.catalogue.value("topics/theirs").unwrap()["retention_ms"], json!(3_600_000));
@@ -311,21 +282,9 @@ async fn a_deletion_by_another_process_is_announced_to_the_log() {
     api.post("/v1/topics/orders/messages", "x").await.ok(201);
     let number = api.world.log.number_of("orders").unwrap();
     assert!(!api.world.log.expects_deletion(number));
-    let mut entry = api.world.catalogue.value("topics/orders").unwrap();
-    entry["deleting"] = json!(true);
-    api.world.catalogue.force("topics/orders", &entry.to_string());
-    soon(async {
-        while api.registry.get("orders").is_some() {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    soon(async {
-        while !api.world.log.expects_deletion(number) {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    api.world.catalogue.edit("topics/orders", |entry| entry["deleting"] = json!(true));
+    until(|| api.registry.get("orders").is_none()).await;
+    until(|| api.world.log.expects_deletion(number)).await;
 }
 
 #[tokio::test]
@@ -470,9 +429,7 @@ async fn a_retention_that_a_crash_kept_from_the_log_is_set_by_a_repeat() {
     let api = TestApi::new().await;
     api.put("/v1/topics/orders", json!({ "retention": "7d" })).await.ok(201);
     let world = api.close().await;
-    let mut entry = world.catalogue.value("topics/orders").unwrap();
-    entry["retention_ms"] = json!(1000);
-    world.catalogue.force("topics/orders", &entry.to_string());
+    world.catalogue.edit("topics/orders", |entry| entry["retention_ms"] = json!(1000));
     let api = world.open().await;
     api.put("/v1/topics/orders", json!({ "retention": "1s" })).await.ok(200);
     assert_eq!(api.world.log.retention_of("orders").time, Some(Duration::from_secs(1)));

@@ -46,21 +46,12 @@ pub const NAMES: &[(&str, &str)] = &[
     (PARTITIONS, "Push partitions that this node owns"),
 ];
 
+/// A counter, and the count that it adds up.
+type CountedPushes = (Counter, fn(&PushCounts) -> u64);
+
 pub(super) struct CarrierMetrics {
-    taken: Counter,
-    stored: Counter,
-    delivered_stored: Counter,
-    delivered_ephemeral: Counter,
+    counters: [CountedPushes; 13],
     pub latency: Histogram,
-    acknowledged: Counter,
-    repeats: Counter,
-    retries: Counter,
-    no_acks: Counter,
-    dropped: Counter,
-    expired: Counter,
-    lost: Counter,
-    notices: Counter,
-    dead: Counter,
     sessions: Gauge,
     users: Gauge,
     partitions: Gauge,
@@ -71,20 +62,22 @@ pub(super) struct CarrierMetrics {
 impl CarrierMetrics {
     pub fn new() -> Self {
         Self {
-            taken: counter!(RECEIVED),
-            stored: counter!(STORED),
-            delivered_stored: counter!(DELIVERED, "kind" => "stored"),
-            delivered_ephemeral: counter!(DELIVERED, "kind" => "ephemeral"),
+            counters: [
+                (counter!(RECEIVED), |counts| counts.taken),
+                (counter!(STORED), |counts| counts.stored),
+                (counter!(DELIVERED, "kind" => "stored"), |counts| counts.delivered_stored),
+                (counter!(DELIVERED, "kind" => "ephemeral"), |counts| counts.delivered_ephemeral),
+                (counter!(ACKNOWLEDGED), |counts| counts.acknowledged),
+                (counter!(REPEATS), |counts| counts.repeats),
+                (counter!(RETRIES), |counts| counts.retries),
+                (counter!(ACK_TIMEOUTS), |counts| counts.no_acks),
+                (counter!(DROPPED), |counts| counts.dropped),
+                (counter!(EXPIRED), |counts| counts.expired),
+                (counter!(LOST), |counts| counts.lost),
+                (counter!(NOTICES), |counts| counts.notices),
+                (counter!(DEAD_LETTERS), |counts| counts.dead),
+            ],
             latency: histogram!(LATENCY),
-            acknowledged: counter!(ACKNOWLEDGED),
-            repeats: counter!(REPEATS),
-            retries: counter!(RETRIES),
-            no_acks: counter!(ACK_TIMEOUTS),
-            dropped: counter!(DROPPED),
-            expired: counter!(EXPIRED),
-            lost: counter!(LOST),
-            notices: counter!(NOTICES),
-            dead: counter!(DEAD_LETTERS),
             sessions: gauge!(SESSIONS),
             users: gauge!(USERS),
             partitions: gauge!(PARTITIONS),
@@ -93,21 +86,8 @@ impl CarrierMetrics {
     }
 
     pub fn counted(&self, counts: PushCounts) {
-        for (counter, more) in [
-            (&self.taken, counts.taken),
-            (&self.stored, counts.stored),
-            (&self.delivered_stored, counts.delivered_stored),
-            (&self.delivered_ephemeral, counts.delivered_ephemeral),
-            (&self.acknowledged, counts.acknowledged),
-            (&self.repeats, counts.repeats),
-            (&self.retries, counts.retries),
-            (&self.no_acks, counts.no_acks),
-            (&self.dropped, counts.dropped),
-            (&self.expired, counts.expired),
-            (&self.lost, counts.lost),
-            (&self.notices, counts.notices),
-            (&self.dead, counts.dead),
-        ] {
+        for (counter, more_of) in &self.counters {
+            let more = more_of(&counts);
             if more > 0 {
                 counter.increment(more);
             }

@@ -1,6 +1,7 @@
 //! The state that all threads of a gateway share: settings, ports, limits of connections.
 
 use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -212,7 +213,7 @@ impl GatewayContext {
         let identity = DeviceIdentity {
             partition: uid.partition(self.carriers.partitions()),
             uid,
-            platform: self.alike_platform(platform),
+            platform: alike(&self.platforms, platform),
             device: connect.device.into(),
             at: self.clock.now(),
             announced_in: None,
@@ -232,27 +233,21 @@ impl GatewayContext {
         })
     }
 
-    fn alike_platform(&self, platform: Platform) -> Platform {
-        let mut known = self.platforms.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = known.get(&platform) {
-            return known.clone();
-        }
-        if known.len() < ALIKE_MAX {
-            known.insert(platform.clone());
-        }
-        platform
-    }
-
     pub(super) fn alike_epoch(&self, epoch: Arc<str>) -> Arc<str> {
-        let mut known = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = known.get(&epoch) {
-            return Arc::clone(known);
-        }
-        if known.len() < ALIKE_MAX {
-            known.insert(Arc::clone(&epoch));
-        }
-        epoch
+        alike(&self.epochs, epoch)
     }
+}
+
+/// The known value that equals this one, so that equal values share their memory.
+fn alike<T: Clone + Eq + Hash>(known: &Mutex<HashSet<T>>, one: T) -> T {
+    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = known.get(&one) {
+        return known.clone();
+    }
+    if known.len() < ALIKE_MAX {
+        known.insert(one.clone());
+    }
+    one
 }
 
 fn bad_frame(why: String) -> Rejection {

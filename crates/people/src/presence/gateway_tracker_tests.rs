@@ -1,8 +1,5 @@
 //! A writer's view of a gateway with late, lost and repeated packets, and packets of another incarnation.
 
-use whimbrel_model::Timestamp;
-use whimbrel_model::people::{Platform, SessionId};
-
 use super::*;
 
 const ONE: GatewayId = GatewayId { node: 1, incarnation: 10 };
@@ -16,21 +13,8 @@ const TIMES: TrackerTimes = TrackerTimes {
     unseen_after_ms: 10_000,
 };
 
-fn news(session: u64) -> SessionChange {
-    SessionChange {
-        uid: Uid::new("eva").unwrap(),
-        session: OnlineSession {
-            session: SessionId { gateway: ONE, number: session },
-            platform: Platform::new("web").unwrap(),
-            device: "".into(),
-            since: Timestamp::from_millis(0),
-        },
-        gone_at: None,
-    }
-}
-
 fn packet(gateway: GatewayId, number: u64) -> Packet {
-    Packet { gateway, address: "g".into(), number, news: vec![news(number)] }
+    Packet { gateway, address: "g".into(), number, news: vec![SessionChange::arrival(ONE, number)] }
 }
 
 fn snapshot(as_of: u64) -> GatewayReply {

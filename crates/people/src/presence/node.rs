@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::Clock;
 use whimbrel_model::people::Uid;
-use whimbrel_model::ports::{Confirmed, Presence, Sessions, UserSessions};
+use whimbrel_model::ports::{Presence, Sessions};
 
 use super::events::PresenceEvents;
 use super::live_members::LiveMembers;
@@ -16,7 +16,7 @@ use super::metrics::PresenceMetrics;
 use super::packet::{GatewayQuery, GatewayReply};
 use super::proxy::Proxy;
 use super::reader::PresenceReader;
-use super::remote::{PeerMessage, PeerQueues, Remote};
+use super::remote::{PeerMessage, PeerQueues, Remote, ShardUsers};
 use super::reporter::GatewayReporter;
 use super::settings::{Layout, PresenceSettings, PresenceSettingsError};
 use super::writer::{TimedPacket, WriterParts, WriterQueues, write};
@@ -166,7 +166,7 @@ impl PresenceNode {
     }
 
     /// Reads users of a shard that is written here, for a reader on another node.
-    pub async fn read(&self, centre: u32, shard: u32, uids: Vec<Uid>) -> Result<Confirmed<Vec<UserSessions>>, String> {
+    pub async fn read(&self, centre: u32, shard: u32, uids: Vec<Uid>) -> Result<ShardUsers, String> {
         if !self.writers.has(centre, shard) {
             return Err(format!("shard {shard} of data centre {centre} is not written here"));
         }

@@ -96,6 +96,21 @@ pub fn as_session_news(number: u64, news: Vec<SessionChange>) -> Vec<SessionUpda
 }
 
 #[cfg(test)]
+impl SessionChange {
+    /// The arrival of a user's only session, which has the number of the user.
+    pub fn arrival(gateway: GatewayId, number: u64) -> Self {
+        use whimbrel_model::people::{Platform, SessionId};
+        let session = OnlineSession {
+            session: SessionId { gateway, number },
+            platform: Platform::new("web").unwrap(),
+            device: "".into(),
+            since: Timestamp::from_millis(0),
+        };
+        Self { uid: Uid::new(&format!("user-{number}")).unwrap(), session, gone_at: None }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

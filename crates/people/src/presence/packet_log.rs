@@ -191,8 +191,6 @@ pub fn part_of(packet: &Packet, is_asked: impl Fn(&Uid) -> bool) -> Packet {
 
 #[cfg(test)]
 mod tests {
-    use whimbrel_model::people::Platform;
-
     use super::*;
 
     const ME: GatewayId = GatewayId { node: 1, incarnation: 10 };
@@ -203,13 +201,7 @@ mod tests {
     }
 
     fn session(number: u64) -> OnlineSession {
-        let unset = GatewayId { node: 0, incarnation: 0 };
-        OnlineSession {
-            session: SessionId { gateway: unset, number },
-            platform: Platform::new("web").unwrap(),
-            device: "".into(),
-            since: Timestamp::from_millis(0),
-        }
+        SessionChange::arrival(GatewayId { node: 0, incarnation: 0 }, number).session
     }
 
     fn packet_log() -> PacketLog {

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use whimbrel_cluster::{PeerClients, internal_call};
 use whimbrel_model::people::Uid;
-use whimbrel_model::ports::{Confirmed, PortFuture, UserSessions};
 
 use super::limits::MESSAGE_BYTES_MAX;
 use super::packet::{GatewayQuery, GatewayReply};
-use super::remote::{PeerMessage, Remote};
+use super::remote::{PeerMessage, Remote, RemoteAnswer, ShardUsers};
 
 internal_call!(
     /// Complete packets to be spread, and parts of packets for shards that the node writes.
@@ -21,7 +20,7 @@ internal_call!(
 );
 internal_call!(
     /// Reads users of a shard, in a data centre, that the node writes.
-    ReadPresence: (u32, u32, Vec<Uid>), at most MESSAGE_BYTES_MAX => Result<Confirmed<Vec<UserSessions>>, String>
+    ReadPresence: (u32, u32, Vec<Uid>), at most MESSAGE_BYTES_MAX => Result<ShardUsers, String>
 );
 
 /// The users of [`Remote`] have shorter timeouts of their own.
@@ -38,16 +37,11 @@ impl PresencePeers {
 }
 
 impl Remote for PresencePeers {
-    fn send<'a>(&'a self, address: &'a str, posts: Vec<PeerMessage>) -> PortFuture<'a, Result<(), String>> {
+    fn send<'a>(&'a self, address: &'a str, posts: Vec<PeerMessage>) -> RemoteAnswer<'a, ()> {
         Box::pin(async move { self.peers.call::<ReportPresence>(address, posts, WITHIN).await.answered() })
     }
 
-    fn ask<'a>(
-        &'a self,
-        address: &'a str,
-        ask: GatewayQuery,
-        forward: bool,
-    ) -> PortFuture<'a, Result<GatewayReply, String>> {
+    fn ask<'a>(&'a self, address: &'a str, ask: GatewayQuery, forward: bool) -> RemoteAnswer<'a, GatewayReply> {
         Box::pin(async move {
             let gateway = ask.gateway;
             let reply = self.peers.call::<AskGateway>(address, (ask, forward), WITHIN).await.answered()??;
@@ -62,13 +56,7 @@ impl Remote for PresencePeers {
         })
     }
 
-    fn read<'a>(
-        &'a self,
-        address: &'a str,
-        centre: u32,
-        shard: u32,
-        uids: Vec<Uid>,
-    ) -> PortFuture<'a, Result<Confirmed<Vec<UserSessions>>, String>> {
+    fn read<'a>(&'a self, address: &'a str, centre: u32, shard: u32, uids: Vec<Uid>) -> RemoteAnswer<'a, ShardUsers> {
         Box::pin(
             async move { self.peers.call::<ReadPresence>(address, (centre, shard, uids), WITHIN).await.answered()? },
         )

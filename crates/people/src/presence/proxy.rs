@@ -52,24 +52,14 @@ impl Proxy {
 
 #[cfg(test)]
 mod tests {
-    use whimbrel_model::Timestamp;
-    use whimbrel_model::people::{GatewayId, OnlineSession, Platform, SessionId, Uid};
+    use whimbrel_model::people::GatewayId;
 
     use super::*;
     use crate::presence::settings::PresenceSettings;
 
     fn packet(users: u64) -> Packet {
         let gateway = GatewayId { node: 1, incarnation: 7 };
-        let news = (0..users).map(|number| SessionChange {
-            uid: Uid::new(&format!("user-{number}")).unwrap(),
-            session: OnlineSession {
-                session: SessionId { gateway, number },
-                platform: Platform::new("web").unwrap(),
-                device: "".into(),
-                since: Timestamp::from_millis(0),
-            },
-            gone_at: None,
-        });
+        let news = (0..users).map(|number| SessionChange::arrival(gateway, number));
         Packet { gateway, address: "g".into(), number: 3, news: news.collect() }
     }
 

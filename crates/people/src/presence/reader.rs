@@ -10,11 +10,11 @@ use futures_util::future::{join_all, try_join_all};
 use tokio::time::timeout;
 use whimbrel_model::Clock;
 use whimbrel_model::people::Uid;
-use whimbrel_model::ports::{Confirmed, PortFuture, Presence, PresenceAnswer, PresenceError, Sessions, UserSessions};
+use whimbrel_model::ports::{PortFuture, Presence, PresenceAnswer, PresenceError, Sessions, UserSessions};
 
 use super::metrics::PresenceMetrics;
 use super::packet::shard_of;
-use super::remote::Remote;
+use super::remote::{Remote, ShardUsers};
 use super::settings::{Layout, NodeLocation, PresenceSettings};
 use whimbrel_cluster::presence_shards::{PresenceShardState, PresenceShards, ShardFreshness};
 
@@ -104,12 +104,7 @@ impl PresenceReader {
         Ok(PresenceAnswer { users, fresh_as_of })
     }
 
-    async fn read(
-        &self,
-        centre: usize,
-        shard: u32,
-        uids: Vec<Uid>,
-    ) -> Result<Confirmed<Vec<UserSessions>>, PresenceError> {
+    async fn read(&self, centre: usize, shard: u32, uids: Vec<Uid>) -> Result<ShardUsers, PresenceError> {
         let within = self.settings.answer_within;
         let is_own_store = self.is_shared && centre == self.layout.here();
         let read = match self.layout.place_of(centre, shard) {

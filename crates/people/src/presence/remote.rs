@@ -33,26 +33,21 @@ impl PeerMessage {
     }
 }
 
-/// Other nodes, by their internal addresses. Errors are texts for logs.
+/// The answer of another node. An error is a text for logs.
+pub type RemoteAnswer<'a, T> = PortFuture<'a, Result<T, String>>;
+
+/// Users of one shard, in the order of the request.
+pub type ShardUsers = Confirmed<Vec<UserSessions>>;
+
+/// Other nodes, by their internal addresses.
 pub trait Remote: Send + Sync {
-    fn send<'a>(&'a self, address: &'a str, posts: Vec<PeerMessage>) -> PortFuture<'a, Result<(), String>>;
+    fn send<'a>(&'a self, address: &'a str, posts: Vec<PeerMessage>) -> RemoteAnswer<'a, ()>;
 
     /// Sends a query to a gateway; with `forward`, through the node at that address.
-    fn ask<'a>(
-        &'a self,
-        address: &'a str,
-        ask: GatewayQuery,
-        forward: bool,
-    ) -> PortFuture<'a, Result<GatewayReply, String>>;
+    fn ask<'a>(&'a self, address: &'a str, ask: GatewayQuery, forward: bool) -> RemoteAnswer<'a, GatewayReply>;
 
     /// Reads users of a shard that the node at that address writes.
-    fn read<'a>(
-        &'a self,
-        address: &'a str,
-        centre: u32,
-        shard: u32,
-        uids: Vec<Uid>,
-    ) -> PortFuture<'a, Result<Confirmed<Vec<UserSessions>>, String>>;
+    fn read<'a>(&'a self, address: &'a str, centre: u32, shard: u32, uids: Vec<Uid>) -> RemoteAnswer<'a, ShardUsers>;
 }
 
 pub struct PeerQueues {
@@ -142,22 +137,16 @@ mod tests {
     }
 
     impl Remote for Hanging {
-        fn send<'a>(&'a self, _address: &'a str, posts: Vec<PeerMessage>) -> PortFuture<'a, Result<(), String>> {
+        fn send<'a>(&'a self, _address: &'a str, posts: Vec<PeerMessage>) -> RemoteAnswer<'a, ()> {
             self.posts.fetch_add(posts.len(), Ordering::SeqCst);
             Box::pin(std::future::pending())
         }
 
-        fn ask<'a>(&'a self, _: &'a str, _: GatewayQuery, _: bool) -> PortFuture<'a, Result<GatewayReply, String>> {
+        fn ask<'a>(&'a self, _: &'a str, _: GatewayQuery, _: bool) -> RemoteAnswer<'a, GatewayReply> {
             Box::pin(std::future::pending())
         }
 
-        fn read<'a>(
-            &'a self,
-            _: &'a str,
-            _: u32,
-            _: u32,
-            _: Vec<Uid>,
-        ) -> PortFuture<'a, Result<Confirmed<Vec<UserSessions>>, String>> {
+        fn read<'a>(&'a self, _: &'a str, _: u32, _: u32, _: Vec<Uid>) -> RemoteAnswer<'a, ShardUsers> {
             Box::pin(std::future::pending())
         }
     }

@@ -49,8 +49,7 @@ async fn bytes_of_an_idle_connection() {
         if number == 100 {
             before = resident_bytes();
         }
-        let session = scene.arrived().await;
-        scene.admit(session, 0);
+        scene.admit_next(0).await;
         scene.reported().await;
         kept.push(soon(devices.recv()).await.unwrap());
     }

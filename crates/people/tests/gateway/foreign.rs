@@ -53,8 +53,7 @@ async fn tungstenite_works_with_json_in_fragments_with_pings_between() {
     socket.send(fragment(first, Data::Text, false)).await.unwrap();
     socket.send(Message::Ping(b"between".to_vec().into())).await.unwrap();
     socket.send(fragment(second, Data::Continue, true)).await.unwrap();
-    let session = scene.arrived().await;
-    scene.admit(session, 40);
+    let session = scene.admit_next(40).await;
     assert_eq!(soon(socket.next()).await.unwrap().unwrap(), Message::Pong(b"between".to_vec().into()));
     assert_eq!(frame(&mut socket).await["connected"]["head"], 42);
     for size in [1, 125, 126, 65_000, 70_000] {
@@ -74,8 +73,7 @@ async fn tungstenite_works_with_protobuf() {
     let connect = client_frame::Connect { uid: Some("u1".into()), platform: Some("web".into()), ..Default::default() };
     let hello = ClientFrame { frame: Some(client_frame::Frame::Connect(connect)) };
     socket.send(Message::binary(hello.encode_to_vec())).await.unwrap();
-    let session = scene.arrived().await;
-    scene.admit(session, 40);
+    let session = scene.admit_next(40).await;
     scene.say(vec![stored(session, 41, 40, b"\xff\x00")]);
     let mut frames = Vec::new();
     while frames.len() < 2 {

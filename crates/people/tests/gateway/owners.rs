@@ -27,8 +27,7 @@ async fn an_arrival_waits_until_there_is_an_owner() {
     device.say(json!({"connect": {"uid": "u1", "platform": "web"}})).await;
     scene.owners_are_away(false);
     scene.owner_links.send_replace(owner_links(Some(OwnerLink { number: 2, ..FIRST_LINK })));
-    let session = scene.arrived().await;
-    scene.admit(session, 0);
+    scene.admit_next(0).await;
     assert_eq!(device.hears().await["connected"]["epoch"], "e1");
 }
 

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use whimbrel_model::people::{GatewayId, OnlineSession, SessionId, Uid};
@@ -150,8 +151,7 @@ impl Scene {
     pub async fn device(&mut self, uid: &str) -> (Device, u64) {
         let mut device = self.stranger().await;
         device.say(json!({"connect": {"uid": uid, "platform": "web", "device": "d1"}})).await;
-        let session = self.arrived().await;
-        self.admit(session, 40);
+        let session = self.admit_next(40).await;
         let connected = device.hears().await;
         assert_eq!(connected["connected"]["head"], 42, "{connected}");
         (device, session)
@@ -163,6 +163,27 @@ impl Scene {
             ToCarrier::Arrive(arrival) => arrival.session,
             other => panic!("not an arrival: {other:?}"),
         }
+    }
+
+    /// Admits the session that arrives next, and returns its number.
+    pub async fn admit_next(&mut self, cursor: u64) -> u64 {
+        let session = self.arrived().await;
+        self.admit(session, cursor);
+        session
+    }
+
+    /// A raw connection with this request. Nothing of the answer is read yet.
+    pub async fn request(&self, request: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream
+    }
+
+    /// The answer to a raw request that closes its connection.
+    pub async fn exchange(&self, request: &str) -> String {
+        let mut answer = String::new();
+        soon(self.request(request).await.read_to_string(&mut answer)).await.unwrap();
+        answer
     }
 
     /// A device that has not identified itself.

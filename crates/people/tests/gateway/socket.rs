@@ -7,7 +7,7 @@ use whimbrel_model::people::{CloseCode, SessionId};
 use whimbrel_model::ports::{ToCarrier, ToGateway};
 use whimbrel_people::gateway::GatewaySettings;
 use whimbrel_people::gateway::tokens::TokenSettings;
-use whimbrel_people::gateway::websocket::SocketMessage;
+use whimbrel_people::gateway::websocket::{Opcode, SocketMessage, encode};
 
 use crate::scene::{ID, Reported, Scene, ephemeral, soon, stored};
 
@@ -178,15 +178,9 @@ async fn a_device_that_does_not_answer_a_ping_is_closed() {
     let mut raw = shaken_hands(&scene).await;
     let mut hello = Vec::new();
     let text = br#"{"connect":{"uid":"u1","platform":"web"}}"#;
-    whimbrel_people::gateway::websocket::encode(
-        &mut hello,
-        whimbrel_people::gateway::websocket::Opcode::Text,
-        text,
-        Some([0; 4]),
-    );
+    encode(&mut hello, Opcode::Text, text, Some([0; 4]));
     raw.write_all(&hello).await.unwrap();
-    let session = scene.arrived().await;
-    scene.admit(session, 0);
+    scene.admit_next(0).await;
     let mut said = Vec::new();
     soon(raw.read_to_end(&mut said)).await.unwrap();
     assert!(said.windows(2).any(|pair| pair == 4102_u16.to_be_bytes()));
@@ -207,8 +201,7 @@ async fn a_device_that_answers_pings_stays_connected() {
 #[tokio::test]
 async fn invalid_handshakes_are_rejected_with_a_problem() {
     let scene = Scene::start().await;
-    let get = |headers: &str| format!("GET /v1/connect HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n");
-    let answer = exchange(&scene, &get("")).await;
+    let answer = scene.exchange("GET /v1/connect HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 426") && answer.contains("upgrade_required"), "{answer}");
     let bad_key = "GET /v1/connect HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
                    sec-websocket-version: 13\r\nsec-websocket-key: x\r\n\r\n";
@@ -243,25 +236,14 @@ async fn shake(scene: &Scene, more: &str) -> String {
 }
 
 async fn shake_with(scene: &Scene, request: &str) -> String {
-    let mut stream = TcpStream::connect(scene.address).await.unwrap();
-    stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = vec![0; 4096];
-    let count = soon(stream.read(&mut answer)).await.unwrap();
+    let count = soon(scene.request(request).await.read(&mut answer)).await.unwrap();
     String::from_utf8_lossy(&answer[..count]).into_owned()
-}
-
-async fn exchange(scene: &Scene, request: &str) -> String {
-    let mut stream = TcpStream::connect(scene.address).await.unwrap();
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    soon(stream.read_to_string(&mut answer)).await.unwrap();
-    answer
 }
 
 /// A raw socket after its handshake.
 async fn shaken_hands(scene: &Scene) -> TcpStream {
-    let mut stream = TcpStream::connect(scene.address).await.unwrap();
-    stream.write_all(format!("{HANDSHAKE}\r\n").as_bytes()).await.unwrap();
+    let mut stream = scene.request(&format!("{HANDSHAKE}\r\n")).await;
     let mut answer = Vec::new();
     while !answer.ends_with(b"\r\n\r\n") {
         answer.push(soon(stream.read_u8()).await.unwrap());

@@ -1,11 +1,11 @@
 //! Event streams and gRPC: the same sessions over other transports.
 
-use serde_json::json;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use whimbrel_api::protocol::gateway_client::GatewayClient;
-use whimbrel_api::protocol::{ClientFrame, client_frame, server_frame};
+use whimbrel_api::protocol::{ClientFrame, ServerFrame, client_frame, server_frame};
 use whimbrel_model::people::{CloseCode, GatewayId, SessionId};
 use whimbrel_model::ports::{ToCarrier, ToGateway};
 use whimbrel_people::gateway::GatewaySettings;
@@ -18,10 +18,14 @@ struct Events(TcpStream, String);
 
 impl Events {
     async fn open(scene: &Scene, query: &str, headers: &str) -> Self {
-        let mut stream = TcpStream::connect(scene.address).await.unwrap();
         let request = format!("GET /v1/connect/sse?{query} HTTP/1.1\r\nhost: x\r\n{headers}\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        Self(stream, String::new())
+        Self(scene.request(&request).await, String::new())
+    }
+
+    /// The stream of an admitted device, with its session number.
+    async fn admitted(scene: &mut Scene, query: &str, headers: &str, cursor: u64) -> (Self, u64) {
+        let events = Self::open(scene, query, headers).await;
+        (events, scene.admit_next(cursor).await)
     }
 
     /// Reads until the text has arrived, and returns everything up to its end.
@@ -39,16 +43,11 @@ impl Events {
     }
 }
 
-async fn post_ack(scene: &Scene, body: serde_json::Value) -> String {
-    let body = body.to_string();
-    let mut stream = TcpStream::connect(scene.address).await.unwrap();
-    let request = format!(
-        "POST /v1/connect/ack HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    soon(stream.read_to_string(&mut answer)).await.unwrap();
+/// Posts an acknowledgement, whose answer must have this status.
+async fn post_ack(scene: &Scene, body: Value, status: u16) -> String {
+    let (body, head) = (body.to_string(), "POST /v1/connect/ack HTTP/1.1\r\nhost: x\r\nconnection: close");
+    let answer = scene.exchange(&format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())).await;
+    assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{body}: {answer}");
     answer
 }
 
@@ -69,14 +68,12 @@ async fn an_event_stream_has_the_same_frames_and_acknowledgements_by_post() {
     assert!(events.until("\"payload\":\"hi\"").await.contains("id: e1:41\ndata: {\"message\""));
     events.until("\"payload\":\"now\"").await;
     let name = SessionId { gateway: ID, number: session }.to_string();
-    let answer = post_ack(&scene, json!({"session": name, "ack": 41, "uid": "u1"})).await;
-    assert!(answer.starts_with("HTTP/1.1 204"), "{answer}");
+    post_ack(&scene, json!({"session": name, "ack": 41, "uid": "u1"}), 204).await;
     assert!(matches!(scene.told().await, ToCarrier::Ack { upto: 41, .. }));
-    let answer = post_ack(&scene, json!({"session": name, "ack": 99, "uid": "u1"})).await;
-    assert!(answer.starts_with("HTTP/1.1 422") && answer.contains("bad_ack"), "{answer}");
+    let answer = post_ack(&scene, json!({"session": name, "ack": 99, "uid": "u1"}), 422).await;
+    assert!(answer.contains("bad_ack"), "{answer}");
     for (session, uid) in [("7-1-ffff", "u1"), ("nonsense", "u1"), (&*name, "u2")] {
-        let answer = post_ack(&scene, json!({"session": session, "ack": 41, "uid": uid})).await;
-        assert!(answer.starts_with("HTTP/1.1 404"), "{session}, {uid}: {answer}");
+        post_ack(&scene, json!({"session": session, "ack": 41, "uid": uid}), 404).await;
     }
     drop(events);
     assert!(matches!(scene.told().await, ToCarrier::Gone { .. }));
@@ -85,9 +82,7 @@ async fn an_event_stream_has_the_same_frames_and_acknowledgements_by_post() {
 #[tokio::test]
 async fn a_device_that_reads_is_not_closed_for_a_window_that_grows_when_encoded() {
     let mut scene = Scene::start().await;
-    let mut events = Events::open(&scene, "uid=u1&platform=web", "").await;
-    let session = scene.arrived().await;
-    scene.admit(session, 0);
+    let (mut events, session) = Events::admitted(&mut scene, "uid=u1&platform=web", "", 0).await;
     // A full window whose base64 is a third larger than the carrier's count.
     let (window, binary) = (64, vec![0xff; 4 << 10]);
     let say_from = |scene: &Scene, sent: u64| {
@@ -108,22 +103,19 @@ async fn a_device_that_reads_is_not_closed_for_a_window_that_grows_when_encoded(
 #[tokio::test]
 async fn an_acknowledgement_for_a_session_of_another_gateway_is_rejected() {
     let mut scene = Scene::start().await;
-    let mut events = Events::open(&scene, "uid=u1&platform=web", "").await;
-    let session = scene.arrived().await;
-    scene.admit(session, 40);
+    let (mut events, session) = Events::admitted(&mut scene, "uid=u1&platform=web", "", 40).await;
     scene.say(vec![stored(session, 41, 40, b"hi")]);
     events.until("\"payload\":\"hi\"").await;
     let ack = |gateway| json!({"session": SessionId { gateway, number: session }.to_string(), "ack": 41, "uid": "u1"});
     let elsewhere = [GatewayId { node: ID.node + 1, ..ID }, GatewayId { incarnation: ID.incarnation + 1, ..ID }];
     for gateway in elsewhere {
-        let answer = post_ack(&scene, ack(gateway)).await;
-        assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("unknown_session"), "{gateway}: {answer}");
+        let answer = post_ack(&scene, ack(gateway), 404).await;
+        assert!(answer.contains("unknown_session"), "{gateway}: {answer}");
     }
     // A session keeps its id when its gateway gets a new incarnation.
     scene.gateway.reincarnate(elsewhere[1]);
     assert!(matches!(scene.told().await, ToCarrier::Announce(_)));
-    let answer = post_ack(&scene, ack(ID)).await;
-    assert!(answer.starts_with("HTTP/1.1 204"), "{answer}");
+    post_ack(&scene, ack(ID), 204).await;
     assert!(matches!(scene.told().await, ToCarrier::Ack { upto: 41, .. }));
 }
 
@@ -150,9 +142,7 @@ async fn a_browser_resumes_from_its_last_event_id() {
 #[tokio::test]
 async fn a_report_of_a_loss_moves_the_event_id_behind_it() {
     let mut scene = Scene::start().await;
-    let mut events = Events::open(&scene, "uid=u1&platform=web", "").await;
-    let session = scene.arrived().await;
-    scene.admit(session, 40);
+    let (mut events, session) = Events::admitted(&mut scene, "uid=u1&platform=web", "", 40).await;
     events.until("id: e1:40\n").await;
     scene.say(vec![ToGateway::Truncated { session, from: 41, to: 43, prev: 40 }]);
     assert!(events.until("{\"truncated\"").await.ends_with("id: e1:43\ndata: {\"truncated\""));
@@ -161,9 +151,7 @@ async fn a_report_of_a_loss_moves_the_event_id_behind_it() {
 #[tokio::test]
 async fn an_event_stream_ends_with_a_close_frame() {
     let mut scene = Scene::start().await;
-    let mut events = Events::open(&scene, "uid=u1&platform=web", "connection: close\r\n").await;
-    let session = scene.arrived().await;
-    scene.admit(session, 0);
+    let (mut events, session) = Events::admitted(&mut scene, "uid=u1&platform=web", "connection: close\r\n", 0).await;
     scene.say(vec![ToGateway::Kick { session, code: CloseCode::Kicked, reason: "enough".into() }]);
     events.until(r#"{"close":{"code":4002,"reason":"enough"}}"#).await;
     let mut rest = Vec::new();
@@ -175,94 +163,90 @@ async fn an_event_stream_needs_a_token_if_there_are_keys() {
     let mut scene = Scene::with(GatewaySettings::default(), &with_secret()).await;
     let mut refused = Events::open(&scene, "uid=u1&platform=web", "").await;
     assert!(refused.until("bad_token").await.starts_with("HTTP/1.1 401"));
-    let _by_query = Events::open(&scene, &format!("token={}&platform=web", token("u1", 60.0)), "").await;
-    let number = scene.arrived().await;
-    scene.admit(number, 40);
+    let by_query = format!("token={}&platform=web", token("u1", 60.0));
+    let (_by_query, number) = Events::admitted(&mut scene, &by_query, "", 40).await;
     let header = format!("authorization: Bearer {}\r\n", token("u2", 60.0));
     let _by_header = Events::open(&scene, "platform=web", &header).await;
     scene.arrived().await;
     let session = SessionId { gateway: ID, number }.to_string();
-    let answer = post_ack(&scene, json!({"session": session, "ack": 40, "token": token("u1", 60.0)})).await;
-    assert!(answer.starts_with("HTTP/1.1 204"), "{answer}");
-    let answer = post_ack(&scene, json!({"session": session, "ack": 40, "token": token("u2", 60.0)})).await;
-    assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
-    let answer = post_ack(&scene, json!({"session": session, "ack": 40, "uid": "u1"})).await;
-    assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+    post_ack(&scene, json!({"session": session, "ack": 40, "token": token("u1", 60.0)}), 204).await;
+    post_ack(&scene, json!({"session": session, "ack": 40, "token": token("u2", 60.0)}), 404).await;
+    post_ack(&scene, json!({"session": session, "ack": 40, "uid": "u1"}), 401).await;
 }
 
 #[tokio::test]
 async fn a_token_for_one_platform_cannot_acknowledge_for_another_one() {
     let mut scene = Scene::with(GatewaySettings::default(), &with_secret()).await;
-    let _events = Events::open(&scene, &format!("token={}&platform=web", token("u1", 60.0)), "").await;
-    let number = scene.arrived().await;
-    scene.admit(number, 40);
+    let query = format!("token={}&platform=web", token("u1", 60.0));
+    let (_events, number) = Events::admitted(&mut scene, &query, "", 40).await;
     let session = SessionId { gateway: ID, number }.to_string();
     let ack = |token: String| json!({"session": session, "ack": 40, "token": token});
-    let answer = post_ack(&scene, ack(bound_token("u1", "ios"))).await;
-    assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("unknown_session"), "{answer}");
-    let answer = post_ack(&scene, ack(bound_token("u1", "web"))).await;
-    assert!(answer.starts_with("HTTP/1.1 204"), "{answer}");
+    let answer = post_ack(&scene, ack(bound_token("u1", "ios")), 404).await;
+    assert!(answer.contains("unknown_session"), "{answer}");
+    post_ack(&scene, ack(bound_token("u1", "web")), 204).await;
 }
 
-fn frame(frame: client_frame::Frame) -> ClientFrame {
-    ClientFrame { frame: Some(frame) }
+/// An admitted device over gRPC.
+struct GrpcDevice {
+    say: mpsc::UnboundedSender<ClientFrame>,
+    frames: tonic::Streaming<ServerFrame>,
+    session: u64,
+}
+
+impl GrpcDevice {
+    async fn admitted(scene: &mut Scene) -> Self {
+        let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", scene.address)).unwrap();
+        let mut client = GatewayClient::new(soon(endpoint.connect()).await.unwrap());
+        let (say, mut said) = mpsc::unbounded_channel();
+        let (uid, platform) = (Some("u1".into()), Some("desk".into()));
+        let connect = client_frame::Connect { uid, platform, device: "d".into(), ..Default::default() };
+        say.send(ClientFrame { frame: Some(client_frame::Frame::Connect(connect)) }).unwrap();
+        let said = futures_util::stream::poll_fn(move |context| said.poll_recv(context));
+        let frames = soon(client.connect(said)).await.unwrap().into_inner();
+        let session = scene.admit_next(40).await;
+        let mut device = Self { say, frames, session };
+        let first = device.next().await;
+        assert!(matches!(first, Some(server_frame::Frame::Connected(ref said)) if said.head == 42), "{first:?}");
+        device
+    }
+
+    fn ack(&self, upto: u64) {
+        self.say.send(ClientFrame { frame: Some(client_frame::Frame::Ack(upto)) }).unwrap();
+    }
+
+    async fn next(&mut self) -> Option<server_frame::Frame> {
+        soon(self.frames.message()).await.unwrap().and_then(|frame| frame.frame)
+    }
+
+    /// The last frame has this close code, and the carrier learns of the departure.
+    async fn assert_closed(mut self, scene: &mut Scene, code: u32) {
+        let last = self.next().await;
+        assert!(matches!(last, Some(server_frame::Frame::Close(ref close)) if close.code == code), "{last:?}");
+        assert_eq!(soon(self.frames.message()).await.unwrap(), None);
+        assert!(matches!(scene.told().await, ToCarrier::Gone { .. }));
+    }
 }
 
 #[tokio::test]
 async fn a_grpc_stream_has_the_same_frames() {
     let mut scene = Scene::start().await;
-    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", scene.address)).unwrap();
-    let mut client = GatewayClient::new(soon(endpoint.connect()).await.unwrap());
-    let (say, said) = mpsc::unbounded_channel();
-    let said = futures_util::stream::unfold(said, |mut said: mpsc::UnboundedReceiver<ClientFrame>| async move {
-        said.recv().await.map(|frame| (frame, said))
-    });
-    let connect = client_frame::Connect {
-        uid: Some("u1".into()),
-        platform: Some("desk".into()),
-        device: "d".into(),
-        ..Default::default()
-    };
-    say.send(frame(client_frame::Frame::Connect(connect))).unwrap();
-    let mut frames = soon(client.connect(said)).await.unwrap().into_inner();
-    let session = scene.arrived().await;
-    scene.admit(session, 40);
-    let next = soon(frames.message()).await.unwrap().unwrap();
-    assert!(matches!(next.frame, Some(server_frame::Frame::Connected(ref said)) if said.head == 42), "{next:?}");
-    scene.say(vec![stored(session, 41, 40, b"\xff"), stored(session, 42, 41, b"two")]);
+    let mut device = GrpcDevice::admitted(&mut scene).await;
+    scene.say(vec![stored(device.session, 41, 40, b"\xff"), stored(device.session, 42, 41, b"two")]);
     for expected in [41, 42] {
-        let next = soon(frames.message()).await.unwrap().unwrap();
-        let Some(server_frame::Frame::Message(message)) = next.frame else { panic!("{next:?}") };
-        assert_eq!(message.seq, Some(expected));
+        let next = device.next().await;
+        assert!(matches!(&next, Some(server_frame::Frame::Message(m)) if m.seq == Some(expected)), "{next:?}");
     }
-    say.send(frame(client_frame::Frame::Ack(42))).unwrap();
+    device.ack(42);
     assert!(matches!(scene.told().await, ToCarrier::Ack { upto: 42, .. }));
-    say.send(frame(client_frame::Frame::Ack(43))).unwrap();
-    let next = soon(frames.message()).await.unwrap().unwrap();
-    assert!(matches!(next.frame, Some(server_frame::Frame::Close(ref close)) if close.code == 4000), "{next:?}");
-    assert_eq!(soon(frames.message()).await.unwrap(), None);
-    assert!(matches!(scene.told().await, ToCarrier::Gone { .. }));
+    device.ack(43);
+    device.assert_closed(&mut scene, 4000).await;
 }
 
 #[tokio::test]
 async fn a_grpc_device_that_ends_its_side_gets_close_as_last_frame() {
     let mut scene = Scene::start().await;
-    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", scene.address)).unwrap();
-    let mut client = GatewayClient::new(soon(endpoint.connect()).await.unwrap());
-    let (say, said) = mpsc::unbounded_channel();
-    let said = futures_util::stream::unfold(said, |mut said: mpsc::UnboundedReceiver<ClientFrame>| async move {
-        said.recv().await.map(|frame| (frame, said))
-    });
-    let connect = client_frame::Connect { uid: Some("u1".into()), platform: Some("desk".into()), ..Default::default() };
-    say.send(frame(client_frame::Frame::Connect(connect))).unwrap();
-    let mut frames = soon(client.connect(said)).await.unwrap().into_inner();
-    let session = scene.arrived().await;
-    scene.admit(session, 40);
-    soon(frames.message()).await.unwrap().unwrap();
-    drop(say);
-    let last = soon(frames.message()).await.unwrap();
-    let last = last.and_then(|last| last.frame);
-    assert!(matches!(last, Some(server_frame::Frame::Close(ref close)) if close.code == 1000), "{last:?}");
-    assert_eq!(soon(frames.message()).await.unwrap(), None);
-    assert!(matches!(scene.told().await, ToCarrier::Gone { .. }));
+    let mut device = GrpcDevice::admitted(&mut scene).await;
+    // The old sender is dropped, which ends the device's side.
+    device.say = mpsc::unbounded_channel().0;
+    device.assert_closed(&mut scene, 1000).await;
 }

@@ -75,8 +75,7 @@ async fn malformed_expired_foreign_and_missing_tokens_are_rejected() {
 async fn a_session_ends_with_its_token() {
     let mut scene = scene().await;
     let mut device = connecting(&scene, json!({"token": token("u1", 1.0), "platform": "web"})).await;
-    let session = scene.arrived().await;
-    scene.admit(session, 0);
+    scene.admit_next(0).await;
     assert_eq!(device.is_closed().await.0, 4301);
     assert!(matches!(scene.told().await, ToCarrier::Gone { .. }));
 }
@@ -85,14 +84,12 @@ async fn a_session_ends_with_its_token() {
 async fn a_refresh_extends_the_session_and_a_token_of_another_user_ends_it() {
     let mut scene = scene().await;
     let mut device = connecting(&scene, json!({"token": token("u1", 1.5), "platform": "web"})).await;
-    let session = scene.arrived().await;
-    scene.admit(session, 0);
+    scene.admit_next(0).await;
     device.hears().await;
     device.say(json!({"refresh": {"token": token("u1", 600.0)}})).await;
     // A second session, whose token expires later than the first token of the first session.
     let mut other = connecting(&scene, json!({"token": token("u3", 2.0), "platform": "web"})).await;
-    let session = scene.arrived().await;
-    scene.admit(session, 0);
+    scene.admit_next(0).await;
     assert_eq!(other.is_closed().await.0, 4301);
     device.say(json!({"ping": {}})).await;
     assert_eq!(device.hears().await, json!({"pong": {}}));

@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use whimbrel_model::people::Uid;
-use whimbrel_model::ports::{Confirmed, PortFuture, UserSessions};
 use whimbrel_people::presence::packet::{GatewayQuery, GatewayReply};
-use whimbrel_people::presence::remote::PeerMessage;
+use whimbrel_people::presence::remote::{PeerMessage, RemoteAnswer, ShardUsers};
 use whimbrel_people::presence::{PresenceNode, Remote};
 
 #[derive(Default)]
@@ -75,7 +74,7 @@ impl Network {
 pub struct Line(pub Arc<Network>, pub String);
 
 impl Remote for Line {
-    fn send<'a>(&'a self, address: &'a str, posts: Vec<PeerMessage>) -> PortFuture<'a, Result<(), String>> {
+    fn send<'a>(&'a self, address: &'a str, posts: Vec<PeerMessage>) -> RemoteAnswer<'a, ()> {
         Box::pin(async move {
             // Each message is lost or repeated independently; the sender gets no error.
             let mut all_posts = Vec::new();
@@ -96,25 +95,14 @@ impl Remote for Line {
         })
     }
 
-    fn ask<'a>(
-        &'a self,
-        address: &'a str,
-        ask: GatewayQuery,
-        forward: bool,
-    ) -> PortFuture<'a, Result<GatewayReply, String>> {
+    fn ask<'a>(&'a self, address: &'a str, ask: GatewayQuery, forward: bool) -> RemoteAnswer<'a, GatewayReply> {
         Box::pin(async move {
             let answer = self.0.carry(&self.1, address).await?.answer(ask, forward).await;
             if self.0.loses() { Err("the answer was lost".to_owned()) } else { answer }
         })
     }
 
-    fn read<'a>(
-        &'a self,
-        address: &'a str,
-        centre: u32,
-        shard: u32,
-        uids: Vec<Uid>,
-    ) -> PortFuture<'a, Result<Confirmed<Vec<UserSessions>>, String>> {
+    fn read<'a>(&'a self, address: &'a str, centre: u32, shard: u32, uids: Vec<Uid>) -> RemoteAnswer<'a, ShardUsers> {
         Box::pin(async move {
             // Readers are not under test: their network loses nothing.
             self.0.between(&self.1, address)?.read(centre, shard, uids).await

@@ -39,6 +39,13 @@ impl MemoryCatalogue {
         self.revision.send_replace(version);
     }
 
+    /// Changes an entry like another process.
+    pub fn edit(&self, key: &str, change: impl FnOnce(&mut serde_json::Value)) {
+        let mut entry = self.value(key).expect("the entry exists");
+        change(&mut entry);
+        self.force(key, &entry.to_string());
+    }
+
     pub fn value(&self, key: &str) -> Option<serde_json::Value> {
         let entries = self.entries.lock().unwrap();
         entries.get(key).map(|found| serde_json::from_slice(&found.value).unwrap())

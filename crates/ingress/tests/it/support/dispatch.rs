@@ -1,6 +1,6 @@
 //! The ports around subscriptions, in memory: owners with scripted replies, a progress store that records deletions, an attempt store.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use whimbrel_model::ports::{
@@ -117,7 +117,7 @@ impl Progress for MemoryProgress {
 /// An attempt store that returns fixed minutes.
 #[derive(Default)]
 pub struct MemoryNotebook {
-    pub minutes: Mutex<HashMap<(TopicNumber, Timestamp), MinuteRow>>,
+    minutes: Mutex<BTreeMap<(TopicNumber, Timestamp), MinuteRow>>,
 }
 
 impl AttemptStore for MemoryNotebook {
@@ -138,9 +138,7 @@ impl AttemptStore for MemoryNotebook {
         to: Timestamp,
     ) -> PortFuture<'_, Vec<(Timestamp, MinuteRow)>> {
         let rows = self.minutes.lock().unwrap();
-        let wanted = rows.iter().filter(|((of, at), _)| *of == topic && from <= *at && *at < to);
-        let mut found: Vec<_> = wanted.map(|((_, at), row)| (*at, row.clone())).collect();
-        found.sort_by_key(|(at, _)| *at);
+        let found = rows.range((topic, from)..(topic, to)).map(|((_, at), row)| (*at, row.clone())).collect();
         Box::pin(async { found })
     }
 }

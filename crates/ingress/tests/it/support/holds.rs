@@ -133,25 +133,15 @@ impl MemoryHolds {
                 }
                 Some(_) => HoldReply::Taken,
             },
-            HoldRequest::Extend { id, to, if_version, key } => self.extend(shard, find(&id), to, if_version, key),
-            HoldRequest::Withdraw { id } => match find(&id) {
-                None => HoldReply::Unknown,
-                Some(Known::Ended(end)) => HoldReply::Ended(end),
-                Some(Known::Pending(hold)) => {
-                    self.withdraw(shard, &hold);
-                    HoldReply::Withdrawn
-                }
-            },
-            HoldRequest::Fire { id } => match find(&id) {
-                None => HoldReply::Unknown,
-                Some(Known::Ended(end)) => HoldReply::Ended(end),
-                Some(Known::Pending(hold)) => self.fire(shard, &hold),
-            },
-            HoldRequest::Look { id } => match find(&id) {
-                None => HoldReply::Unknown,
-                Some(Known::Ended(end)) => HoldReply::Ended(end),
-                Some(Known::Pending(hold)) => HoldReply::Pending(HoldView::of(&hold)),
-            },
+            HoldRequest::Extend { id, to, if_version, key } => {
+                of_pending(find(&id), |hold| self.extend(shard, hold, to, if_version, key))
+            }
+            HoldRequest::Withdraw { id } => of_pending(find(&id), |hold| {
+                self.withdraw(shard, &hold);
+                HoldReply::Withdrawn
+            }),
+            HoldRequest::Fire { id } => of_pending(find(&id), |hold| self.fire(shard, &hold)),
+            HoldRequest::Look { id } => of_pending(find(&id), |hold| HoldReply::Pending(HoldView::of(&hold))),
             HoldRequest::List(query) => {
                 let mut holds = pending(&known);
                 holds.retain(|hold| wanted(&query, hold.topic, hold.due, &hold.id));
@@ -185,16 +175,11 @@ impl MemoryHolds {
     fn extend(
         &self,
         shard: u32,
-        found: Option<Known>,
+        hold: Hold,
         to: NewDueTime,
         if_version: Option<u64>,
         key: Option<Box<str>>,
     ) -> HoldReply {
-        let hold = match found {
-            None => return HoldReply::Unknown,
-            Some(Known::Ended(end)) => return HoldReply::Ended(end),
-            Some(Known::Pending(hold)) => hold,
-        };
         if let Some(earlier) = hold.moves.iter().find(|earlier| Some(&earlier.key) == key.as_ref()) {
             return HoldReply::Rescheduled { due: earlier.due, version: earlier.version };
         }
@@ -210,6 +195,15 @@ impl MemoryHolds {
         }
         let version = self.write(shard, HoldRecord::Moved { id: hold.id, due, key });
         HoldReply::Rescheduled { due, version }
+    }
+}
+
+/// The reply to a request about one hold, if only a pending one changes.
+fn of_pending(found: Option<Known>, reply: impl FnOnce(Hold) -> HoldReply) -> HoldReply {
+    match found {
+        None => HoldReply::Unknown,
+        Some(Known::Ended(end)) => HoldReply::Ended(end),
+        Some(Known::Pending(hold)) => reply(hold),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The `Log` and `LogTopics` ports in memory: true to their contracts, with handles to make them fail or wait.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -178,8 +179,14 @@ impl MemoryLog {
         self.held_up.send_replace(held_up);
     }
 
-    pub fn waiting_appends(&self) -> usize {
-        self.state().waiting_appends
+    /// From now on, appends wait, until they are released. Runs a request until its append waits. A request that is dropped afterwards is
+    /// the one of a disconnected client.
+    pub async fn hold_up_append_of<T>(&self, mut request: Pin<&mut impl Future<Output = T>>) {
+        self.hold_up(true);
+        while self.state().waiting_appends == 0 {
+            assert!(futures_util::poll!(request.as_mut()).is_pending());
+            tokio::task::yield_now().await;
+        }
     }
 
     /// Makes the offsets from `from` to before `resume_at` unreadable.

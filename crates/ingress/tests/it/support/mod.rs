@@ -8,8 +8,11 @@ pub mod log;
 pub mod people;
 pub mod receipts;
 
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -27,7 +30,9 @@ use whimbrel_catalogue::topic_stats::TopicStats;
 use whimbrel_catalogue::topics::{Memberships, Registry, RegistryPorts, SystemTopics, TopicDefaults, open_topics};
 use whimbrel_engines::memory::MemoryDevices;
 use whimbrel_ingress::events::EventWriter;
-use whimbrel_ingress::{Ports, Receive, ReceiveSettings, StartError};
+use whimbrel_ingress::grpc::protocol::messages_client::MessagesClient;
+use whimbrel_ingress::grpc::protocol::people_client::PeopleClient;
+use whimbrel_ingress::{ApiKey, KeySecret, Ports, Receive, ReceiveSettings, Scope, StartError};
 use whimbrel_model::ports::{Catalogue, Coordination};
 use whimbrel_model::{Clock, Timestamp};
 
@@ -35,7 +40,7 @@ use catalogue::MemoryCatalogue;
 use dispatch::{MemoryDispatch, MemoryNotebook, MemoryProgress};
 use holds::MemoryHolds;
 use log::MemoryLog;
-use people::{MemoryCarriers, MemoryPresence, SavedInboxes};
+use people::{MemoryCarriers, MemoryPresence, ScriptedInboxes, StoreMode};
 use receipts::MemoryReceipts;
 
 pub const SHARDS: u32 = 4;
@@ -48,6 +53,50 @@ const SOON: Duration = Duration::from_secs(60);
 /// Waits for an expected condition. The test fails instead of hanging.
 pub async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(SOON, what).await.expect("the expected condition did not occur in time")
+}
+
+/// Waits until the condition holds.
+pub async fn until(is_so: impl Fn() -> bool) {
+    soon(async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+}
+
+/// Runs a request that must not end before the condition.
+pub async fn pending_until<T>(request: Pin<&mut impl Future<Output = T>>, condition: impl Future<Output = ()>) {
+    tokio::select! {
+        _ = request => panic!("the request ended before the condition"),
+        () = soon(condition) => {}
+    }
+}
+
+/// An API key with its name as its secret.
+pub fn key(name: &str, scopes: &[Scope], topics: &[&str]) -> ApiKey {
+    let topics = topics.iter().map(|pattern| (*pattern).to_owned()).collect();
+    ApiKey { name: name.into(), secret: KeySecret::Plain(name.into()), scopes: scopes.to_vec(), topics }
+}
+
+/// These members, with changes.
+pub fn changed(mut members: Value, changes: Value) -> Value {
+    for (name, value) in changes.as_object().unwrap() {
+        members[name] = value.clone();
+    }
+    members
+}
+
+/// A connection of a gRPC client: the router.
+type GrpcService = tower::util::BoxCloneSyncService<Request<tonic::body::Body>, http::Response<Body>, Infallible>;
+
+/// Checks the status and the problem code of a rejected gRPC call.
+#[track_caller]
+pub fn grpc_refused<T: Debug>(outcome: Result<T, tonic::Status>, code: tonic::Code, word: &str) -> tonic::Status {
+    let status = outcome.unwrap_err();
+    let found = status.metadata().get("whimbrel-code").map(|value| value.to_str().unwrap().to_owned());
+    assert_eq!((status.code(), found.as_deref()), (code, Some(word)), "{status:?}");
+    status
 }
 
 pub struct ManualClock(AtomicI64);
@@ -73,7 +122,7 @@ pub struct World {
     pub dispatch: Arc<MemoryDispatch>,
     pub progress: Arc<MemoryProgress>,
     pub carriers: Arc<MemoryCarriers>,
-    pub inboxes: Arc<SavedInboxes>,
+    pub inboxes: Arc<ScriptedInboxes>,
     pub presence: Arc<MemoryPresence>,
     pub devices: Arc<MemoryDevices>,
     pub clock: Arc<ManualClock>,
@@ -112,7 +161,7 @@ impl World {
             dispatch: Arc::default(),
             progress: Arc::default(),
             carriers: Arc::default(),
-            inboxes: Arc::new(SavedInboxes(AtomicU64::new(u64::MAX))),
+            inboxes: Arc::new(ScriptedInboxes::new(StoreMode::Answers, u64::MAX)),
             presence: Arc::default(),
             devices: Arc::default(),
             clock,
@@ -210,8 +259,19 @@ impl TestApi {
         World::new().open().await
     }
 
+    /// An API with the topic `orders`.
+    pub async fn with_partitions(partitions: u32) -> Self {
+        let api = Self::new().await;
+        api.put("/v1/topics/orders", serde_json::json!({ "partitions": partitions })).await.ok(201);
+        api
+    }
+
     pub async fn with(settings: ReceiveSettings) -> Self {
         World::new().try_open(settings).await.unwrap()
+    }
+
+    pub async fn with_keys(keys: impl Into<Vec<ApiKey>>) -> Self {
+        Self::with(ReceiveSettings { keys: keys.into(), ..ReceiveSettings::default() }).await
     }
 
     pub async fn with_topics(topics: TopicDefaults) -> Self {
@@ -242,6 +302,24 @@ impl TestApi {
             request = request.header(*name, *value);
         }
         self.send(request.body(body.into()).unwrap()).await
+    }
+
+    /// Sends a request with the API key of this name.
+    pub async fn call_as(&self, key: &str, method: Method, uri: &str, body: impl Into<Body>) -> Answer {
+        self.call(method, uri, &[("authorization", &format!("Bearer {key}"))], body).await
+    }
+
+    fn grpc_service(&self) -> GrpcService {
+        let router = self.router.clone();
+        GrpcService::new(router.map_request(|request: Request<tonic::body::Body>| request.map(Body::new)))
+    }
+
+    pub fn messages_client(&self) -> MessagesClient<GrpcService> {
+        MessagesClient::new(self.grpc_service())
+    }
+
+    pub fn people_client(&self) -> PeopleClient<GrpcService> {
+        PeopleClient::new(self.grpc_service())
     }
 
     pub async fn get(&self, uri: &str) -> Answer {

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-
 use tokio::sync::watch;
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, Uid};
@@ -46,23 +45,44 @@ impl Carriers for MemoryCarriers {
     }
 }
 
-/// An inbox store that returns only the progress of its writers. `u64::MAX` means no answer.
-pub struct SavedInboxes(pub AtomicU64);
+/// The behaviour of the store when a carrier reads boxes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreMode {
+    Answers,
+    Stalls,
+    /// It causes the carrier to panic.
+    Panics,
+}
 
-impl SavedInboxes {
+/// An inbox store that keeps only the progress of its writers, and answers on command.
+pub struct ScriptedInboxes {
+    pub mode: watch::Sender<StoreMode>,
+    pub applied: AtomicU64,
+}
+
+impl ScriptedInboxes {
+    pub fn new(mode: StoreMode, applied: u64) -> Self {
+        Self { mode: watch::Sender::new(mode), applied: AtomicU64::new(applied) }
+    }
+
     fn read<T: Send + 'static>(&self, found: T) -> InboxRead<'_, T> {
-        let applied = self.0.load(Ordering::Relaxed);
-        Box::pin(async move { Ok(AtOffset { applied, found }) })
+        let mut mode = self.mode.subscribe();
+        Box::pin(async move {
+            let mode = *mode.wait_for(|mode| *mode != StoreMode::Stalls).await.expect("the store exists");
+            assert_ne!(mode, StoreMode::Panics, "the store causes its carrier to panic");
+            Ok(AtOffset { applied: self.applied.load(Ordering::SeqCst), found })
+        })
     }
 }
 
-impl Inbox for SavedInboxes {
+impl Inbox for ScriptedInboxes {
     fn open(&self, _: u32, _: u64) -> PortFuture<'_, Result<Option<u64>, InboxError>> {
-        Box::pin(async { Err(InboxError::Unavailable("no carrier runs here".to_owned())) })
+        Box::pin(async { Ok(Some(self.applied.load(Ordering::SeqCst))) })
     }
 
-    fn apply(&self, _: u32, _: InboxWrite) -> PortFuture<'_, Result<ApplyOutcome, InboxError>> {
-        Box::pin(async { Ok(ApplyOutcome::OlderEpoch) })
+    fn apply(&self, _: u32, write: InboxWrite) -> PortFuture<'_, Result<ApplyOutcome, InboxError>> {
+        self.applied.store(write.applied, Ordering::SeqCst);
+        Box::pin(async { Ok(ApplyOutcome::Done) })
     }
 
     fn boxes(&self, _: u32, uids: Vec<Uid>) -> InboxRead<'_, Vec<Option<Bytes>>> {

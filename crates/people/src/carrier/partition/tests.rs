@@ -17,4 +17,4 @@ mod system_holds;
 mod time_and_bounds;
 mod world;
 
-use world::{EPOCH, GATEWAY, World, epoch, message, uid};
+use world::{GATEWAY, World, epoch, message, uid, with_notice};

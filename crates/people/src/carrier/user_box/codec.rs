@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::{Buf, BufMut, Bytes};
+use prost::encoding::{decode_varint, encode_varint};
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::{GatewayId, Platform, SessionId};
 
@@ -204,12 +205,8 @@ fn read_kick(rest: &mut &[u8]) -> Option<StoredKick> {
 }
 
 /// Seven bits per byte, the lowest bits first.
-pub(in crate::carrier) fn number(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
+pub(in crate::carrier) fn number(out: &mut Vec<u8>, value: u64) {
+    encode_varint(value, out);
 }
 
 /// Zigzag: small absolute values are short.
@@ -231,19 +228,7 @@ fn take_word(rest: &mut &[u8]) -> Option<u64> {
 }
 
 pub(in crate::carrier) fn take_number(rest: &mut &[u8]) -> Option<u64> {
-    let mut value = 0u64;
-    for shift in (0..64).step_by(7) {
-        let byte = take_byte(rest)?;
-        let bits = u64::from(byte & 0x7f);
-        if shift == 63 && bits > 1 {
-            return None;
-        }
-        value |= bits << shift;
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
+    decode_varint(rest).ok()
 }
 
 fn take_signed(rest: &mut &[u8]) -> Option<i64> {

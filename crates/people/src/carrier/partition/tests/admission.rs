@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use whimbrel_model::SessionsRule;
-use whimbrel_model::people::PlatformSettings;
 
 use super::{GATEWAY, World};
 use crate::carrier::partition::CarrierInput;
@@ -11,8 +10,7 @@ use crate::carrier::partition::admission::REPLACED;
 
 #[test]
 fn a_second_session_of_a_platform_replaces_the_first_with_a_kick() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     world.arrive(2, "u", "web", None);
     assert_eq!(world.told(1)[1], format!("kick replaced {}", REPLACED));
     world.push(&["u"], "a");
@@ -21,7 +19,7 @@ fn a_second_session_of_a_platform_replaces_the_first_with_a_kick() {
 
 #[test]
 fn the_reject_rule_rejects_a_second_session() {
-    let mut world = World::with(PlatformSettings { sessions: SessionsRule::Reject, ..PlatformSettings::default() });
+    let mut world = World::with_sessions(SessionsRule::Reject);
     world.arrive(1, "u", "web", None);
     world.arrive(2, "u", "web", None);
     assert_eq!(world.told(2), ["rejected rejected"]);
@@ -32,7 +30,7 @@ fn the_reject_rule_rejects_a_second_session() {
 
 #[test]
 fn a_session_beyond_the_limit_of_many_replaces_the_oldest() {
-    let mut world = World::with(PlatformSettings { sessions: SessionsRule::Many(2), ..PlatformSettings::default() });
+    let mut world = World::with_sessions(SessionsRule::Many(2));
     for session in 1..=3 {
         world.wait(10);
         world.arrive(session, "u", "web", None);
@@ -44,8 +42,7 @@ fn a_session_beyond_the_limit_of_many_replaces_the_oldest() {
 
 #[test]
 fn sessions_of_a_dead_gateway_end_at_once() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     world.step(CarrierInput::LiveGateways(Arc::new(vec![GATEWAY])));
     assert_eq!(world.core.sessions(), 1);
     world.step(CarrierInput::LiveGateways(Arc::new(Vec::new())));
@@ -54,8 +51,7 @@ fn sessions_of_a_dead_gateway_end_at_once() {
 
 #[test]
 fn a_gateway_that_sends_before_it_is_listed_does_not_count_as_dead() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     world.step(CarrierInput::LiveGateways(Arc::new(Vec::new())));
     assert_eq!(world.core.sessions(), 1);
     world.now += 10_000;

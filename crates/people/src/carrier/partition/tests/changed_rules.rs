@@ -2,11 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use whimbrel_model::ports::{AnnouncedSession, PeopleQuery, PeopleReply, SeatView, ToCarrier};
+use whimbrel_model::ports::{AnnouncedSession, SeatView, ToCarrier};
 use whimbrel_model::{SessionsRule, Timestamp};
 
-use super::{World, epoch, uid};
-use crate::carrier::partition::CarrierInput;
+use super::{World, epoch};
 use crate::carrier::partition::admission::REPLACED;
 
 /// A world whose platforms follow `rule`.
@@ -49,10 +48,7 @@ impl Ruled {
     }
 
     fn seats(&mut self) -> Vec<SeatView> {
-        let what = PeopleQuery::Inbox { uid: uid("u"), platform: None, after: 0, limit: 10 };
-        self.world.step(CarrierInput::Query { ask: 1, what, end: 0 });
-        let Some(PeopleReply::Inbox(view)) = self.world.answers.pop() else { panic!("no answer") };
-        view.seats
+        self.world.view(0, 10).seats
     }
 }
 

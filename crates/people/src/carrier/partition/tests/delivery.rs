@@ -1,17 +1,14 @@
 //! Delivery: which messages a session receives, in which order, from which position.
 
-use bytes::Bytes;
 use whimbrel_model::people::PlatformSettings;
-use whimbrel_model::ports::{PeopleQuery, PeopleReply, Resume};
-use whimbrel_model::{Record, StoredRecord, Timestamp};
+use whimbrel_model::ports::{PeopleQuery, Resume};
 
 use super::{World, epoch, message, uid};
 use crate::carrier::partition::{CarrierInput, CarrierRecord};
 
 #[test]
 fn a_stored_message_is_delivered_and_removed_when_acknowledged() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     world.push(&["u"], "a");
     assert_eq!(world.told(1), ["admitted anew at 0 head 0", "a 1 after 0"]);
     world.ack(1, "u", 1);
@@ -42,8 +39,7 @@ fn a_returning_device_gets_its_backlog_in_order_and_then_new_messages() {
 
 #[test]
 fn resuming_continues_without_gap_or_repeat() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     ["a", "b", "c"].into_iter().for_each(|body| world.push(&["u"], body));
     world.told(1);
     // It has read all three. Its acknowledgement was lost with the connection.
@@ -65,8 +61,7 @@ fn an_unknown_epoch_or_a_cursor_ahead_of_the_log_is_not_resumed() {
 
 #[test]
 fn an_ephemeral_message_reaches_only_connected_sessions() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     world.push_message(message(&["u", "v"]), "x");
     assert_eq!(world.told(1)[1..], ["x ephemeral"]);
     world.arrive(2, "v", "web", None);
@@ -107,7 +102,7 @@ fn an_inbox_view_includes_everything_accepted_before_the_query() {
     world.step(CarrierInput::Query { ask: 1, what, end: 2 });
     assert!(world.answers.is_empty(), "an accepted record was not read yet");
     world.push(&["u"], "b");
-    let Some(PeopleReply::Inbox(view)) = world.answers.pop() else { panic!("no answer") };
+    let view = world.viewed();
     let bodies: Vec<&[u8]> = view.messages.iter().map(|shown| &*shown.message.payload).collect();
     assert_eq!((bodies, view.stored), (vec![&b"a"[..], b"b"], 2));
 }
@@ -116,8 +111,7 @@ fn an_inbox_view_includes_everything_accepted_before_the_query() {
 fn a_malformed_record_becomes_a_dead_letter_and_does_not_block() {
     let mut world = World::new();
     let headers = whimbrel_model::Headers::builder().push("whimbrel-push", b"{").take();
-    let record = Record { key: None, value: Bytes::new(), headers, timestamp: Timestamp::from_millis(0) };
-    world.log.push(StoredRecord { offset: 0, record });
+    world.append_record(headers, "");
     world.push(&["u"], "a");
     assert!(matches!(world.outbound[..], [CarrierRecord::Dead { offset: 0, .. }]));
     world.wait(1_000);

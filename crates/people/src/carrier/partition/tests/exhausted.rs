@@ -2,7 +2,7 @@
 
 use whimbrel_model::Timestamp;
 use whimbrel_model::people::Platform;
-use whimbrel_model::push::{PushMessage, PushTask};
+use whimbrel_model::push::PushMessage;
 
 use super::{World, message, uid};
 use crate::carrier::partition::{CarrierInput, CarrierRecord};
@@ -13,24 +13,20 @@ fn push(world: &mut World, body: &'static str) {
     world.push_message(PushMessage { store: true, ttl_ms: Some(TTL_MS), ..message(&["u"]) }, body);
 }
 
-/// Lets every retry pass without an acknowledgement, until the session is closed.
-fn exhaust(world: &mut World) {
+/// A world in which every retry of a message passed without an acknowledgement, until the session was closed.
+fn exhausted() -> World {
+    let mut world = World::connected();
+    push(&mut world, "a");
     for _ in 0..3 {
         world.wait(10_000);
-        let held: Vec<PushTask> = world
-            .outbound
-            .drain(..)
-            .filter_map(|item| match item {
-                CarrierRecord::Hold { task, .. } => Some(task),
-                _ => None,
-            })
-            .collect();
+        let held = world.held();
         world.wait(30_000);
-        held.iter().for_each(|task| world.append(task, ""));
+        held.iter().for_each(|(_, task)| world.append(task, ""));
     }
     world.wait(10_000);
     assert_eq!((world.core.counts.no_acks, world.core.sessions()), (1, 0));
     world.wait(1_000);
+    world
 }
 
 /// The offsets and platforms of the dead letters written since the last call.
@@ -47,10 +43,7 @@ fn buried(world: &mut World) -> Vec<(u64, Vec<Platform>)> {
 
 #[test]
 fn an_exhausted_message_becomes_a_dead_letter_when_it_expires() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
-    push(&mut world, "a");
-    exhaust(&mut world);
+    let mut world = exhausted();
     assert_eq!(
         world.store.found_under[&uid("u")],
         Timestamp::from_millis(TTL_MS as i64),
@@ -69,10 +62,7 @@ fn an_exhausted_message_becomes_a_dead_letter_when_it_expires() {
 
 #[test]
 fn another_owner_writes_the_dead_letter_too() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
-    push(&mut world, "a");
-    exhaust(&mut world);
+    let mut world = exhausted();
     world.take_over();
     world.now = TTL_MS as i64;
     world.step(CarrierInput::Reclaimable(vec![uid("u")]));
@@ -81,10 +71,7 @@ fn another_owner_writes_the_dead_letter_too() {
 
 #[test]
 fn messages_acknowledged_late_or_never_sent_are_no_dead_letters() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
-    push(&mut world, "a");
-    exhaust(&mut world);
+    let mut world = exhausted();
     world.arrive(2, "u", "web", None);
     world.ack(2, "u", 1);
     world.gone(2, "u");

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use whimbrel_model::ports::{InboxView, PeopleQuery, PeopleReply};
+use whimbrel_model::ports::InboxView;
 
-use super::{World, uid};
-use crate::carrier::partition::CarrierInput;
+use super::World;
 use crate::carrier::settings::CarrierSettings;
 
 const LARGE: usize = 10_000;
@@ -22,15 +21,6 @@ fn world_with(count: usize, is_saved: bool) -> World {
         world.wait(1_000);
     }
     world
-}
-
-impl World {
-    fn view(&mut self, after: u64, limit: usize) -> InboxView {
-        let what = PeopleQuery::Inbox { uid: uid("u"), platform: None, after, limit };
-        self.step(CarrierInput::Query { ask: 1, what, end: 0 });
-        let Some(PeopleReply::Inbox(view)) = self.answers.pop() else { panic!("no answer") };
-        view
-    }
 }
 
 fn seqs(view: &InboxView) -> Vec<u64> {

@@ -25,8 +25,7 @@ fn a_kick_that_is_folded_before_its_session_is_announced_still_ends_it() {
     world.take_over();
     world.append(&kick(None, None), "");
     world.wait(500);
-    let arrived_before = world.announce_since(1, 900);
-    world.step(arrived_before);
+    world.announce_since(1, 900);
     assert_eq!(world.told(1), ["kick kicked bye"]);
     assert_eq!(world.core.sessions(), 0);
 }
@@ -37,8 +36,7 @@ fn a_kick_does_not_end_a_session_that_arrived_after_it() {
     world.take_over();
     world.append(&kick(None, None), "");
     world.wait(500);
-    let arrived_after = world.announce_since(1, 100);
-    world.step(arrived_after);
+    world.announce_since(1, 100);
     assert!(world.told(1).is_empty());
     assert_eq!(world.core.sessions(), 1);
 }
@@ -52,8 +50,7 @@ fn an_early_kick_ends_only_the_sessions_that_it_names() {
     world.append(&kick(None, Some(SessionId { gateway: GATEWAY, number: 2 })), "");
     for session in [1, 2] {
         // By its gateway's clock the second session arrived after the kick, but the kick names it.
-        let dequeued = world.announce_since(session, if session == 1 { 0 } else { 5_000 });
-        world.step(dequeued);
+        world.announce_since(session, if session == 1 { 0 } else { 5_000 });
     }
     assert!(world.told(1).is_empty(), "another platform, and another session");
     assert_eq!(world.told(2), ["kick kicked bye"]);
@@ -65,8 +62,7 @@ fn a_kick_is_removed_after_every_session_had_time_to_be_announced() {
     world.wait(1_000);
     world.append(&kick(None, None), "");
     world.wait(i64::try_from(KICK_KEPT.as_millis()).unwrap());
-    let arrived_before = world.announce_since(1, 0);
-    world.step(arrived_before);
+    world.announce_since(1, 0);
     assert_eq!(world.core.sessions(), 1);
 }
 
@@ -79,15 +75,13 @@ fn a_kick_is_removed_in_time_after_the_clock_was_set_back() {
     world.append(&kick(Some("web"), None), "");
     world.wait(-5 * kept);
     world.wait(kept);
-    let arrived_after = world.announce_since(2, world.now);
-    world.step(arrived_after);
+    world.announce_since(2, world.now);
     assert_eq!(world.core.sessions(), 2);
 }
 
 #[test]
 fn a_saved_kick_whose_message_was_lost_ends_its_session_at_the_next_owner() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     world.append(&kick(None, None), "");
     world.wait(1_000);
     assert_eq!(world.store.applied, 1, "the next owner does not fold it again");
@@ -95,8 +89,7 @@ fn a_saved_kick_whose_message_was_lost_ends_its_session_at_the_next_owner() {
     for _ in 0..2 {
         // Also if the next owner dies.
         world.take_over();
-        let still_there = world.announce_since(1, 0);
-        world.step(still_there);
+        world.announce_since(1, 0);
         assert_eq!(world.told(1), ["kick kicked bye"]);
         world.wait(1_000);
     }
@@ -109,15 +102,13 @@ fn a_wipe_does_not_undo_a_kick() {
     world.append(&PushTask::Wipe { uid: "u".into() }, "");
     world.wait(1_000);
     world.take_over();
-    let still_there = world.announce_since(1, 0);
-    world.step(still_there);
+    world.announce_since(1, 0);
     assert_eq!(world.told(1), ["kick kicked bye"]);
 }
 
 #[test]
 fn a_refolded_kick_does_not_end_a_session_that_arrived_after_it() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     world.append(&kick(None, None), "");
     world.wait(50);
     assert_eq!(world.store.applied, 0, "nothing is saved yet");
@@ -126,7 +117,7 @@ fn a_refolded_kick_does_not_end_a_session_that_arrived_after_it() {
     world.take_over();
     world.step(CarrierInput::Started { applied: 0, first: 0, end: log.len() as u64 });
     for (session, at) in [(1, 0), (2, world.now)] {
-        let mut there = world.announce_since(session, at);
+        let mut there = world.announcement_since(session, at);
         if let CarrierInput::From { messages, .. } = &mut there
             && let Some(ToCarrier::Announce(announced)) = messages.first_mut()
             && session == 1
@@ -156,12 +147,9 @@ fn an_expired_kick_leaves_nothing_in_store_or_memory() {
 
 #[test]
 fn a_kick_has_a_reason_and_ends_only_the_platform_that_it_names() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     world.arrive(2, "u", "ios", None);
-    let platform = Some(Platform::new("web").unwrap());
-    let kick = PushKick { uid: "u".into(), platform, session: None, reason: "bye".into() };
-    world.append(&PushTask::Kick(kick), "");
+    world.append(&kick(Some("web"), None), "");
     assert_eq!((world.told(1)[1].as_str(), world.told(2).len()), ("kick kicked bye", 1));
     assert_eq!(CloseCode::Kicked.number(), 4002);
 }

@@ -2,15 +2,10 @@
 
 use whimbrel_model::SessionsRule;
 use whimbrel_model::people::{Platform, PlatformSettings};
-use whimbrel_model::push::{Notice, Notify, PushMessage};
+use whimbrel_model::push::{Notice, PushMessage};
 
-use super::{World, message};
+use super::{World, with_notice};
 use crate::carrier::partition::CarrierRecord;
-
-fn with_notice(store: bool, uids: &[&str]) -> PushMessage {
-    let notify = Some(Notify { title: Some("t".into()), ..Notify::default() });
-    PushMessage { store, notify, ..message(uids) }
-}
 
 /// The notices written after the acknowledgement timeout.
 fn notices(world: &mut World) -> Vec<Notice> {
@@ -61,7 +56,7 @@ fn no_notice_is_written_if_every_named_platform_received_the_message() {
 
 #[test]
 fn a_device_that_received_the_message_gets_no_notice_on_a_platform_with_many() {
-    let mut world = World::with(PlatformSettings { sessions: SessionsRule::Many(3), ..PlatformSettings::default() });
+    let mut world = World::with_sessions(SessionsRule::Many(3));
     world.wait(10_000);
     world.arrive(1, "u", "web", None);
     world.push_message(with_notice(false, &["u"]), "a");
@@ -72,8 +67,7 @@ fn a_device_that_received_the_message_gets_no_notice_on_a_platform_with_many() {
 
 #[test]
 fn each_user_gets_a_notice_without_the_platforms_that_received_the_message() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     world.arrive(2, "v", "ios", None);
     world.arrive(3, "w", "web", None);
     world.push_message(with_notice(false, &["u", "v", "w", "x"]), "a");
@@ -91,11 +85,10 @@ fn each_user_gets_a_notice_without_the_platforms_that_received_the_message() {
 fn a_notice_is_written_at_once_for_offline_users_and_later_for_unacknowledged_messages() {
     let mut world = World::new();
     world.wait(10_000);
-    let notify = Some(Notify { title: Some("t".into()), ..Notify::default() });
-    world.push_message(PushMessage { store: true, notify: notify.clone(), ..message(&["u"]) }, "a");
+    world.push_message(with_notice(true, &["u"]), "a");
     assert!(matches!(world.outbound.pop(), Some(CarrierRecord::Notice(notice)) if notice.uid == "u"));
     world.arrive(1, "v", "web", None);
-    world.push_message(PushMessage { store: true, notify, ..message(&["v"]) }, "b");
+    world.push_message(with_notice(true, &["v"]), "b");
     let Some(CarrierRecord::Hold { task, .. }) = world.outbound.pop() else { panic!("no notice is held") };
     world.append(&task, "");
     assert!(matches!(world.outbound.pop(), Some(CarrierRecord::Notice(notice)) if notice.except_platforms.is_empty()));
@@ -104,19 +97,17 @@ fn a_notice_is_written_at_once_for_offline_users_and_later_for_unacknowledged_me
     let Some(CarrierRecord::Notice(notice)) = world.outbound.pop() else {
         panic!("other platforms have not acknowledged")
     };
-    assert_eq!(notice.except_platforms, [Platform::new("web").unwrap()]);
+    assert_eq!(notice.except_platforms, [platform("web")]);
 }
 
 #[test]
 fn devices_that_acknowledged_get_no_notice_on_a_platform_with_many() {
-    let mut world = World::with(PlatformSettings { sessions: SessionsRule::Many(3), ..PlatformSettings::default() });
+    let mut world = World::with_sessions(SessionsRule::Many(3));
     for session in 1..=2 {
         world.arrive(session, "u", "web", None);
     }
-    let notify = Some(Notify { title: Some("t".into()), ..Notify::default() });
-    for (platforms, seq) in [(None, 1), (Some(vec![Platform::new("web").unwrap()]), 3)] {
-        let message = PushMessage { store: true, notify: notify.clone(), platforms, ..message(&["u"]) };
-        world.push_message(message, "a");
+    for (platforms, seq) in [(None, 1), (Some(vec![platform("web")]), 3)] {
+        world.push_message(PushMessage { platforms, ..with_notice(true, &["u"]) }, "a");
         let Some(CarrierRecord::Hold { task, .. }) = world.outbound.pop() else { panic!("no notice is held") };
         world.ack(1, "u", seq);
         world.append(&task, "");

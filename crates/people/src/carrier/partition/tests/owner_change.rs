@@ -1,16 +1,14 @@
 //! A new owner with a store of another log, and with sessions that are announced one after the other.
 
-use whimbrel_model::Timestamp;
-use whimbrel_model::people::{GatewayId, PlatformSettings, SessionsRule};
-use whimbrel_model::ports::{AnnouncedSession, Arrival, AtOffset, PeopleQuery, PeopleReply, ToCarrier};
+use whimbrel_model::people::{GatewayId, SessionsRule};
+use whimbrel_model::ports::{AnnouncedSession, Arrival, AtOffset, PeopleQuery, ToCarrier};
 
-use super::{EPOCH, GATEWAY, World, epoch, uid};
-use crate::carrier::partition::{CarrierEffect, CarrierInput, PushPartition};
+use super::{GATEWAY, World, epoch, uid};
+use crate::carrier::partition::{CarrierEffect, CarrierInput};
 
 /// A world whose store is far ahead of a new log. One device has acknowledged all but the last message.
 fn with_a_store_of_another_log() -> World {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     ["a", "b", "c", "d"].into_iter().for_each(|body| world.push(&["u"], body));
     world.ack(1, "u", 3);
     world.gone(1, "u");
@@ -37,12 +35,7 @@ fn a_store_of_another_log_is_neither_shown_nor_sent() {
 fn work_waits_while_a_store_of_another_log_is_emptied() {
     let mut world = with_a_store_of_another_log();
     world.push(&["u"], "x");
-    let (applied, end) = (world.store.applied, 1);
-    let (settings, rules) = (world.settings.clone(), world.rules.clone());
-    let now = Timestamp::from_millis(world.now);
-    world.core = PushPartition::new(settings, rules, 2, EPOCH.into(), now);
-    world.reading = None;
-    let effects = world.only(CarrierInput::Started { applied, first: 0, end });
+    let effects = world.begin_to_take_over();
     let (mut writes, others): (Vec<_>, Vec<_>) =
         effects.into_iter().partition(|effect| matches!(effect, CarrierEffect::Apply(_)));
     let Some(CarrierEffect::Apply(reset)) = writes.pop() else { panic!("the first effect must be the reset") };
@@ -55,26 +48,20 @@ fn work_waits_while_a_store_of_another_log_is_emptied() {
     assert!(world.news.is_empty() && world.answers.is_empty(), "the contents of the store are not settled yet");
     world.perform(CarrierEffect::Apply(reset));
     assert_eq!(world.told(2).last().map(String::as_str), Some("x 1 after 0"));
-    let Some(PeopleReply::Inbox(view)) = world.answers.pop() else { panic!("no answer") };
-    assert_eq!(view.stored, 1);
+    assert_eq!(world.viewed().stored, 1);
 }
 
 const OTHER: GatewayId = GatewayId { node: 2, incarnation: 7 };
 
-fn that_rejects() -> World {
-    World::with(PlatformSettings { sessions: SessionsRule::Reject, ..PlatformSettings::default() })
-}
-
 #[test]
 fn under_reject_a_new_owner_keeps_the_session_that_arrived_first() {
-    let mut world = that_rejects();
+    let mut world = World::with_sessions(SessionsRule::Reject);
     world.wait(1_000);
     world.take_over();
     // The second session arrives at the new owner before the first is announced.
     let intruder = Arrival { session: 2, ..world.arrival(2, "u", "web", None) };
     world.step(CarrierInput::From { gateway: OTHER, messages: vec![ToCarrier::Arrive(Box::new(intruder))] });
-    let first = world.announce_since(1, 10);
-    world.step(first);
+    world.announce_since(1, 10);
     assert!(world.told(1).is_empty(), "it arrived first");
     assert_eq!(world.told(2).last().map(|told| told.starts_with("kick rejected")), Some(true));
     world.push(&["u"], "a");
@@ -83,12 +70,11 @@ fn under_reject_a_new_owner_keeps_the_session_that_arrived_first() {
 
 #[test]
 fn under_reject_a_later_session_that_is_announced_is_rejected_too() {
-    let mut world = that_rejects();
+    let mut world = World::with_sessions(SessionsRule::Reject);
     world.wait(1_000);
     world.take_over();
     for (session, at) in [(1, 10), (2, 20)] {
-        let dequeued = world.announce_since(session, at);
-        world.step(dequeued);
+        world.announce_since(session, at);
     }
     assert!(world.told(1).is_empty());
     assert_eq!(world.told(2).first().map(|told| told.starts_with("kick rejected")), Some(true));
@@ -97,8 +83,7 @@ fn under_reject_a_later_session_that_is_announced_is_rejected_too() {
 
 #[test]
 fn a_new_owner_continues_from_the_announced_positions() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     world.push(&["u"], "a");
     world.push(&["u"], "b");
     world.wait(1_000);
@@ -122,7 +107,7 @@ fn an_acknowledgement_of_a_session_whose_announcement_is_queued_counts() {
     world.push(&["u"], "b");
     world.wait(1_000);
     world.take_over();
-    let announced = world.announce(1, "u", "web", 2, 0);
+    let announced = world.announcement(1, "u", "web", 2, 0);
     let effects = world.only(announced);
     assert!(matches!(effects[..], [CarrierEffect::Load { .. }]), "its box must be loaded");
     world.ack(1, "u", 2);
@@ -146,7 +131,7 @@ fn a_page_requested_before_an_announcement_is_discarded() {
     let mut effects = world.only(CarrierInput::Rows { token, found: Ok(AtOffset { applied: 4, found }) });
     let Some(CarrierEffect::Rows { token: second, .. }) = effects.pop() else { panic!("no second page was requested") };
     // The messages after the first one were lost between carrier and gateway.
-    let announced = world.announce(1, "u", "web", 1, 0);
+    let announced = world.announcement(1, "u", "web", 1, 0);
     let third = world.only(announced);
     world.step(CarrierInput::Rows { token: second, found: Ok(AtOffset { applied: 4, found: vec![row(&world, 4)] }) });
     assert!(world.told(1).is_empty());
@@ -160,7 +145,7 @@ fn a_message_of_an_earlier_owner_may_be_acknowledged() {
     world.arrive(9, "u", "ios", None);
     world.push(&["u"], "a");
     world.wait(1_000);
-    let announced = world.announce(1, "u", "web", 0, 0);
+    let announced = world.announcement(1, "u", "web", 0, 0);
     let reading = world.only(announced);
     world.ack(1, "u", 1);
     world.ack(9, "u", 1);

@@ -6,8 +6,7 @@ use super::{World, message};
 
 #[test]
 fn a_repeat_with_a_publishers_id_is_delivered_once() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     for _ in 0..2 {
         world.push_message(PushMessage { brought: true, store: true, ..message(&["u"]) }, "a");
     }
@@ -18,8 +17,7 @@ fn a_repeat_with_a_publishers_id_is_delivered_once() {
 /// As two data centres publish it: each has accepted it independently.
 #[test]
 fn a_message_with_two_ids_is_delivered_once_under_either() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     for (id, also) in [("m", Some("o")), ("o", None), ("m", None)] {
         let also = also.map(str::to_owned);
         let named = PushMessage { id: id.into(), also, brought: true, store: true, ..message(&["u"]) };

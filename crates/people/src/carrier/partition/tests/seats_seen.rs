@@ -21,7 +21,7 @@ fn phone_there_for_long() -> World {
 }
 
 /// A browser arrives and acknowledges a push. The phone still gets that push when it returns.
-fn is_kept_for_the_phone(mut world: World) {
+fn is_kept_for_the_phone(mut world: World, why: &str) {
     world.wait(A_DAY);
     world.arrive(2, "u", "web", None);
     world.push(&["u"], "a");
@@ -30,45 +30,37 @@ fn is_kept_for_the_phone(mut world: World) {
     world.wait(A_DAY);
     world.told(3);
     world.arrive(3, "u", "ios", None);
-    assert!(world.told(3).iter().any(|told| told.starts_with(&format!("a {seq}"))));
+    assert!(world.told(3).iter().any(|told| told.starts_with(&format!("a {seq}"))), "{why}");
 }
 
 #[test]
-fn the_seat_of_a_long_session_is_kept_when_its_gateway_dies() {
-    let mut world = phone_there_for_long();
-    world.step(CarrierInput::LiveGateways(Arc::new(Vec::new())));
-    assert_eq!(world.core.sessions(), 0);
-    is_kept_for_the_phone(world);
-}
-
-#[test]
-fn the_seat_of_a_long_session_is_kept_when_its_gateway_is_unreachable() {
-    let mut world = phone_there_for_long();
-    world.step(CarrierInput::GatewayGone(GATEWAY));
-    is_kept_for_the_phone(world);
-}
-
-#[test]
-fn the_seat_of_a_long_session_is_kept_when_it_is_kicked() {
-    let mut world = phone_there_for_long();
-    let kick = PushKick { uid: "u".into(), platform: None, session: None, reason: "bye".into() };
-    world.append(&PushTask::Kick(kick), "");
-    is_kept_for_the_phone(world);
-}
-
-#[test]
-fn the_seat_of_a_long_session_is_kept_when_it_stops_acknowledging() {
-    let mut world = phone_there_for_long();
-    world.push(&["u"], "x");
-    for pause in [1_000, 5_000, 30_000] {
-        world.wait(10_000);
-        let Some(CarrierRecord::Hold { task, .. }) = world.outbound.pop() else { panic!("a retry is held") };
-        world.wait(pause);
-        world.append(&task, "");
+fn the_seat_of_a_long_session_is_kept_however_the_session_ends() {
+    type SessionEnd = fn(&mut World);
+    let ends: [(&str, SessionEnd); 4] = [
+        ("its gateway dies", |world| world.step(CarrierInput::LiveGateways(Arc::new(Vec::new())))),
+        ("its gateway is unreachable", |world| world.step(CarrierInput::GatewayGone(GATEWAY))),
+        ("it is kicked", |world| {
+            let kick = PushKick { uid: "u".into(), platform: None, session: None, reason: "bye".into() };
+            world.append(&PushTask::Kick(kick), "");
+        }),
+        ("it stops acknowledging", |world| {
+            world.push(&["u"], "x");
+            for pause in [1_000, 5_000, 30_000] {
+                world.wait(10_000);
+                let Some(CarrierRecord::Hold { task, .. }) = world.outbound.pop() else { panic!("a retry is held") };
+                world.wait(pause);
+                world.append(&task, "");
+            }
+            world.wait(10_000);
+            assert_eq!(world.core.counts.no_acks, 1);
+        }),
+    ];
+    for (why, end) in ends {
+        let mut world = phone_there_for_long();
+        end(&mut world);
+        assert_eq!(world.core.sessions(), 0, "{why}");
+        is_kept_for_the_phone(world, why);
     }
-    world.wait(10_000);
-    assert_eq!(world.core.counts.no_acks, 1);
-    is_kept_for_the_phone(world);
 }
 
 #[test]
@@ -85,7 +77,7 @@ fn the_seat_of_a_long_session_is_kept_when_carrier_and_gateway_die_together() {
         }
         world.wait(1_000);
         world.take_over();
-        is_kept_for_the_phone(world);
+        is_kept_for_the_phone(world, keeps_it_seen);
     }
 }
 

@@ -5,13 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use whimbrel_model::Timestamp;
 use whimbrel_model::people::{Platform, PlatformSettings};
-use whimbrel_model::ports::{AtOffset, PeopleQuery, ToCarrier};
+use whimbrel_model::ports::{AtOffset, ToCarrier};
 use whimbrel_model::push::{PushMessage, PushTask};
-
-use whimbrel_cluster::Machine as _;
-use whimbrel_cluster::owner_clock::ClockReading;
 
 use super::{GATEWAY, World, message, uid};
 use crate::carrier::partition::{CarrierEffect, CarrierInput};
@@ -42,19 +38,18 @@ fn a_box_is_saved_without_the_messages_that_an_unstored_one_displaced() {
 
 #[test]
 fn a_row_that_was_saved_after_the_read_is_read_again() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     world.gone(1, "u");
     world.push(&["u"], "a");
     world.wait(1_000);
     world.push(&["u"], "b");
     // While the second message is being saved, a third is published and a device arrives, which reads up to the stored offset.
     world.now += 1_000;
-    let saving = step_without(&mut world, CarrierInput::Tick, |effect| matches!(effect, CarrierEffect::Apply(_)));
+    let saving = world.step_without(CarrierInput::Tick, |effect| matches!(effect, CarrierEffect::Apply(_)));
     world.push(&["u"], "c");
     let arrival = ToCarrier::Arrive(Box::new(world.arrival(2, "u", "web", None)));
     let arrives = CarrierInput::From { gateway: GATEWAY, messages: vec![arrival] };
-    let reading = step_without(&mut world, arrives, |effect| matches!(effect, CarrierEffect::Rows { .. }));
+    let reading = world.step_without(arrives, |effect| matches!(effect, CarrierEffect::Rows { .. }));
     let CarrierEffect::Rows { token, keys, .. } = reading else { panic!("not a read of rows: {reading:?}") };
     assert_eq!(keys.len(), 3, "all three in order, also the unsaved ones");
     let found = vec![world.store.own.get(&(uid("u"), 1)).cloned(), None, None];
@@ -62,14 +57,6 @@ fn a_row_that_was_saved_after_the_read_is_read_again() {
     world.perform(saving);
     world.step(CarrierInput::Rows { token, found: Ok(read_before) });
     assert_eq!(world.told(2)[1..], ["a 1 after 0", "b 2 after 1", "c 3 after 2"]);
-}
-
-/// Takes a step and performs its effects except one, which it returns.
-fn step_without(world: &mut World, input: CarrierInput, is_meant: impl Fn(&CarrierEffect) -> bool) -> CarrierEffect {
-    let effects = world.core.step(ClockReading::exact(Timestamp::from_millis(world.now)), input);
-    let (mut meant, others): (Vec<_>, Vec<_>) = effects.into_iter().partition(is_meant);
-    others.into_iter().for_each(|effect| world.perform(effect));
-    meant.pop().expect("no such effect")
 }
 
 #[test]
@@ -102,8 +89,7 @@ fn a_write_with_an_unknown_outcome_ends_the_ownership() {
     let mut world = World::new();
     world.push(&["u"], "a");
     world.now += 1_000;
-    let effects = world.core.step(ClockReading::exact(Timestamp::from_millis(world.now)), CarrierInput::Tick);
-    assert!(matches!(effects[..], [CarrierEffect::Apply(_)]));
+    assert!(matches!(world.only(CarrierInput::Tick)[..], [CarrierEffect::Apply(_)]));
     world.step(CarrierInput::Applied(Err(whimbrel_model::ports::InboxError::Unavailable("x".into()))));
     assert!(world.resigned);
 }
@@ -115,8 +101,7 @@ fn a_box_that_is_being_written_stays_in_memory() {
     world.now += 1_000;
     let writing = world.only(CarrierInput::Tick);
     assert!(matches!(writing[..], [CarrierEffect::Apply(_)]));
-    let what = PeopleQuery::Inbox { uid: uid("u"), platform: None, after: 0, limit: 10 };
-    world.step(CarrierInput::Query { ask: 1, what, end: 1 });
+    world.view(0, 10);
     assert_eq!(world.core.users_in_memory(), 1, "the store may still return the earlier state");
     world.perform_all(writing);
     assert_eq!(world.core.users_in_memory(), 0);
@@ -151,8 +136,7 @@ fn a_box_with_only_ids_is_reclaimed_too() {
 
 #[test]
 fn a_change_of_keep_seats_leaves_no_stale_entry_in_the_index() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     world.gone(1, "u");
     world.wait(1_000);
     let found_under = world.store.found_under[&uid("u")];

@@ -1,15 +1,8 @@
 //! Holds of a carrier have ids of the system, which no publisher can use.
 
-use whimbrel_model::push::{Notify, PushMessage, is_system_hold};
+use whimbrel_model::push::is_system_hold;
 
-use super::{World, message};
-use crate::carrier::partition::CarrierRecord;
-
-/// The ids of the holds written since the last call.
-fn held(world: &mut World) -> Vec<String> {
-    let id = |item: CarrierRecord| if let CarrierRecord::Hold { id, .. } = item { Some(id) } else { None };
-    std::mem::take(&mut world.outbound).into_iter().filter_map(id).collect()
-}
+use super::{World, with_notice};
 
 #[test]
 fn holds_of_retries_and_notices_have_system_ids() {
@@ -17,11 +10,11 @@ fn holds_of_retries_and_notices_have_system_ids() {
     world.arrive(1, "u", "my-web", None);
     world.push(&["u"], "a");
     world.wait(10_000);
-    let retries = held(&mut world);
-    let notify = Some(Notify { title: Some("t".into()), ..Notify::default() });
-    world.push_message(PushMessage { store: true, notify, ..message(&["u"]) }, "b");
-    let notices = held(&mut world);
-    for (ids, head) in [(retries, "push-"), (notices, "notice-")] {
-        assert!(!ids.is_empty() && ids.iter().all(|id| id.starts_with(head) && is_system_hold(id)), "{ids:?}");
+    let retries = world.held();
+    world.push_message(with_notice(true, &["u"]), "b");
+    let notices = world.held();
+    for (held, head) in [(retries, "push-"), (notices, "notice-")] {
+        let is_of_system = |id: &str| id.starts_with(head) && is_system_hold(id);
+        assert!(!held.is_empty() && held.iter().all(|(id, _)| is_of_system(id)), "{held:?}");
     }
 }

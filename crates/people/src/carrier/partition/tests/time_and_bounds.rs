@@ -11,8 +11,7 @@ use crate::carrier::partition::CarrierRecord;
 
 #[test]
 fn expired_messages_are_not_retried_and_the_session_continues() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     for _ in 0..4 {
         world.push_message(PushMessage { store: true, ttl_ms: Some(5_000), ..message(&["u"]) }, "old");
     }
@@ -26,8 +25,7 @@ fn expired_messages_are_not_retried_and_the_session_continues() {
 
 #[test]
 fn a_message_that_expired_before_its_fold_is_reported_as_lost() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     world.gone(1, "u");
     let task = PushTask::Message(PushMessage { store: true, ttl_ms: Some(10), ..message(&["u"]) });
     let headers = task.headers().take();
@@ -87,8 +85,7 @@ fn a_loss_is_reported_before_the_next_message() {
 
 #[test]
 fn a_message_that_expires_in_the_backlog_is_reported_before_the_next_one() {
-    let mut world = World::new();
-    world.arrive(1, "u", "web", None);
+    let mut world = World::connected();
     ["a", "b", "c", "d"].into_iter().for_each(|body| world.push(&["u"], body));
     world.push_message(PushMessage { store: true, ttl_ms: Some(500), ..message(&["u"]) }, "e");
     world.push(&["u"], "f");

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use whimbrel_model::people::{GatewayId, Platform, PlatformSettings, Uid};
 use whimbrel_model::ports::{
-    AnnouncedSession, ApplyOutcome, Arrival, AtOffset, Delivery, DeliveryPosition, InboxChange, PeopleReply, ReadBatch,
-    Resume, RowKey, ToCarrier, ToGateway,
+    AnnouncedSession, ApplyOutcome, Arrival, AtOffset, Delivery, DeliveryPosition, InboxChange, InboxView, PeopleQuery,
+    PeopleReply, ReadBatch, Resume, RowKey, ToCarrier, ToGateway,
 };
-use whimbrel_model::push::{PushMessage, PushTask};
-use whimbrel_model::{Record, SessionsRule, StoredRecord, Timestamp};
+use whimbrel_model::push::{Notify, PushMessage, PushTask};
+use whimbrel_model::{Headers, Record, SessionsRule, StoredRecord, Timestamp};
 
 use whimbrel_cluster::Machine as _;
 use whimbrel_cluster::owner_clock::ClockReading;
@@ -75,6 +75,17 @@ impl World {
         world
     }
 
+    pub(super) fn with_sessions(sessions: SessionsRule) -> Self {
+        Self::with(PlatformSettings { sessions, ..PlatformSettings::default() })
+    }
+
+    /// A world in which session 1 of `u` is connected.
+    pub(super) fn connected() -> Self {
+        let mut world = Self::new();
+        world.arrive(1, "u", "web", None);
+        world
+    }
+
     /// A world whose platforms follow the current value of `rule`.
     pub(super) fn ruled(rule: &Arc<Mutex<SessionsRule>>) -> Self {
         let present = Arc::clone(rule);
@@ -89,18 +100,42 @@ impl World {
 
     /// Replaces the owner with a new one, which starts from store and log.
     pub(super) fn take_over(&mut self) {
+        let effects = self.begin_to_take_over();
+        self.perform_all(effects);
+    }
+
+    /// A new owner takes over and has not read anything yet. Returns its first effects.
+    pub(super) fn begin_to_take_over(&mut self) -> Vec<CarrierEffect> {
         let (settings, rules) = (self.settings.clone(), self.rules.clone());
         self.core = PushPartition::new(settings, rules, 2, EPOCH.into(), Timestamp::from_millis(self.now));
         self.reading = None;
         let (applied, end) = (self.store.applied, self.log.len() as u64);
-        self.step(CarrierInput::Started { applied, first: 0, end });
+        self.only(CarrierInput::Started { applied, first: 0, end })
     }
 
     pub(super) fn step(&mut self, input: CarrierInput) {
-        let effects = self.core.step(ClockReading::exact(Timestamp::from_millis(self.now)), input);
-        for effect in effects {
-            self.perform(effect);
-        }
+        let effects = self.only(input);
+        self.perform_all(effects);
+    }
+
+    /// Takes a step without performing its effects.
+    pub(super) fn only(&mut self, input: CarrierInput) -> Vec<CarrierEffect> {
+        self.core.step(ClockReading::exact(Timestamp::from_millis(self.now)), input)
+    }
+
+    /// Takes a step and performs its effects except one, which it returns.
+    pub(super) fn step_without(
+        &mut self,
+        input: CarrierInput,
+        is_meant: impl Fn(&CarrierEffect) -> bool,
+    ) -> CarrierEffect {
+        let (mut meant, others): (Vec<_>, Vec<_>) = self.only(input).into_iter().partition(is_meant);
+        self.perform_all(others);
+        meant.pop().expect("no such effect")
+    }
+
+    pub(super) fn perform_all(&mut self, effects: Vec<CarrierEffect>) {
+        effects.into_iter().for_each(|effect| self.perform(effect));
     }
 
     pub(super) fn perform(&mut self, effect: CarrierEffect) {
@@ -182,12 +217,11 @@ impl World {
     }
 
     pub(super) fn append(&mut self, task: &PushTask, body: &'static str) {
-        let record = Record {
-            key: None,
-            value: Bytes::from_static(body.as_bytes()),
-            headers: task.headers().take(),
-            timestamp: Timestamp::from_millis(self.now),
-        };
+        self.append_record(task.headers().take(), body);
+    }
+
+    pub(super) fn append_record(&mut self, headers: Headers, body: &'static str) {
+        let record = Record { key: None, value: body.into(), headers, timestamp: Timestamp::from_millis(self.now) };
         self.log.push(StoredRecord { offset: self.log.len() as u64, record });
         if let Some(from) = self.reading.take() {
             self.perform(CarrierEffect::Read { from });
@@ -214,6 +248,28 @@ impl World {
 
     pub(super) fn from(&mut self, messages: Vec<ToCarrier>) {
         self.step(CarrierInput::From { gateway: GATEWAY, messages });
+    }
+
+    /// The holds written since the last call: their ids and tasks.
+    pub(super) fn held(&mut self) -> Vec<(String, PushTask)> {
+        let held = self.outbound.drain(..).filter_map(|item| match item {
+            CarrierRecord::Hold { id, task, .. } => Some((id, task)),
+            _ => None,
+        });
+        held.collect()
+    }
+
+    /// The inbox of `u` as of the records read so far.
+    pub(super) fn view(&mut self, after: u64, limit: usize) -> InboxView {
+        let what = PeopleQuery::Inbox { uid: uid("u"), platform: None, after, limit };
+        self.step(CarrierInput::Query { ask: 1, what, end: 0 });
+        self.viewed()
+    }
+
+    /// The answer to the last query.
+    pub(super) fn viewed(&mut self) -> InboxView {
+        let Some(PeopleReply::Inbox(view)) = self.answers.pop() else { panic!("no answer") };
+        view
     }
 
     pub(super) fn ack(&mut self, session: u64, who: &str, upto: u64) {
@@ -249,6 +305,12 @@ pub(super) fn message(uids: &[&str]) -> PushMessage {
     PushMessage { id: "m".into(), uids: uids.iter().map(ToString::to_string).collect(), ..PushMessage::default() }
 }
 
+/// A message for which platforms that do not receive it get a notice.
+pub(super) fn with_notice(store: bool, uids: &[&str]) -> PushMessage {
+    let notify = Some(Notify { title: Some("t".into()), ..Notify::default() });
+    PushMessage { store, notify, ..message(uids) }
+}
+
 pub(super) fn session_of(news: &ToGateway) -> u64 {
     match news {
         ToGateway::Admitted(admitted) => admitted.session,
@@ -282,24 +344,20 @@ pub(super) fn short(news: &ToGateway) -> String {
 }
 
 impl World {
-    /// Takes a step without performing its effects.
-    pub(super) fn only(&mut self, input: CarrierInput) -> Vec<CarrierEffect> {
-        self.core.step(ClockReading::exact(Timestamp::from_millis(self.now)), input)
-    }
-
-    pub(super) fn perform_all(&mut self, effects: Vec<CarrierEffect>) {
-        effects.into_iter().for_each(|effect| self.perform(effect));
-    }
-
-    pub(super) fn announce(&self, session: u64, who: &str, platform: &str, sent: u64, acked: u64) -> CarrierInput {
+    pub(super) fn announcement(&self, session: u64, who: &str, platform: &str, sent: u64, acked: u64) -> CarrierInput {
         let arrival = self.arrival(session, who, platform, None);
         announced(AnnouncedSession { arrival, epoch: (&*epoch(who)).into(), sent, acked })
     }
 
     /// The announcement of a session of `u` that arrived at `at`.
-    pub(super) fn announce_since(&self, session: u64, at: i64) -> CarrierInput {
+    pub(super) fn announcement_since(&self, session: u64, at: i64) -> CarrierInput {
         let mut arrival = self.arrival(session, "u", "web", None);
         arrival.at = Timestamp::from_millis(at);
         announced(AnnouncedSession { arrival, epoch: (&*epoch("u")).into(), sent: 0, acked: 0 })
+    }
+
+    pub(super) fn announce_since(&mut self, session: u64, at: i64) {
+        let announcement = self.announcement_since(session, at);
+        self.step(announcement);
     }
 }
