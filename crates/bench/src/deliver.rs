@@ -15,7 +15,7 @@ mod steady;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use whimbrel_client::{RetrySettings, SubscriptionSettings, TopicSettings};
+use whimbrel_client::{RetrySettings, SubscriptionSettings};
 
 use self::sink_process::SinkProcess;
 use super::load::{LoadPace, Requests};
@@ -107,8 +107,7 @@ impl DeliverBench {
 
     fn make_topic(&mut self, name: &str) -> Result<String, BenchError> {
         let topic = format!("{NAME_PREFIX}{name}");
-        let client = self.stage.client()?;
-        self.stage.runtime.block_on(client.put_topic(&topic, &TopicSettings::default()))?;
+        self.stage.make_topics(&[(&topic, None)])?;
         if !self.topics.contains(&topic) {
             self.topics.push(topic.clone());
         }
@@ -129,28 +128,22 @@ impl DeliverBench {
 
     fn subscribe(&mut self, name: &str, settings: &SubscriptionSettings) -> Result<String, BenchError> {
         let name = format!("{NAME_PREFIX}{name}");
-        let client = self.stage.client()?;
-        self.stage.runtime.block_on(client.put_subscription(&name, settings))?;
+        self.stage.call(async |client| client.put_subscription(&name, settings).await)?;
         self.subscriptions.push(name.clone());
         Ok(name)
     }
 
     fn pause(&self, subscription: &str) -> Result<(), BenchError> {
-        let client = self.stage.client()?;
-        self.stage.runtime.block_on(client.pause(subscription))?;
-        Ok(())
+        self.stage.call(async |client| client.pause(subscription).await).map(drop)
     }
 
     fn resume(&self, subscription: &str) -> Result<(), BenchError> {
-        let client = self.stage.client()?;
-        self.stage.runtime.block_on(client.resume(subscription))?;
-        Ok(())
+        self.stage.call(async |client| client.resume(subscription).await).map(drop)
     }
 
     /// Deletes the subscription of a finished round, so that it does not affect the next rounds.
     fn unsubscribe(&mut self, subscription: &str) -> Result<(), BenchError> {
-        let client = self.stage.client()?;
-        self.stage.runtime.block_on(client.delete_subscription(subscription))?;
+        self.stage.call(async |client| client.delete_subscription(subscription).await)?;
         self.subscriptions.retain(|other| other != subscription);
         Ok(())
     }
@@ -214,9 +207,8 @@ impl DeliverBench {
         for subscription in self.subscriptions.clone() {
             let _ = self.unsubscribe(&subscription);
         }
-        let Ok(client) = self.stage.client() else { return };
         for topic in std::mem::take(&mut self.topics) {
-            let _ = self.stage.runtime.block_on(client.delete_topic_and_holds(&topic));
+            let _ = self.stage.call(async |client| client.delete_topic_and_holds(&topic).await);
         }
     }
 }

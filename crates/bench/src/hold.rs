@@ -11,8 +11,6 @@ mod reader;
 
 use std::process::ExitCode;
 
-use whimbrel_client::TopicSettings;
-
 use super::load::{LoadPace, Requests};
 use super::stage::BenchStage;
 use crate::{BenchError, BenchHoldArgs, HoldRound};
@@ -54,7 +52,7 @@ pub fn hold(args: &BenchHoldArgs) -> Result<ExitCode, BenchError> {
         is_on_kafka: args.stage.set.iter().any(|given| given.replace(' ', "") == "log.engine=kafka"),
     };
     bench.describe(&args.stage.set);
-    bench.make_topics()?;
+    bench.stage.make_topics(&TOPICS)?;
     let outcome = bench.run_rounds();
     if args.stage.server.is_some() {
         bench.remove_topics()?;
@@ -93,20 +91,8 @@ impl HoldBench {
         }
     }
 
-    fn make_topics(&self) -> Result<(), BenchError> {
-        let client = self.stage.client()?;
-        self.stage.runtime.block_on(async {
-            for (topic, partitions) in TOPICS {
-                let settings = TopicSettings { partitions, ..TopicSettings::default() };
-                client.put_topic(topic, &settings).await?;
-            }
-            Ok(())
-        })
-    }
-
     fn remove_topics(&self) -> Result<(), BenchError> {
-        let client = self.stage.client()?;
-        self.stage.runtime.block_on(async {
+        self.stage.call(async |client| {
             for (topic, _) in TOPICS {
                 client.delete_topic_and_holds(topic).await?;
             }

@@ -4,8 +4,6 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use whimbrel_client::TopicSettings;
-
 use super::load::{LoadOutcome, LoadPace, Requests};
 use super::stage::BenchStage;
 use crate::{BenchError, BenchPublishArgs, BenchRound};
@@ -28,6 +26,8 @@ const TOPIC_SINGLES: &str = "bench-singles";
 const TOPIC_ONE: &str = "bench-one-partition";
 const TOPIC_MANY: &str = "bench-many-partitions";
 const TOPIC_BATCHES: &str = "bench-batches";
+const TOPICS: [(&str, Option<u32>); 4] =
+    [(TOPIC_SINGLES, None), (TOPIC_BATCHES, None), (TOPIC_ONE, Some(1)), (TOPIC_MANY, Some(PARTITIONS_MANY))];
 
 pub fn publish(args: &BenchPublishArgs) -> Result<ExitCode, BenchError> {
     let mut stage = BenchStage::set(&args.stage)?;
@@ -35,7 +35,7 @@ pub fn publish(args: &BenchPublishArgs) -> Result<ExitCode, BenchError> {
     let partitions_for =
         args.partition_seconds.filter(|_| !args.stage.quick).map_or(stage.measure_for, Duration::from_secs_f64);
     let mut bench = PublishBench { stage, only: args.only.clone(), partitions_for };
-    bench.make_topics()?;
+    bench.stage.make_topics(&TOPICS)?;
     let outcome = bench.run_rounds();
     if args.stage.server.is_some() {
         bench.remove_topics()?;
@@ -75,22 +75,9 @@ struct PublishBench {
 }
 
 impl PublishBench {
-    fn make_topics(&self) -> Result<(), BenchError> {
-        let topics =
-            [(TOPIC_SINGLES, None), (TOPIC_BATCHES, None), (TOPIC_ONE, Some(1)), (TOPIC_MANY, Some(PARTITIONS_MANY))];
-        let client = self.stage.client()?;
-        self.stage.runtime.block_on(async {
-            for (topic, partitions) in topics {
-                client.put_topic(topic, &TopicSettings { partitions, ..TopicSettings::default() }).await?;
-            }
-            Ok(())
-        })
-    }
-
     fn remove_topics(&self) -> Result<(), BenchError> {
-        let client = self.stage.client()?;
-        self.stage.runtime.block_on(async {
-            for topic in [TOPIC_SINGLES, TOPIC_BATCHES, TOPIC_ONE, TOPIC_MANY] {
+        self.stage.call(async |client| {
+            for (topic, _) in TOPICS {
                 client.delete_topic(topic).await?;
             }
             Ok(())

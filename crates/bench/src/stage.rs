@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
-use whimbrel_client::Client;
+use whimbrel_client::{Client, ClientError, TopicSettings};
 
 use super::child_server::ChildServer;
 use super::device::{Probe, StorageDevice};
@@ -107,6 +107,22 @@ impl BenchStage {
         Ok(match &self.key {
             Some(key) => client.with_api_key(key)?,
             None => client,
+        })
+    }
+
+    /// Makes requests to the server.
+    pub fn call<T>(&self, call: impl AsyncFnOnce(&Client) -> Result<T, ClientError>) -> Result<T, BenchError> {
+        let client = self.client()?;
+        Ok(self.runtime.block_on(call(&client))?)
+    }
+
+    /// Creates topics, each with its number of partitions; `None`: the server's default.
+    pub fn make_topics(&self, topics: &[(&str, Option<u32>)]) -> Result<(), BenchError> {
+        self.call(async |client| {
+            for (topic, partitions) in topics {
+                client.put_topic(topic, &TopicSettings { partitions: *partitions, ..TopicSettings::default() }).await?;
+            }
+            Ok(())
         })
     }
 

@@ -4,6 +4,7 @@
 //! compare-and-set writes of one entry. [`topics`] also maps keys to partitions and guards this mapping while a topic grows: it must
 //! never use a mapping that the catalogue does not have.
 
+mod follow;
 pub mod platforms;
 pub mod subscriptions;
 pub mod topic_metrics;

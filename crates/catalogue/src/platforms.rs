@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::{Mutex, MutexGuard, watch};
@@ -13,12 +12,11 @@ use tokio_util::sync::CancellationToken;
 use whimbrel_model::people::{PLATFORM_PREFIX, Platform, PlatformSettings};
 use whimbrel_model::ports::{Catalogue, CatalogueError};
 
+use crate::follow::follow_catalogue;
+
 pub const PLATFORMS_MAX: usize = 1_000;
 /// The most attempts at a write that conflicts with other writers.
 const CONFLICT_TRIES: usize = 16;
-/// The pause between two reads of a catalogue that keeps changing.
-const RELOAD_PAUSE: Duration = Duration::from_millis(50);
-const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlatformError {
@@ -127,31 +125,11 @@ impl Platforms {
     }
 
     pub async fn watch(&self, shutdown: CancellationToken) {
-        let mut seen = 0;
-        loop {
-            let changed = tokio::select! {
-                changed = self.catalogue.changed(seen) => changed,
-                () = shutdown.cancelled() => return,
-            };
-            let outcome = match changed {
-                Ok(revision) => {
-                    let changing = self.changing.lock().await;
-                    self.reload(&changing).await.map(|()| seen = revision)
-                }
-                Err(error) => Err(error.into()),
-            };
-            let pause = match outcome {
-                Ok(()) => RELOAD_PAUSE,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot read changed platforms from the catalogue; retrying");
-                    WATCH_RETRY_AFTER
-                }
-            };
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                () = shutdown.cancelled() => return,
-            }
-        }
+        let reload = || async {
+            let changing = self.changing.lock().await;
+            self.reload(&changing).await
+        };
+        follow_catalogue(&*self.catalogue, "platforms", reload, &shutdown).await;
     }
 
     async fn reload(&self, _changing: &MutexGuard<'_, ()>) -> Result<(), PlatformError> {

@@ -59,7 +59,7 @@ pub use keeper::{ClusterKeeper, JoinError, KeeperParts, KeeperSettings, Resign, 
 pub use key_check::{InternalKeyMismatch, KeyCheck};
 pub use machine::Machine;
 pub use peers::{BadInternalKey, PeerClients, PeerSettings};
-pub use router::{HoldsRouter, OWNER_WAIT_DEFAULT};
+pub use router::{HoldsRouter, OWNER_WAIT_DEFAULT, OwnerRouter};
 pub use rpc::{InternalService, Wire};
 pub use service::service;
 pub use shard_owners::ShardOwners;
@@ -79,13 +79,28 @@ pub trait LocalHolds: Send + Sync {
     fn ask(&self, shard: u32, ask: HoldRequest) -> PortFuture<'_, Result<HoldReply, LocalHoldsError>>;
 }
 
+/// The error of a request to an owner on this node. `E` is the error of the owner.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LocalHoldsError {
+pub enum LocalError<E> {
     /// This node does not own the shard. Nothing was done.
     #[error("the shard is not owned here")]
     NotHere,
     #[error(transparent)]
-    Holds(#[from] HoldsError),
+    Owner(#[from] E),
+}
+
+pub type LocalHoldsError = LocalError<HoldsError>;
+pub type LocalDispatchError = LocalError<DispatchError>;
+
+impl<E> LocalError<E> {
+    /// The owner's answer. `None`: this node does not own the shard.
+    pub fn owner_answer<T>(reply: Result<T, Self>) -> Option<Result<T, E>> {
+        match reply {
+            Ok(answer) => Some(Ok(answer)),
+            Err(Self::NotHere) => None,
+            Err(Self::Owner(error)) => Some(Err(error)),
+        }
+    }
 }
 
 /// Takes requests for the owners of subscriptions on this node. The owner of a shard owns the subscriptions of that shard.
@@ -103,13 +118,4 @@ pub trait LocalDispatch: Send + Sync {
         from: Timestamp,
         to: Timestamp,
     ) -> PortFuture<'_, Vec<(Timestamp, MinuteRow)>>;
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LocalDispatchError {
-    /// This node does not own the subscription's shard. Nothing was done.
-    #[error("the subscription is not owned here")]
-    NotHere,
-    #[error(transparent)]
-    Dispatch(#[from] DispatchError),
 }

@@ -45,6 +45,7 @@ pub trait ShardCall: InternalCall {
 }
 
 /// Finds the owners of shards.
+#[derive(Clone)]
 pub struct OwnerRouter {
     pub cluster: ClusterWatch,
     pub peers: Arc<PeerClients>,
@@ -119,11 +120,7 @@ impl ShardCall for AskHolds {
     const FAMILY: &'static str = HOLDS_FAMILY;
 
     fn answer(reply: Self::Reply) -> Option<Result<HoldReply, HoldsError>> {
-        match reply {
-            Ok(reply) => Some(Ok(reply)),
-            Err(LocalHoldsError::NotHere) => None,
-            Err(LocalHoldsError::Holds(error)) => Some(Err(error)),
-        }
+        LocalHoldsError::owner_answer(reply)
     }
 
     fn changes_nothing((_, request): &Self::Request) -> bool {
@@ -147,21 +144,9 @@ impl ShardCall for AskHolds {
 }
 
 pub struct HoldsRouter {
-    shards: u32,
-    local: Arc<dyn LocalHolds>,
-    owners: OwnerRouter,
-}
-
-impl HoldsRouter {
-    pub fn new(
-        shards: u32,
-        cluster: ClusterWatch,
-        local: Arc<dyn LocalHolds>,
-        peers: Arc<PeerClients>,
-        owner_wait: Duration,
-    ) -> Self {
-        Self { shards, local, owners: OwnerRouter { cluster, peers, owner_wait } }
-    }
+    pub shards: u32,
+    pub local: Arc<dyn LocalHolds>,
+    pub owners: OwnerRouter,
 }
 
 impl Holds for HoldsRouter {

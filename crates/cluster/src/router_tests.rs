@@ -1,64 +1,31 @@
 //! Tests of the routing of requests about holds. Other nodes are real services on loopback.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
-use tokio::sync::watch;
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
-use whimbrel_model::people::GatewayId;
-use whimbrel_model::ports::{HoldReply, HoldRequest, Holds, HoldsError, Node};
+use tokio::task::JoinHandle;
+use whimbrel_model::ports::{HoldReply, HoldRequest, Holds, HoldsError};
 use whimbrel_model::{HoldId, Timestamp, TopicNumber};
 
 use super::clocks::PeerClock;
-use super::cluster_view::{ClusterView, ClusterWatch};
 use super::dispatch::service::ReadMinutes;
 use super::peers::{PeerClients, PeerReply, PeerSettings};
 use super::router::HoldsRouter;
 use super::service::{AskHolds, service};
-use super::testing::{FakeClock, FakeLocalHolds, center, identity, view_of};
-use super::{LocalHolds, LocalHoldsError};
+use super::testing::{FakeClock, FakeLocalHolds, ME, OTHER, OWNER_WAIT, RouterScene, stopped_node};
+use super::{LocalHolds, LocalHoldsError, testing};
 
-const ME: u16 = 1;
-const OTHER: u16 = 2;
-/// Long enough for a call over loopback on a busy machine.
-const OWNER_WAIT: Duration = Duration::from_secs(20);
-
-struct RouterScene {
-    views: watch::Sender<Arc<ClusterView>>,
-    me: watch::Sender<Option<GatewayId>>,
+/// A cluster in which `owner` owns the only shard.
+fn owned_by(owner: Option<u16>, other: &str) -> RouterScene {
+    RouterScene::owned_by(owner, other, 0, 1)
 }
 
-impl RouterScene {
-    /// A cluster of two nodes in which `owner` owns the only shard.
-    fn owned_by(owner: Option<u16>, other: &str) -> Self {
-        let scene = Self { views: watch::Sender::default(), me: watch::Sender::new(identity(ME)) };
-        scene.give_to(owner, other);
-        scene
-    }
-
-    fn give_to(&self, owner: Option<u16>, other: &str) {
-        let mut nodes = [ME, OTHER].map(|number| Node { number, member: center(number) });
-        nodes[1].member.address = other.to_owned();
-        self.views.send_replace(view_of(nodes.into(), vec![owner]));
-    }
-
-    fn router(&self, local: Arc<dyn LocalHolds>, peers: PeerSettings, owner_wait: Duration) -> HoldsRouter {
-        let cluster = ClusterWatch::new(self.views.subscribe(), self.me.subscribe());
-        HoldsRouter::new(1, cluster, local, Arc::new(PeerClients::new(peers).unwrap()), owner_wait)
-    }
+fn router(scene: &RouterScene, local: Arc<dyn LocalHolds>, peers: PeerSettings, owner_wait: Duration) -> HoldsRouter {
+    HoldsRouter { shards: 1, local, owners: scene.owners(peers, owner_wait) }
 }
 
-/// Serves `local` on a port of its own. The port is closed when the task is aborted.
-async fn serve(local: Arc<dyn LocalHolds>, key: Option<&str>) -> (String, tokio::task::JoinHandle<()>) {
-    let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let server = Server::builder().add_service(service(local, FakeClock::new(0), key));
-    let incoming = TcpIncoming::from(listener);
-    (address, tokio::spawn(async move { server.serve_with_incoming(incoming).await.unwrap() }))
+async fn serve(local: Arc<dyn LocalHolds>, key: Option<&str>) -> (String, JoinHandle<()>) {
+    testing::serve(service(local, FakeClock::new(0), key)).await
 }
 
 fn not_owned_here() -> Arc<FakeLocalHolds> {
@@ -76,34 +43,34 @@ fn look() -> HoldRequest {
 #[tokio::test]
 async fn a_request_about_an_own_shard_stays_on_this_node() {
     let local = FakeLocalHolds::answering(Ok(HoldReply::Withdrawn));
-    let scene = RouterScene::owned_by(Some(ME), "127.0.0.1:9");
-    let router = scene.router(local.clone(), PeerSettings::default(), OWNER_WAIT);
+    let scene = owned_by(Some(ME), "127.0.0.1:9");
+    let router = router(&scene, local.clone(), PeerSettings::default(), OWNER_WAIT);
     assert_eq!(router.ask(0, withdraw()).await, Ok(HoldReply::Withdrawn));
-    assert_eq!(local.asked.load(Ordering::SeqCst), 1);
+    assert_eq!(local.asked(), 1);
 }
 
 #[tokio::test]
 async fn a_request_about_a_shard_of_another_node_goes_to_that_node() {
     let local = FakeLocalHolds::answering(Ok(HoldReply::WithdrawnMany(3)));
     let (address, _server) = serve(local.clone(), None).await;
-    let scene = RouterScene::owned_by(Some(OTHER), &address);
-    let router = scene.router(not_owned_here(), PeerSettings::default(), OWNER_WAIT);
+    let scene = owned_by(Some(OTHER), &address);
+    let router = router(&scene, not_owned_here(), PeerSettings::default(), OWNER_WAIT);
     assert_eq!(router.ask(0, withdraw()).await, Ok(HoldReply::WithdrawnMany(3)));
-    assert_eq!(local.asked.load(Ordering::SeqCst), 1);
+    assert_eq!(local.asked(), 1);
 }
 
 #[tokio::test]
 async fn an_error_of_the_owner_is_returned() {
     let (address, _server) = serve(FakeLocalHolds::answering(Err(HoldsError::Overloaded(0).into())), None).await;
-    let scene = RouterScene::owned_by(Some(OTHER), &address);
-    let router = scene.router(not_owned_here(), PeerSettings::default(), OWNER_WAIT);
+    let scene = owned_by(Some(OTHER), &address);
+    let router = router(&scene, not_owned_here(), PeerSettings::default(), OWNER_WAIT);
     assert_eq!(router.ask(0, withdraw()).await, Err(HoldsError::Overloaded(0)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_for_an_owner_and_then_fails() {
-    let scene = RouterScene::owned_by(None, "");
-    let router = scene.router(not_owned_here(), PeerSettings::default(), Duration::from_secs(5));
+    let scene = owned_by(None, "");
+    let router = router(&scene, not_owned_here(), PeerSettings::default(), Duration::from_secs(5));
     let began = tokio::time::Instant::now();
     assert_eq!(router.ask(0, withdraw()).await, Err(HoldsError::NoOwner(0)));
     assert_eq!(began.elapsed(), Duration::from_secs(5));
@@ -111,8 +78,9 @@ async fn a_request_waits_for_an_owner_and_then_fails() {
 
 #[tokio::test(start_paused = true)]
 async fn an_owner_that_appears_in_time_answers() {
-    let scene = RouterScene::owned_by(None, "");
-    let router = scene.router(
+    let scene = owned_by(None, "");
+    let router = router(
+        &scene,
         FakeLocalHolds::answering(Ok(HoldReply::Withdrawn)),
         PeerSettings::default(),
         Duration::from_secs(5),
@@ -128,8 +96,8 @@ async fn an_owner_that_appears_in_time_answers() {
 #[tokio::test(start_paused = true)]
 async fn a_request_to_an_owner_that_is_not_ready_yet_is_retried() {
     let local = not_owned_here();
-    let scene = RouterScene::owned_by(Some(ME), "");
-    let router = scene.router(local.clone(), PeerSettings::default(), Duration::from_secs(5));
+    let scene = owned_by(Some(ME), "");
+    let router = router(&scene, local.clone(), PeerSettings::default(), Duration::from_secs(5));
     let becomes_ready = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         *local.answer.lock().unwrap() = Ok(HoldReply::Withdrawn);
@@ -146,13 +114,6 @@ async fn a_call_that_a_node_does_not_serve_is_rejected_with_the_reason() {
     let asked = peers.call::<ReadMinutes>(&address, minutes, OWNER_WAIT).await;
     let PeerReply::Refused(reason) = asked else { panic!("{asked:?}") };
     assert!(reason.contains("ReadMinutes"), "{reason}");
-}
-
-async fn stopped_node() -> String {
-    let (address, server) = serve(not_owned_here(), None).await;
-    server.abort();
-    assert!(server.await.is_err(), "the node has stopped");
-    address
 }
 
 #[tokio::test]
@@ -185,8 +146,9 @@ async fn a_request_to_a_node_that_stopped_after_an_answer_is_not_delivered() {
 
 #[tokio::test]
 async fn a_request_that_was_not_delivered_goes_to_the_next_owner() {
-    let scene = RouterScene::owned_by(Some(OTHER), &stopped_node().await);
-    let router = scene.router(FakeLocalHolds::answering(Ok(HoldReply::Withdrawn)), PeerSettings::default(), OWNER_WAIT);
+    let scene = owned_by(Some(OTHER), &stopped_node().await);
+    let router =
+        router(&scene, FakeLocalHolds::answering(Ok(HoldReply::Withdrawn)), PeerSettings::default(), OWNER_WAIT);
     // The request is polled first, so it finds the stopped owner before there is another.
     let (told, ()) = tokio::join!(router.ask(0, withdraw()), async { scene.give_to(Some(ME), "") });
     assert_eq!(told, Ok(HoldReply::Withdrawn));
@@ -194,27 +156,25 @@ async fn a_request_that_was_not_delivered_goes_to_the_next_owner() {
 
 #[tokio::test]
 async fn a_command_without_an_answer_has_an_unknown_outcome_and_is_not_repeated() {
-    let local = FakeLocalHolds::hanging();
+    let local = FakeLocalHolds::hanging(Ok(HoldReply::Unknown));
     let (address, _server) = serve(local.clone(), None).await;
-    let scene = RouterScene::owned_by(Some(OTHER), &address);
+    let scene = owned_by(Some(OTHER), &address);
     let peers = PeerSettings { answer_within: Duration::from_millis(500), ..PeerSettings::default() };
-    let router = scene.router(not_owned_here(), peers, OWNER_WAIT);
+    let router = router(&scene, not_owned_here(), peers, OWNER_WAIT);
     let told = router.ask(0, withdraw()).await;
     assert!(matches!(told, Err(HoldsError::OutcomeUnknown(_))), "{told:?}");
-    assert_eq!(local.asked.load(Ordering::SeqCst), 1);
+    assert_eq!(local.asked(), 1);
 }
 
 #[tokio::test]
 async fn a_query_without_an_answer_is_retried() {
-    let local = FakeLocalHolds::hanging();
+    let local = FakeLocalHolds::hanging(Ok(HoldReply::Unknown));
     let (address, _server) = serve(local.clone(), None).await;
-    let scene = RouterScene::owned_by(Some(OTHER), &address);
+    let scene = owned_by(Some(OTHER), &address);
     let peers = PeerSettings { answer_within: Duration::from_millis(300), ..PeerSettings::default() };
-    let router = scene.router(FakeLocalHolds::answering(Ok(HoldReply::Unknown)), peers, OWNER_WAIT);
+    let router = router(&scene, FakeLocalHolds::answering(Ok(HoldReply::Unknown)), peers, OWNER_WAIT);
     let asked = tokio::spawn(async move { router.ask(0, look()).await });
-    while local.asked.load(Ordering::SeqCst) == 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    local.until_asked().await;
     scene.give_to(Some(ME), "");
     assert_eq!(asked.await.unwrap(), Ok(HoldReply::Unknown));
 }
@@ -223,17 +183,17 @@ async fn a_query_without_an_answer_is_retried() {
 async fn calls_without_the_internal_key_are_rejected() {
     let local = FakeLocalHolds::answering(Ok(HoldReply::Withdrawn));
     let (address, _server) = serve(local.clone(), Some("shared secret")).await;
-    let scene = RouterScene::owned_by(Some(OTHER), &address);
+    let scene = owned_by(Some(OTHER), &address);
     for key in [None, Some("another".to_owned())] {
         let peers = PeerSettings { internal_key: key, ..PeerSettings::default() };
-        let told = scene.router(not_owned_here(), peers.clone(), OWNER_WAIT).ask(0, withdraw()).await;
+        let told = router(&scene, not_owned_here(), peers.clone(), OWNER_WAIT).ask(0, withdraw()).await;
         assert!(matches!(told, Err(HoldsError::Unavailable(_))), "{told:?}");
         assert!(PeerClients::new(peers).unwrap().read_clock(&address).await.is_err());
     }
-    assert_eq!(local.asked.load(Ordering::SeqCst), 0);
+    assert_eq!(local.asked(), 0);
     let peers = PeerSettings { internal_key: Some("shared secret".to_owned()), ..PeerSettings::default() };
     assert_eq!(
-        scene.router(not_owned_here(), peers.clone(), OWNER_WAIT).ask(0, withdraw()).await,
+        router(&scene, not_owned_here(), peers.clone(), OWNER_WAIT).ask(0, withdraw()).await,
         Ok(HoldReply::Withdrawn)
     );
     assert!(PeerClients::new(peers).unwrap().read_clock(&address).await.is_ok());

@@ -2,12 +2,17 @@
 //! a test sets. The time is tokio's.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
 use whimbrel_model::people::GatewayId;
 use whimbrel_model::ports::{
     ClusterSnapshot, Coordination, CoordinationError, HoldReply, HoldRequest, Member, Membership, Node, Owner,
@@ -16,8 +21,11 @@ use whimbrel_model::ports::{
 use whimbrel_model::{Clock, Timestamp};
 
 use super::clocks::PeerClock;
-use super::cluster_view::ClusterView;
+use super::cluster_view::{ClusterView, ClusterWatch};
 use super::families::{CENTER_ROLE, HOLDS_FAMILY};
+use super::peers::{PeerClients, PeerSettings};
+use super::router::OwnerRouter;
+use super::rpc::InternalService;
 use super::{LocalHolds, LocalHoldsError, ShardOwner};
 
 /// Timeout for the condition that a test waits for, in the test's own time.
@@ -312,32 +320,103 @@ impl PeerClock for FakeClocks {
 }
 
 /// An owner with a preset answer that counts its requests.
-pub struct FakeLocalHolds {
-    pub answer: Mutex<Result<HoldReply, LocalHoldsError>>,
-    pub asked: AtomicU64,
-    pub hangs: bool,
+pub struct FakeOwner<A> {
+    pub answer: Mutex<A>,
+    asked: AtomicU64,
+    /// Whether it answers only after a notification.
+    hangs: bool,
+    pub go_on: Notify,
 }
 
-impl FakeLocalHolds {
-    pub fn answering(answer: Result<HoldReply, LocalHoldsError>) -> Arc<Self> {
-        Arc::new(Self { answer: Mutex::new(answer), asked: AtomicU64::new(0), hangs: false })
+pub type FakeLocalHolds = FakeOwner<Result<HoldReply, LocalHoldsError>>;
+
+impl<A: Clone> FakeOwner<A> {
+    pub fn answering(answer: A) -> Arc<Self> {
+        Arc::new(Self { answer: Mutex::new(answer), asked: AtomicU64::new(0), hangs: false, go_on: Notify::new() })
     }
 
-    pub fn hanging() -> Arc<Self> {
-        Arc::new(Self { answer: Mutex::new(Ok(HoldReply::Unknown)), asked: AtomicU64::new(0), hangs: true })
+    pub fn hanging(answer: A) -> Arc<Self> {
+        Arc::new(Self { answer: Mutex::new(answer), asked: AtomicU64::new(0), hangs: true, go_on: Notify::new() })
+    }
+
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    pub async fn until_asked(&self) {
+        while self.asked() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    pub async fn reply(&self) -> A {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        if self.hangs {
+            self.go_on.notified().await;
+        }
+        self.answer.lock().unwrap().clone()
     }
 }
 
 impl LocalHolds for FakeLocalHolds {
     fn ask(&self, _: u32, _: HoldRequest) -> PortFuture<'_, Result<HoldReply, LocalHoldsError>> {
-        Box::pin(async move {
-            self.asked.fetch_add(1, Ordering::SeqCst);
-            if self.hangs {
-                std::future::pending::<()>().await;
-            }
-            self.answer.lock().unwrap().clone()
-        })
+        Box::pin(self.reply())
     }
+}
+
+/// This node, whose router is under test.
+pub const ME: u16 = 1;
+/// The other node of a [`RouterScene`].
+pub const OTHER: u16 = 2;
+/// Long enough for a call over loopback on a busy machine.
+pub const OWNER_WAIT: Duration = Duration::from_secs(20);
+
+/// A cluster of two nodes in which only one shard has an owner.
+pub struct RouterScene {
+    views: watch::Sender<Arc<ClusterView>>,
+    me: watch::Sender<Option<GatewayId>>,
+    shards: u32,
+    shard: u32,
+}
+
+impl RouterScene {
+    /// `owner` owns the shard `shard` of `shards`. The address of the other node is `other`.
+    pub fn owned_by(owner: Option<u16>, other: &str, shard: u32, shards: u32) -> Self {
+        let scene = Self { views: watch::Sender::default(), me: watch::Sender::new(identity(ME)), shards, shard };
+        scene.give_to(owner, other);
+        scene
+    }
+
+    pub fn give_to(&self, owner: Option<u16>, other: &str) {
+        let mut nodes = [ME, OTHER].map(|number| Node { number, member: center(number) });
+        nodes[1].member.address = other.to_owned();
+        let mut owners = vec![None; self.shards as usize];
+        owners[self.shard as usize] = owner;
+        self.views.send_replace(view_of(nodes.into(), owners));
+    }
+
+    /// The routing of this node.
+    pub fn owners(&self, peers: PeerSettings, owner_wait: Duration) -> OwnerRouter {
+        let cluster = ClusterWatch::new(self.views.subscribe(), self.me.subscribe());
+        OwnerRouter { cluster, peers: Arc::new(PeerClients::new(peers).unwrap()), owner_wait }
+    }
+}
+
+/// Serves on a port of its own, which is closed when the task is aborted.
+pub async fn serve(service: InternalService) -> (String, JoinHandle<()>) {
+    let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let server = Server::builder().add_service(service);
+    let incoming = TcpIncoming::from(listener);
+    (address, tokio::spawn(async move { server.serve_with_incoming(incoming).await.unwrap() }))
+}
+
+/// The address of a node that has stopped.
+pub async fn stopped_node() -> String {
+    let (address, server) = serve(InternalService::new(None)).await;
+    server.abort();
+    assert!(server.await.is_err(), "the node has stopped");
+    address
 }
 
 pub fn center(number: u16) -> Member {
@@ -345,11 +424,11 @@ pub fn center(number: u16) -> Member {
     Member { name: format!("n{number}"), roles, address: format!("n{number}:1"), ..Member::default() }
 }
 
-pub fn view_of(nodes: Vec<Node>, owners: Vec<Option<u16>>) -> Arc<ClusterView> {
+fn view_of(nodes: Vec<Node>, owners: Vec<Option<u16>>) -> Arc<ClusterView> {
     let owners = owners.into_iter().map(|owner| Some(Owner { node: owner?, epoch: 1 })).collect();
     Arc::new(ClusterView { revision: 1, nodes, owners: BTreeMap::from([(HOLDS_FAMILY, owners)]) })
 }
 
-pub fn identity(node: u16) -> Option<GatewayId> {
+fn identity(node: u16) -> Option<GatewayId> {
     Some(GatewayId { node, incarnation: 1 })
 }

@@ -1,8 +1,10 @@
 //! One line of deliveries: the cursor of a subscription, or one of its replays. It combines a window with the steps after each answer.
 //! Pure.
 
-use whimbrel_model::subscription::{Ordering, RetryPolicy};
-use whimbrel_model::{PartitionId, Timestamp};
+use std::time::Duration;
+
+use whimbrel_model::subscription::{OnExhausted, Ordering, RetryPolicy};
+use whimbrel_model::{PartitionId, SubscriptionSpec, Timestamp};
 
 use super::call_verdict::DeliveryFailure;
 use super::outbound_message::RetryData;
@@ -13,13 +15,22 @@ use super::window::{DeliveryTicket, DeliveryWindow, WindowLimits};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineRules {
     pub retry: RetryPolicy,
-    pub on_exhausted: whimbrel_model::subscription::OnExhausted,
-    pub blocked_sleep: std::time::Duration,
+    pub on_exhausted: OnExhausted,
+    pub blocked_sleep: Duration,
     /// Whether a failed message waits in the window. Otherwise it becomes a hold.
     pub in_place: bool,
 }
 
 impl LineRules {
+    pub fn of(spec: &SubscriptionSpec) -> Self {
+        Self {
+            retry: spec.retry.clone(),
+            on_exhausted: spec.on_exhausted,
+            blocked_sleep: Duration::from_millis(spec.blocked_sleep_ms),
+            in_place: spec.retries_in_place(),
+        }
+    }
+
     /// The retry schedule of a message; `own` is the message's own policy, if any.
     pub fn retry_schedule<'a>(&'a self, own: Option<&'a RetryPolicy>) -> RetrySchedule<'a> {
         RetrySchedule {
@@ -136,10 +147,8 @@ impl<B: Clone> DeliveryLine<B> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use whimbrel_model::TopicNumber;
-    use whimbrel_model::subscription::OnExhausted;
+    use whimbrel_model::subscription::Mode;
 
     use super::super::window::{PartitionResume, ReadMessage};
     use super::*;
@@ -151,12 +160,9 @@ mod tests {
     /// The time until the next attempt of a message that an earlier process parked after one attempt.
     fn retried_in_ms(saved_in_ms: i64, brought: &RetryData) -> i64 {
         let limits = WindowLimits { body_bytes: 1 << 20, parked_bytes: 1 << 20 };
-        let rules = LineRules {
-            retry: RetryPolicy { times: 5, schedule_ms: vec![1_000] },
-            on_exhausted: OnExhausted::DeadLetter,
-            blocked_sleep: Duration::from_secs(2),
-            in_place: true,
-        };
+        let spec = SubscriptionSpec::new(Vec::new(), Mode::Push, None);
+        let retry = RetryPolicy { times: 5, schedule_ms: vec![1_000] };
+        let rules = LineRules::of(&SubscriptionSpec { retry, ..spec });
         let mut line = DeliveryLine::new(0, 1, 1, Ordering::Key, limits, rules);
         let saved = Timestamp::from_millis(NOW.as_millis() + saved_in_ms);
         let resume = PartitionResume {

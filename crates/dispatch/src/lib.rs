@@ -102,20 +102,8 @@ impl Dispatcher {
             count => count,
         };
         let keepers = Supervisor::start((0..count).map(|number| format!("dispatch-{number}")), None)?;
-        let context = DispatchContext {
-            log: ports.log,
-            registry: ports.registry,
-            subscriptions: ports.subscriptions,
-            progress: ports.progress,
-            notebook: ports.notebook,
-            clock: ports.clock,
-            events: ports.events,
-            stats: ports.stats,
-            settings,
-            began: Instant::now(),
-        };
         Ok(Arc::new(Self {
-            context: Arc::new(context),
+            context: Arc::new(DispatchContext { ports, settings, began: Instant::now() }),
             shards,
             joined: watch::Sender::new(None),
             keepers,
@@ -135,7 +123,7 @@ impl Dispatcher {
 
     /// The error for a subscription that does not run here. A subscription that is being deleted never will, so callers need not retry.
     fn not_running(&self, number: SubscriptionNumber) -> LocalDispatchError {
-        let is_deleted = self.context.subscriptions.by_number(number).is_some_and(|known| known.stored.deleting);
+        let is_deleted = self.context.ports.subscriptions.by_number(number).is_some_and(|known| known.stored.deleting);
         let is_ours = self.keepers.door(number.shard(self.shards)).is_some();
         if is_deleted && is_ours { DispatchError::Unknown.into() } else { LocalDispatchError::NotHere }
     }
@@ -194,7 +182,7 @@ impl LocalDispatch for Dispatcher {
         from: Timestamp,
         to: Timestamp,
     ) -> PortFuture<'_, Vec<(Timestamp, MinuteRow)>> {
-        Box::pin(self.context.stats.minutes(topic, from, to))
+        Box::pin(self.context.ports.stats.minutes(topic, from, to))
     }
 }
 
@@ -212,12 +200,12 @@ struct ShardKeeper {
 
 impl ShardKeeper {
     async fn keep(self) {
-        let mut changes = self.context.subscriptions.changes();
+        let mut changes = self.context.ports.subscriptions.changes();
         let (ended_sender, mut ended) = mpsc::unbounded_channel::<(SubscriptionNumber, RunEnd)>();
         let mut begun: HashMap<SubscriptionNumber, ()> = HashMap::new();
         loop {
             changes.mark_unchanged();
-            for subscription in self.context.subscriptions.all() {
+            for subscription in self.context.ports.subscriptions.all() {
                 let number = subscription.number();
                 let is_ours = number.shard(self.shards) == self.shard && !subscription.stored.deleting;
                 if is_ours && begun.insert(number, ()).is_none() {

@@ -178,8 +178,8 @@ impl LineSet {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use whimbrel_model::subscription::{OnExhausted, RetryPolicy};
-    use whimbrel_model::{Headers, PartitionId, TopicNumber};
+    use whimbrel_model::subscription::Mode;
+    use whimbrel_model::{Headers, PartitionId, SubscriptionSpec, TopicNumber};
 
     use super::super::window::{PartitionResume, ReadMessage};
     use super::*;
@@ -190,12 +190,7 @@ mod tests {
     /// Lines with these numbers, each with `count` messages that are ready.
     fn lines(numbers: &[u32], count: u64) -> LineSet {
         let limits = WindowLimits { body_bytes: 1 << 20, parked_bytes: 1 << 20 };
-        let rules = LineRules {
-            retry: RetryPolicy::default(),
-            on_exhausted: OnExhausted::DeadLetter,
-            blocked_sleep: Duration::from_secs(2),
-            in_place: true,
-        };
+        let rules = LineRules::of(&SubscriptionSpec::new(Vec::new(), Mode::Push, None));
         let mut lines = LineSet::default();
         for number in numbers {
             lines.begin(*number, number + 1, Ordering::None, limits, rules.clone());

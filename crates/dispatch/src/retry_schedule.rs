@@ -82,14 +82,14 @@ mod tests {
         }
     }
 
+    fn schedule(policy: &RetryPolicy, on_exhausted: OnExhausted) -> RetrySchedule<'_> {
+        RetrySchedule { policy, on_exhausted, blocked_sleep: Duration::from_secs(2) }
+    }
+
     #[test]
     fn five_retries_make_six_attempts() {
         let policy = RetryPolicy::default();
-        let retry_schedule = RetrySchedule {
-            policy: &policy,
-            on_exhausted: OnExhausted::DeadLetter,
-            blocked_sleep: Duration::from_secs(2),
-        };
+        let retry_schedule = schedule(&policy, OnExhausted::DeadLetter);
         let waits: Vec<i64> = (1..=5).map(|attempts| wait(retry_schedule, attempts, None, 0)).collect();
         assert_eq!(waits, [1_000, 10_000, 60_000, 300_000, 3_000_000]);
         assert_eq!(retry_schedule.after(6, NOW, None, 0), RetryStep::DeadLetter);
@@ -98,8 +98,7 @@ mod tests {
     #[test]
     fn the_last_entry_repeats_and_a_blocked_message_is_retried_forever() {
         let policy = RetryPolicy { times: 3, schedule_ms: vec![100, 200] };
-        let retry_schedule =
-            RetrySchedule { policy: &policy, on_exhausted: OnExhausted::Block, blocked_sleep: Duration::from_secs(2) };
+        let retry_schedule = schedule(&policy, OnExhausted::Block);
         assert_eq!(wait(retry_schedule, 3, None, 0), 200);
         assert_eq!(wait(retry_schedule, 4, None, 0), 2_000);
         assert_eq!(wait(retry_schedule, 1_000, None, 0), 2_000);
@@ -110,11 +109,7 @@ mod tests {
     #[test]
     fn jitter_makes_a_retry_later_and_never_earlier() {
         let policy = RetryPolicy::default();
-        let retry_schedule = RetrySchedule {
-            policy: &policy,
-            on_exhausted: OnExhausted::DeadLetter,
-            blocked_sleep: Duration::from_secs(2),
-        };
+        let retry_schedule = schedule(&policy, OnExhausted::DeadLetter);
         for random in 0..5_000 {
             let wait = wait(retry_schedule, 2, None, random);
             assert!((10_000..11_000).contains(&wait), "{wait}");
@@ -124,8 +119,7 @@ mod tests {
     #[test]
     fn a_saved_time_beyond_every_maximum_waits_its_step_from_now() {
         let policy = RetryPolicy { times: 3, schedule_ms: vec![1_000, 7_200_000] };
-        let retry_schedule =
-            RetrySchedule { policy: &policy, on_exhausted: OnExhausted::Block, blocked_sleep: Duration::from_secs(2) };
+        let retry_schedule = schedule(&policy, OnExhausted::Block);
         let resumed = |attempts, ahead_ms: i64| {
             let saved = Timestamp::from_millis(NOW.as_millis() + ahead_ms);
             retry_schedule.resume(attempts, saved, NOW).as_millis() - NOW.as_millis()
@@ -143,11 +137,7 @@ mod tests {
     #[test]
     fn retry_after_is_obeyed_up_to_one_hour() {
         let policy = RetryPolicy { times: 5, schedule_ms: vec![1_000] };
-        let retry_schedule = RetrySchedule {
-            policy: &policy,
-            on_exhausted: OnExhausted::DeadLetter,
-            blocked_sleep: Duration::from_secs(2),
-        };
+        let retry_schedule = schedule(&policy, OnExhausted::DeadLetter);
         assert_eq!(wait(retry_schedule, 1, Some(Duration::from_secs(30)), 0), 30_000);
         assert_eq!(wait(retry_schedule, 1, Some(Duration::from_millis(10)), 0), 1_000);
         assert_eq!(wait(retry_schedule, 1, Some(Duration::from_secs(90_000)), 0), 3_600_000);

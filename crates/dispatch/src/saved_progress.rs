@@ -68,10 +68,8 @@ impl SavedProgress {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use whimbrel_model::TopicNumber;
-    use whimbrel_model::subscription::{OnExhausted, Ordering, RetryPolicy};
+    use whimbrel_model::subscription::{Mode, Ordering};
+    use whimbrel_model::{SubscriptionSpec, TopicNumber};
 
     use super::super::delivery_line::LineRules;
     use super::super::window::WindowLimits;
@@ -81,12 +79,7 @@ mod tests {
 
     fn line(run: u32) -> DeliveryLine<Record> {
         let limits = WindowLimits { body_bytes: 1 << 20, parked_bytes: 1 << 20 };
-        let rules = LineRules {
-            retry: RetryPolicy::default(),
-            on_exhausted: OnExhausted::DeadLetter,
-            blocked_sleep: Duration::from_secs(2),
-            in_place: true,
-        };
+        let rules = LineRules::of(&SubscriptionSpec::new(Vec::new(), Mode::Push, None));
         let mut line = DeliveryLine::new(0, run, 1, Ordering::Key, limits, rules);
         line.window.open(PARTITION, PartitionResume::at(7), None, false);
         line

@@ -17,12 +17,13 @@ use futures_util::FutureExt as _;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
+use whimbrel_model::SubscriptionNumber;
 use whimbrel_model::ports::{
-    AttemptStore, Callbacks, DispatchError, DispatchReply, DispatchRequest, Holds, Log, LogError, PortFuture, Progress,
-    ProgressError, ProgressRow, ReadLimits,
+    Callbacks, DispatchError, DispatchReply, DispatchRequest, Holds, LogError, PortFuture, ProgressError, ProgressRow,
+    ReadLimits,
 };
-use whimbrel_model::{Clock, EventSink, SubscriptionNumber};
 
+use super::DispatchPorts;
 use super::line_set::OutgoingMessage;
 use super::pending_appends::{AppendDone, Settlement};
 use super::runner::{
@@ -34,9 +35,7 @@ use super::source_topics::SubscriptionTopics;
 use super::subscription_metrics::SubscriptionMetrics;
 use super::window::ReadRequest;
 use call_targets::CallTargets;
-use whimbrel_catalogue::subscriptions::{Subscription, SubscriptionRegistry};
-use whimbrel_catalogue::topic_stats::TopicStats;
-use whimbrel_catalogue::topics::Registry;
+use whimbrel_catalogue::subscriptions::Subscription;
 use whimbrel_cluster::Machine as _;
 use whimbrel_cluster::owner_clock::ClockReading;
 
@@ -51,14 +50,7 @@ const READ_WAIT: Duration = Duration::from_secs(10);
 const READ_RECORDS: usize = 4096;
 
 pub struct DispatchContext {
-    pub log: Arc<dyn Log>,
-    pub registry: Arc<Registry>,
-    pub subscriptions: Arc<SubscriptionRegistry>,
-    pub progress: Arc<dyn Progress>,
-    pub notebook: Arc<dyn AttemptStore>,
-    pub clock: Arc<dyn Clock>,
-    pub events: EventSink,
-    pub stats: Arc<TopicStats>,
+    pub ports: DispatchPorts,
     pub settings: DispatchSettings,
     pub began: Instant,
 }
@@ -66,11 +58,11 @@ pub struct DispatchContext {
 impl DispatchContext {
     fn reading(&self) -> ClockReading {
         let steady_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        ClockReading { wall: self.clock.now(), expiry: self.clock.expiry_now(), steady_ms }
+        ClockReading { wall: self.ports.clock.now(), expiry: self.ports.clock.expiry_now(), steady_ms }
     }
 
     fn topics(&self, subscription: &Subscription) -> SubscriptionTopics {
-        SubscriptionTopics::of(subscription, |name| self.registry.get(name))
+        SubscriptionTopics::of(subscription, |name| self.ports.registry.get(name))
     }
 }
 
@@ -126,7 +118,7 @@ pub async fn run(
         },
         () = stop.cancelled() => return RunEnd::Stopped,
     };
-    let mut changes = context.subscriptions.changes();
+    let mut changes = context.ports.subscriptions.changes();
     let mut shell = match open(&context, number, epoch, &stop).await {
         Ok((rows, subscription)) => SubscriptionShell::new(context, joined, epoch, subscription, rows),
         Err(end) => return end,
@@ -144,7 +136,7 @@ async fn open(
     stop: &CancellationToken,
 ) -> Result<(Vec<ProgressRow>, Arc<Subscription>), RunEnd> {
     let rows = loop {
-        match context.progress.open(number, epoch).await {
+        match context.ports.progress.open(number, epoch).await {
             Ok(rows) => break rows,
             Err(ProgressError::Unavailable(why)) => {
                 tracing::warn!(subscription = number.0, why, "the store of progress does not answer; retrying");
@@ -155,7 +147,7 @@ async fn open(
     };
     // The previous owner may have followed a catalogue entry that this node does not have yet: a pause or a seek.
     loop {
-        match context.subscriptions.refresh(number).await {
+        match context.ports.subscriptions.refresh(number).await {
             Ok(Some(subscription)) => return Ok((rows, subscription)),
             Ok(None) => return Err(RunEnd::Deleted),
             Err(error) => tracing::warn!(subscription = number.0, %error, "the catalogue does not answer; retrying"),
@@ -227,7 +219,7 @@ impl SubscriptionShell {
                 Some(done) = self.saving.next() => inputs.push(done),
                 Some(done) = self.background.next() => inputs.extend(done),
                 Some(request) = requests.recv() => inputs.extend(self.asked(request)),
-                Ok(()) = changes.changed() => match self.context.subscriptions.by_number(self.subscription.number()) {
+                Ok(()) = changes.changed() => match self.context.ports.subscriptions.by_number(self.subscription.number()) {
                     Some(subscription) if subscription.version != self.subscription.version => {
                         self.subscription = subscription;
                         self.topics = self.context.topics(&self.subscription);
@@ -282,7 +274,7 @@ impl SubscriptionShell {
     fn check_topics(&mut self, inputs: &mut Vec<RunnerInput>) {
         let is_due = |input: &RunnerInput| match input {
             RunnerInput::Read(done) => {
-                let topic = self.context.registry.by_number(done.wanted.partition.topic);
+                let topic = self.context.ports.registry.by_number(done.wanted.partition.topic);
                 topic.is_none_or(|topic| !self.topics.reads(&topic))
             }
             RunnerInput::Asked { ask, .. } => {
@@ -325,8 +317,8 @@ impl SubscriptionShell {
             RunnerEffect::Call(outgoing) => self.call(outgoing),
             RunnerEffect::Append(settlements) => self.append(settlements),
             RunnerEffect::Save(rows) => self.save(rows),
-            RunnerEffect::RecordAttempts(records) => self.context.notebook.note(records),
-            RunnerEffect::Publish(event) => (self.context.events)(event),
+            RunnerEffect::RecordAttempts(records) => self.context.ports.notebook.note(records),
+            RunnerEffect::Publish(event) => (self.context.ports.events)(event),
             RunnerEffect::Count(count) => self.count(count),
             RunnerEffect::Gauges(gauges) => self.metrics.set(gauges),
             RunnerEffect::Reply { request, answer } => {
@@ -351,9 +343,9 @@ impl SubscriptionShell {
         self.metrics.count(count);
         match count {
             DeliveryCount::Delivered { topic, delay_ms, callback_us } => {
-                self.context.stats.delivered(topic, delay_ms.saturating_mul(1000), callback_us);
+                self.context.ports.stats.delivered(topic, delay_ms.saturating_mul(1000), callback_us);
             }
-            DeliveryCount::Failed { topic, callback_us } => self.context.stats.failed(topic, callback_us),
+            DeliveryCount::Failed { topic, callback_us } => self.context.ports.stats.failed(topic, callback_us),
             DeliveryCount::Gone | DeliveryCount::Buried | DeliveryCount::Dropped => {}
         }
     }
@@ -363,9 +355,9 @@ impl SubscriptionShell {
         let wait = if wanted.again { Duration::ZERO } else { READ_WAIT };
         let limits = ReadLimits { max_records: READ_RECORDS, max_bytes: wanted.max_bytes, wait };
         self.reads.push(Box::pin(async move {
-            let outcome = context.log.read(wanted.partition, wanted.from, limits).await;
+            let outcome = context.ports.log.read(wanted.partition, wanted.from, limits).await;
             // The messages may be behind barriers that this node has not read yet.
-            context.registry.wait_for_barriers(wanted.partition.topic).await;
+            context.ports.registry.wait_for_barriers(wanted.partition.topic).await;
             let is_known = matches!(outcome, Ok(_) | Err(LogError::Trimmed { .. } | LogError::Damaged { .. }));
             if !is_known && let Err(error) = &outcome {
                 tracing::debug!(%error, partition = %wanted.partition, "a read for a subscription failed");
@@ -380,7 +372,7 @@ impl SubscriptionShell {
     }
 
     fn call(&mut self, outgoing: OutgoingMessage) {
-        let target = self.targets.of(&self.subscription, &outgoing.message.topic, &self.context.registry);
+        let target = self.targets.of(&self.subscription, &outgoing.message.topic, &self.context.ports.registry);
         let call = call_targets::call(&outgoing, target);
         let callbacks = Arc::clone(&self.joined.callbacks);
         self.calls.push(Box::pin(async move {
@@ -390,7 +382,7 @@ impl SubscriptionShell {
     }
 
     fn append(&self, settlements: Vec<Settlement>) {
-        let (log, name) = (Arc::clone(&self.context.log), Arc::clone(&self.subscription.name));
+        let (log, name) = (Arc::clone(&self.context.ports.log), Arc::clone(&self.subscription.name));
         let entries: Vec<_> = settlements.iter().filter_map(|each| each.entry.clone()).collect();
         self.appends.push(Box::pin(async move {
             let mut appended = if entries.is_empty() { Vec::new() } else { log.append(entries).await }.into_iter();
@@ -416,7 +408,7 @@ impl SubscriptionShell {
     }
 
     fn save(&self, rows: Vec<ProgressRow>) {
-        let (progress, epoch) = (Arc::clone(&self.context.progress), self.epoch);
+        let (progress, epoch) = (Arc::clone(&self.context.ports.progress), self.epoch);
         let subscription = Arc::clone(&self.subscription);
         self.saving.push(Box::pin(async move {
             let outcome = progress.save(subscription.number(), epoch, rows.clone()).await;

@@ -106,7 +106,7 @@ impl HoldEdge {
         };
         if let Some(reply) = self.replies.remove(&ask) {
             // The caller may have disconnected. The decision stands.
-            let _ = reply.send(told.map_err(LocalHoldsError::Holds));
+            let _ = reply.send(told.map_err(LocalHoldsError::Owner));
         }
     }
 

@@ -5,13 +5,12 @@
 //! `held` and `carried`, the rest is the message as its topic will contain it. Rows of the stores beside the log have the same encoding.
 //! Both encodings contain a version.
 
-use std::borrow::Borrow;
-use std::fmt;
 use std::sync::Arc;
 
 use bytes::{Buf, BufMut, Bytes};
 
 use crate::partitioner::partition_of;
+use crate::shared_text::shared_text;
 use crate::{Headers, HeadersBuilder, Record, Timestamp, TopicNumber};
 
 /// The topic of holds. Its partitions are the shards.
@@ -47,13 +46,11 @@ const FLAG_FRESH: u8 = 1;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HoldId(Arc<str>);
 
+shared_text!(HoldId);
+
 impl HoldId {
     pub fn new(text: &str) -> Self {
         Self(text.into())
-    }
-
-    pub fn as_str(&self) -> &str {
-        &self.0
     }
 
     pub fn shard(&self, shards: u32) -> u32 {
@@ -63,24 +60,6 @@ impl HoldId {
 
 pub fn shard_of(id: &str, shards: u32) -> u32 {
     partition_of(id.as_bytes(), shards)
-}
-
-impl Borrow<str> for HoldId {
-    fn borrow(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for HoldId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for HoldId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}`", self.0)
-    }
 }
 
 /// A pending hold.

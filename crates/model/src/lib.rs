@@ -15,6 +15,7 @@ pub mod people;
 pub mod ports;
 pub mod push;
 pub mod record;
+mod shared_text;
 pub mod store_health;
 pub mod subscription;
 pub mod time;

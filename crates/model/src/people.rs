@@ -3,7 +3,6 @@
 //! A *session* is one connection of a device, held by a gateway. A *seat* remains after the session: the cursor of a platform, or of one
 //! device on a platform with several sessions.
 
-use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Timestamp;
 use crate::partitioner::partition_of;
+use crate::shared_text::shared_text;
 
 pub const UID_MAX_BYTES: usize = 128;
 pub const PLATFORM_MAX_CHARS: usize = 32;
@@ -28,6 +28,8 @@ pub const ACK_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 /// A user's id: 1 to 128 bytes without control characters. Cloning shares the text.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Uid(Arc<str>);
+
+shared_text!(Uid);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PeopleNameError {
@@ -46,31 +48,9 @@ impl Uid {
         check_uid(text).map(|()| Self(text.into()))
     }
 
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
     /// The partition of `_push` for this user, selected by the hash of the id like any key.
     pub fn partition(&self, partitions: u32) -> u32 {
         partition_of(self.0.as_bytes(), partitions)
-    }
-}
-
-impl Borrow<str> for Uid {
-    fn borrow(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for Uid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for Uid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}`", self.0)
     }
 }
 
@@ -85,16 +65,14 @@ pub fn check_uid(text: &str) -> Result<(), PeopleNameError> {
 #[serde(try_from = "String", into = "String")]
 pub struct Platform(Arc<str>);
 
+shared_text!(Platform);
+
 impl Platform {
     pub fn new(text: &str) -> Result<Self, PeopleNameError> {
         let is_good = (1..=PLATFORM_MAX_CHARS).contains(&text.len())
             && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'_' | b'-'))
             && !text.starts_with(['_', '-']);
         if is_good { Ok(Self(text.into())) } else { Err(PeopleNameError::BadPlatform) }
-    }
-
-    pub fn as_str(&self) -> &str {
-        &self.0
     }
 }
 
@@ -109,18 +87,6 @@ impl TryFrom<String> for Platform {
 impl From<Platform> for String {
     fn from(platform: Platform) -> Self {
         platform.0.as_ref().to_owned()
-    }
-}
-
-impl fmt::Display for Platform {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for Platform {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}`", self.0)
     }
 }
 

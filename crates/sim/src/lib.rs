@@ -34,4 +34,4 @@ pub use people::PeopleProfile;
 pub use presence::PresenceProfile;
 pub use profile::Profile;
 pub use rng::Rng;
-pub use simulation::{ReportOf, RunFailure, RunReport, Simulation, run, run_traced};
+pub use simulation::{ReportOf, RunFailure, RunReport, Simulation, run, run_all, run_traced};

@@ -93,8 +93,8 @@ where
     let one = if arguments.trace { run_traced::<S> } else { run::<S> };
     let all = |profile: S| all(profile, seeds.clone(), |seed| one(seed, profile));
     match &arguments.fault {
-        Some(name) => S::by_name(name).map(all).ok_or_else(|| name.to_owned()),
-        None => Ok(S::CLEAN.iter().copied().map(all).sum()),
+        Some(name) => S::from_str(name, false).map(all).map_err(|_| name.to_owned()),
+        None => Ok(S::clean().map(all).sum()),
     }
 }
 

@@ -7,7 +7,7 @@ use whimbrel_storage::LogSettings;
 use crate::disk::Faults;
 use crate::rng::Rng;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Profile {
     /// Power losses and kills at any call, also during recovery.
     Crashes,
@@ -26,21 +26,6 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// The profiles without violations.
-    pub const HONEST: [Profile; 5] = [Profile::Crashes, Profile::Errors, Profile::Full, Profile::Flips, Profile::Mixed];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Profile::Crashes => "crashes",
-            Profile::Errors => "errors",
-            Profile::Full => "full",
-            Profile::Flips => "flips",
-            Profile::Mixed => "mixed",
-            Profile::LyingSync => "lying-sync",
-            Profile::ResealedFlips => "resealed-flips",
-        }
-    }
-
     pub(crate) fn has_errors(self) -> bool {
         matches!(self, Profile::Errors | Profile::Mixed)
     }

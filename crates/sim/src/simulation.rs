@@ -3,27 +3,31 @@
 //! A [`Simulation`] is a profile of faults. It starts a [`SeedRun`], which the same seed drives in the same way. A panic is a failure.
 
 use std::fmt;
+use std::ops::Range;
 use std::panic::AssertUnwindSafe;
+
+use clap::ValueEnum;
 
 use crate::trace::{Trace, panic_text};
 use crate::{CheckResult, Rng};
 
-/// A profile of faults of one simulated part.
-pub trait Simulation: Copy + fmt::Debug + 'static {
+/// A profile of faults of one simulated part. Its names are the values of `--fault`.
+pub trait Simulation: ValueEnum + Copy + PartialEq + fmt::Debug + 'static {
     /// The part, as the value of `--what`.
     const PART: &'static str;
-    /// The profiles without violations.
-    const CLEAN: &'static [Self];
     /// The breakages that a run must detect.
-    const BROKEN: &'static [Self];
+    const BROKEN: &'static [Self] = &[];
     type Run: SeedRun;
-
-    fn name(self) -> &'static str;
 
     fn start(self, rng: Rng, trace: Trace) -> CheckResult<Self::Run>;
 
-    fn by_name(name: &str) -> Option<Self> {
-        Self::CLEAN.iter().chain(Self::BROKEN).copied().find(|profile| profile.name() == name)
+    /// The profiles without violations.
+    fn clean() -> impl Iterator<Item = Self> {
+        Self::value_variants().iter().copied().filter(|profile| !Self::BROKEN.contains(profile))
+    }
+
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
@@ -36,7 +40,9 @@ pub trait SeedRun {
 
     fn trace(&self) -> &Trace;
 
-    fn steps(&self) -> u64;
+    fn steps(&self) -> u64 {
+        self.trace().steps
+    }
 
     fn counts(&self) -> Self::Counts;
 
@@ -124,6 +130,15 @@ impl<S: Simulation> fmt::Display for RunFailure<S> {
 /// Runs one seed.
 pub fn run<S: Simulation>(seed: u64, profile: S) -> Result<ReportOf<S>, Box<RunFailure<S>>> {
     run_with(seed, profile, false)
+}
+
+/// Runs seeds until one fails, and adds up their reports.
+pub fn run_all<S: Simulation>(seeds: Range<u64>, profile: S) -> Result<ReportOf<S>, Box<RunFailure<S>>> {
+    let mut report = ReportOf::<S>::default();
+    for seed in seeds {
+        report.add(&run(seed, profile)?);
+    }
+    Ok(report)
 }
 
 /// Runs one seed and prints each step.

@@ -1,4 +1,4 @@
-//! The last steps of a run, to find the cause of a failure.
+//! The last steps of a run, to find the cause of a failure, and the number of all steps.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -10,13 +10,15 @@ const TRACE_STEPS: usize = 60;
 #[derive(Debug)]
 pub struct Trace {
     print: bool,
-    steps: VecDeque<String>,
+    /// The number of steps. Each world decides what it counts as one.
+    pub steps: u64,
+    last: VecDeque<String>,
     hasher: DefaultHasher,
 }
 
 impl Trace {
     pub fn new(print: bool) -> Self {
-        Self { print, steps: VecDeque::with_capacity(TRACE_STEPS), hasher: DefaultHasher::new() }
+        Self { print, steps: 0, last: VecDeque::with_capacity(TRACE_STEPS), hasher: DefaultHasher::new() }
     }
 
     pub fn note(&mut self, step: impl FnOnce() -> String) {
@@ -25,14 +27,14 @@ impl Trace {
             println!("{step}");
         }
         step.hash(&mut self.hasher);
-        if self.steps.len() == TRACE_STEPS {
-            self.steps.pop_front();
+        if self.last.len() == TRACE_STEPS {
+            self.last.pop_front();
         }
-        self.steps.push_back(step);
+        self.last.push_back(step);
     }
 
     pub fn last(&self) -> Vec<String> {
-        self.steps.iter().cloned().collect()
+        self.last.iter().cloned().collect()
     }
 
     pub fn fingerprint(&self) -> u64 {

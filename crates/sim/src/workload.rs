@@ -43,7 +43,6 @@ pub struct LogWorld {
     injected_before: FaultCounts,
     events: Arc<Mutex<Vec<LogEvent>>>,
     trace: Trace,
-    steps: u64,
     counts: LogCounts,
 }
 
@@ -87,13 +86,8 @@ const STEPS: [(StepKind, u64); 15] = [
 
 impl Simulation for Profile {
     const PART: &'static str = "log";
-    const CLEAN: &'static [Self] = &Self::HONEST;
     const BROKEN: &'static [Self] = &[Self::LyingSync, Self::ResealedFlips];
     type Run = LogWorld;
-
-    fn name(self) -> &'static str {
-        self.name()
-    }
 
     fn start(self, mut rng: Rng, trace: Trace) -> CheckResult<LogWorld> {
         let disk = SimDisk::new(rng.draw());
@@ -111,7 +105,6 @@ impl Simulation for Profile {
             injected_before: FaultCounts::default(),
             events: Arc::default(),
             trace,
-            steps: 0,
             counts: LogCounts::default(),
         })
     }
@@ -122,10 +115,6 @@ impl SeedRun for LogWorld {
 
     fn trace(&self) -> &Trace {
         &self.trace
-    }
-
-    fn steps(&self) -> u64 {
-        self.steps
     }
 
     fn counts(&self) -> LogCounts {
@@ -140,7 +129,7 @@ impl SeedRun for LogWorld {
         let mut core = self.open()?;
         self.grow(&core)?;
         for _ in 0..self.rng.between(STEPS_MIN, STEPS_MAX) {
-            self.steps += 1;
+            self.trace.steps += 1;
             self.now += self.rng.below(100) as i64;
             let step = self.choose();
             if matches!(step, StepKind::Restart) || self.wants_restart() {

@@ -50,6 +50,27 @@ fn open(disk: &SimDisk) -> Core {
     core
 }
 
+fn open_with_topic(disk: &SimDisk) -> Core {
+    let core = open(disk);
+    core.create_partitions(1, 1).unwrap();
+    core
+}
+
+fn kill(disk: &SimDisk, core: Core) -> Core {
+    drop(core);
+    disk.kill();
+    open(disk)
+}
+
+fn kill_on_full_disk(disk: &SimDisk, core: Core) -> Core {
+    drop(core);
+    disk.kill();
+    disk.set_budget(disk.used_bytes());
+    let core = open(disk);
+    assert!(core.refusal().is_some(), "the disk is full");
+    core
+}
+
 fn crash(disk: &SimDisk, core: Core) -> Core {
     drop(core);
     disk.crash();
@@ -80,11 +101,19 @@ fn records(core: &Core, topic: u32) -> u64 {
     next - first
 }
 
+/// Appends 20 records of 1 000 bytes, each in its own segment, and makes a checkpoint.
+fn fill_segments(core: &Core, first_timestamp: i64) {
+    for record in 0..20 {
+        append(core, 1, first_timestamp + record, 1000).unwrap();
+        core.relieve_memory(record).unwrap();
+    }
+    core.checkpoint(0, &mut || {}).unwrap();
+}
+
 #[test]
 fn a_new_data_folder_survives_a_power_loss() {
     for disk in disks() {
-        let core = open(&disk);
-        core.create_partitions(1, 1).unwrap();
+        let core = open_with_topic(&disk);
         append(&core, 1, 0, 10).unwrap();
         assert_eq!(records(&crash(&disk, core), 1), 1);
     }
@@ -108,8 +137,7 @@ fn a_data_folder_whose_creator_was_killed_survives_a_power_loss() {
             disk.lose_power_after(calls);
             drop(try_open(&disk));
             disk.kill();
-            let core = open(&disk);
-            core.create_partitions(1, 1).unwrap();
+            let core = open_with_topic(&disk);
             append(&core, 1, 0, 10).unwrap();
             assert_eq!(records(&crash(&disk, core), 1), 1, "killed at call {calls}");
         }
@@ -134,8 +162,7 @@ fn a_folder_whose_creation_was_interrupted_twice_opens() {
 #[test]
 fn a_checkpoint_syncs_segments_written_to_relieve_memory() {
     for disk in disks() {
-        let core = open(&disk);
-        core.create_partitions(1, 1).unwrap();
+        let core = open_with_topic(&disk);
         for _ in 0..5 {
             append(&core, 1, 0, 300).unwrap();
         }
@@ -148,13 +175,8 @@ fn a_checkpoint_syncs_segments_written_to_relieve_memory() {
 #[test]
 fn segments_that_retention_dropped_are_no_damage_after_a_power_loss() {
     for disk in disks() {
-        let core = open(&disk);
-        core.create_partitions(1, 1).unwrap();
-        for timestamp in 0..20 {
-            append(&core, 1, timestamp, 1000).unwrap();
-            core.relieve_memory(timestamp).unwrap();
-        }
-        core.checkpoint(0, &mut || {}).unwrap();
+        let core = open_with_topic(&disk);
+        fill_segments(&core, 0);
         core.set_retention(1, TopicRetention { time: Some(std::time::Duration::from_millis(1)), bytes: None });
         core.retain(1_000_000).unwrap();
         assert_eq!(core.bounds(key(1)), Ok((20, 20)));
@@ -168,8 +190,7 @@ fn segments_that_retention_dropped_are_no_damage_after_a_power_loss() {
 fn a_topic_whose_deletion_failed_keeps_its_records_at_the_next_checkpoint() {
     let mut failed = 0;
     for disk in disks() {
-        let core = open(&disk);
-        core.create_partitions(1, 1).unwrap();
+        let core = open_with_topic(&disk);
         append(&core, 1, 0, 10).unwrap();
         disk.set_faults(Faults { name_error: 1, ..Faults::default() });
         failed += u64::from(core.delete_topic(1).is_err());
@@ -184,14 +205,11 @@ fn a_topic_whose_deletion_failed_keeps_its_records_at_the_next_checkpoint() {
 fn a_topic_whose_deletion_was_killed_does_not_come_back_after_a_power_loss() {
     for calls in 1..6 {
         for disk in disks() {
-            let core = open(&disk);
-            core.create_partitions(1, 1).unwrap();
+            let core = open_with_topic(&disk);
             append(&core, 1, 0, 10).unwrap();
             disk.lose_power_after(calls);
             core.delete_topic(1).ok();
-            drop(core);
-            disk.kill();
-            let core = open(&disk);
+            let core = kill(&disk, core);
             let partitions = core.partition_count(1);
             assert_eq!(
                 crash(&disk, core).partition_count(1),
@@ -206,13 +224,10 @@ fn a_topic_whose_deletion_was_killed_does_not_come_back_after_a_power_loss() {
 fn a_journal_file_whose_creator_was_killed_keeps_acknowledged_frames() {
     for calls in 1..5 {
         for disk in disks() {
-            let core = open(&disk);
-            core.create_partitions(1, 1).unwrap();
+            let core = open_with_topic(&disk);
             disk.lose_power_after(calls);
             core.prepare_journal();
-            drop(core);
-            disk.kill();
-            let core = open(&disk);
+            let core = kill(&disk, core);
             append(&core, 1, 0, 10).unwrap();
             assert_eq!(records(&crash(&disk, core), 1), 1, "killed at call {calls}");
         }
@@ -226,9 +241,7 @@ fn a_partition_whose_creator_was_killed_keeps_acknowledged_records() {
             let core = open(&disk);
             disk.lose_power_after(calls);
             core.create_partitions(1, 1).ok();
-            drop(core);
-            disk.kill();
-            let core = open(&disk);
+            let core = kill(&disk, core);
             if append(&core, 1, 0, 10).is_some() {
                 assert_eq!(records(&crash(&disk, core), 1), 1, "killed at call {calls}");
             }
@@ -245,11 +258,7 @@ fn a_partition_created_again_on_a_full_disk_survives_a_power_loss() {
             append(&core, 2, 0, 3000).unwrap();
             disk.lose_power_after(calls);
             core.create_partitions(1, 1).ok();
-            drop(core);
-            disk.kill();
-            disk.set_budget(disk.used_bytes());
-            let core = open(&disk);
-            assert!(core.refusal().is_some(), "the disk is full");
+            let core = kill_on_full_disk(&disk, core);
             core.create_partitions(1, 1).unwrap();
             assert_eq!(crash(&disk, core).partition_count(1), 1, "killed at call {calls}");
         }
@@ -259,16 +268,11 @@ fn a_partition_created_again_on_a_full_disk_survives_a_power_loss() {
 #[test]
 fn a_frame_in_the_cache_that_was_read_on_a_full_disk_is_not_lost() {
     for disk in disks() {
-        let core = open(&disk);
-        core.create_partitions(1, 1).unwrap();
+        let core = open_with_topic(&disk);
         append(&core, 1, 0, 3000).unwrap();
         disk.lose_power_after(2);
         assert_eq!(append(&core, 1, 0, 3000), None, "its sync fails");
-        drop(core);
-        disk.kill();
-        disk.set_budget(disk.used_bytes());
-        let core = open(&disk);
-        assert!(core.refusal().is_some(), "the disk is full");
+        let core = kill_on_full_disk(&disk, core);
         let seen = records(&core, 1);
         assert_eq!(seen, 2, "the frame is in the cache");
         assert_eq!(records(&crash(&disk, core), 1), seen);
@@ -279,8 +283,7 @@ fn a_frame_in_the_cache_that_was_read_on_a_full_disk_is_not_lost() {
 fn the_first_frame_of_a_file_is_not_lost_with_the_header_on_a_full_disk() {
     for seed in 0..8 * DISKS {
         let disk = SimDisk::new(seed);
-        let core = open(&disk);
-        core.create_partitions(1, 1).unwrap();
+        let core = open_with_topic(&disk);
         append(&core, 1, 0, 10).unwrap();
         // The file is reused now, and has the header of an earlier generation.
         let core = crash(&disk, core);
@@ -302,8 +305,7 @@ fn a_checkpoint_used_for_recovery_on_a_full_disk_survives_a_power_loss() {
     // The process is killed at each call of the last checkpoint in turn.
     for calls in 1..10 {
         for disk in disks() {
-            let core = open(&disk);
-            core.create_partitions(1, 1).unwrap();
+            let core = open_with_topic(&disk);
             for _ in 0..4 {
                 append(&core, 1, 0, 1000).unwrap();
             }
@@ -325,13 +327,8 @@ fn a_checkpoint_used_for_recovery_on_a_full_disk_survives_a_power_loss() {
 #[test]
 fn a_full_disk_opens_and_can_be_emptied() {
     for disk in disks() {
-        let core = open(&disk);
-        core.create_partitions(1, 1).unwrap();
-        for timestamp in 0..20 {
-            append(&core, 1, timestamp, 1000).unwrap();
-            core.relieve_memory(timestamp).unwrap();
-        }
-        core.checkpoint(0, &mut || {}).unwrap();
+        let core = open_with_topic(&disk);
+        fill_segments(&core, 0);
         drop(core);
         disk.kill();
         disk.set_budget(0);
@@ -351,13 +348,8 @@ fn a_full_disk_opens_and_can_be_emptied() {
 #[test]
 fn retention_keeps_a_segment_whose_age_it_cannot_read() {
     let disk = SimDisk::new(1);
-    let core = open(&disk);
-    core.create_partitions(1, 1).unwrap();
-    for timestamp in 0..20 {
-        append(&core, 1, 1000 + timestamp, 1000).unwrap();
-        core.relieve_memory(timestamp).unwrap();
-    }
-    core.checkpoint(0, &mut || {}).unwrap();
+    let core = open_with_topic(&disk);
+    fill_segments(&core, 1000);
     drop(core);
     disk.kill();
     let folder = format!("{FOLDER}/log/topics/1/0/{:020}", 0);

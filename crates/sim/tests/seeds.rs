@@ -1,18 +1,15 @@
-//! A fixed set of seeds for each kind of fault: every one must be clean, and the same seed must make the same run.
+//! The log: a fixed set of seeds for each kind of fault. Every one must be clean. For all parts: the same seed makes the same run.
 
-use whimbrel_sim::{Profile, ReportOf, run};
+use whimbrel_sim::{
+    DeliveriesProfile, GrowthProfile, HoldsProfile, PeopleProfile, PresenceProfile, Profile, ReportOf, Simulation, run,
+    run_all,
+};
 
 /// Enough to reach each kind of step many times, few enough for every test run. `whimbrel-sim` runs more.
 const SEEDS: u64 = 60;
 
 fn all_clean(profile: Profile) -> ReportOf<Profile> {
-    let mut report = ReportOf::<Profile>::default();
-    for seed in 0..SEEDS {
-        match run(seed, profile) {
-            Ok(one) => report.add(&one),
-            Err(failure) => panic!("{failure}"),
-        }
-    }
+    let report = run_all(0..SEEDS, profile).unwrap_or_else(|failure| panic!("{failure}"));
     assert!(
         report.counts.power_losses > SEEDS && report.counts.kills > 0 && report.counts.failed_openings > 0,
         "{report}"
@@ -50,12 +47,20 @@ fn all_faults_together_lose_nothing_acknowledged() {
     all_clean(Profile::Mixed);
 }
 
+fn runs_twice_alike<S: Simulation>(seed: u64) {
+    for profile in S::clean() {
+        let [first, second] = [(); 2].map(|()| run(seed, profile).expect("a clean run"));
+        assert_eq!(first, second, "{} of {}", profile.name(), S::PART);
+    }
+}
+
 #[test]
 fn the_same_seed_makes_the_same_run() {
-    for profile in Profile::HONEST {
-        for seed in [7, 8] {
-            let (first, second) = (run(seed, profile), run(seed, profile));
-            assert_eq!(first.expect("a clean run"), second.expect("a clean run"));
-        }
-    }
+    runs_twice_alike::<Profile>(7);
+    runs_twice_alike::<Profile>(8);
+    runs_twice_alike::<HoldsProfile>(3);
+    runs_twice_alike::<DeliveriesProfile>(3);
+    runs_twice_alike::<PresenceProfile>(3);
+    runs_twice_alike::<PeopleProfile>(3);
+    runs_twice_alike::<GrowthProfile>(3);
 }

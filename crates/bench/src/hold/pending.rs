@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use whimbrel_client::HoldFilter;
 
 use super::super::report::whole;
-use super::{FAR, HoldBench, TOPIC_FAR};
+use super::{FAR, HoldBench, TOPIC_FAR, TOPICS};
 use crate::BenchError;
 
 /// Maximum difference of memory between many and very many.
@@ -25,7 +25,7 @@ impl HoldBench {
             return Ok(());
         }
         self.stage.start_anew()?;
-        self.make_topics()?;
+        self.stage.make_topics(&TOPICS)?;
         let many = self.fill_and_look(0, self.pending)?;
         let very_many = self.fill_and_look(self.pending, self.pending_many)?;
         if let (Some(many), Some(very_many)) = (many, very_many) {

@@ -62,8 +62,7 @@ impl PushBench {
     fn run_rounds(&mut self) -> Result<(), BenchError> {
         self.stage.probe()?;
         let platform = PlatformBody { max_stored: Some(100_000), ..PlatformBody::default() };
-        let client = self.stage.client()?;
-        self.stage.runtime.block_on(client.put_platform("bench", &platform))?;
+        self.stage.call(async |client| client.put_platform("bench", &platform).await)?;
         // First, while the folder has no other data that could shrink.
         if self.runs(PushRound::Fanout) {
             self.run_fanout()?;

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::{Mutex, MutexGuard, watch};
@@ -12,14 +11,12 @@ use whimbrel_model::subscription::{LAST_SUBSCRIPTION_KEY, SUBSCRIPTION_PREFIX, S
 use whimbrel_model::{Clock, Event, EventSink, SubscriptionNumber};
 
 use super::error::SubscriptionError;
+use crate::follow::follow_catalogue;
 use crate::topics::Registry;
 
 pub const SUBSCRIPTIONS_MAX: usize = 3_000;
 /// The most attempts at a write that conflicts with other writers.
 pub(super) const CONFLICT_TRIES: usize = 16;
-/// The pause between two reads of a catalogue that keeps changing.
-const RELOAD_PAUSE: Duration = Duration::from_millis(50);
-const WATCH_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 pub struct SubscriptionPorts {
     pub catalogue: Arc<dyn Catalogue>,
@@ -100,31 +97,11 @@ impl SubscriptionRegistry {
     }
 
     pub async fn watch(&self, shutdown: CancellationToken) {
-        let mut seen = 0;
-        loop {
-            let changed = tokio::select! {
-                changed = self.ports.catalogue.changed(seen) => changed,
-                () = shutdown.cancelled() => return,
-            };
-            let outcome = match changed {
-                Ok(revision) => {
-                    let changing = self.changing().await;
-                    self.reload(&changing).await.map(|()| seen = revision)
-                }
-                Err(error) => Err(error.into()),
-            };
-            let pause = match outcome {
-                Ok(()) => RELOAD_PAUSE,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot read changed subscriptions from the catalogue; retrying");
-                    WATCH_RETRY_AFTER
-                }
-            };
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                () = shutdown.cancelled() => return,
-            }
-        }
+        let reload = || async {
+            let changing = self.changing().await;
+            self.reload(&changing).await
+        };
+        follow_catalogue(&*self.ports.catalogue, "subscriptions", reload, &shutdown).await;
     }
 
     pub(super) async fn changing(&self) -> ChangeGuard<'_> {

@@ -358,20 +358,13 @@ impl Registry {
             time: change.retention.unwrap_or(defaults.retention.time),
             bytes: change.retention_bytes.unwrap_or(defaults.retention.bytes),
         };
+        let (number, now) = (self.unused_number().await?, self.ports.clock.now());
         let stored = StoredTopic {
-            number: self.unused_number().await?,
-            partitions: change.partitions.unwrap_or(defaults.partitions),
-            retention_ms: None,
-            retention_bytes: None,
             replicas: change.replicas.or(defaults.replicas.filter(|_| !adopted)),
             min_insync: change.min_insync.or(defaults.min_insync.filter(|_| !adopted)),
-            created_at_ms: self.ports.clock.now().as_millis(),
             adopted,
-            deleting: false,
-            identity: None,
-            growths: Vec::new(),
-            growing: None,
             workers: change.workers.map_or(Ok(None), |workers| workers.applied(name, None))?,
+            ..StoredTopic::new(number, change.partitions.unwrap_or(defaults.partitions), now)
         };
         let stored = stored.with_retention(retention);
         let key = key_of(name);

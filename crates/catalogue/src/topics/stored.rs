@@ -50,6 +50,25 @@ pub struct StoredTopic {
 }
 
 impl StoredTopic {
+    /// A topic without any bound or further setting.
+    pub fn new(number: TopicNumber, partitions: u32, created_at: Timestamp) -> Self {
+        Self {
+            number,
+            partitions,
+            retention_ms: None,
+            retention_bytes: None,
+            replicas: None,
+            min_insync: None,
+            created_at_ms: created_at.as_millis(),
+            adopted: false,
+            deleting: false,
+            identity: None,
+            growths: Vec::new(),
+            growing: None,
+            workers: None,
+        }
+    }
+
     pub fn spec(&self, name: &str) -> TopicSpec {
         TopicSpec {
             number: self.number,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::push::PUSH_TOPIC;
-use whimbrel_model::{HOLDS_TOPIC, PartitionId, TopicNumber};
+use whimbrel_model::{HOLDS_TOPIC, PartitionId, Timestamp, TopicNumber};
 
 use super::fold_backlog::FoldBacklog;
 use super::gate::{Gate, Placement};
@@ -142,22 +142,7 @@ impl Topic {
     /// A topic without a catalogue entry, for tests of this and other crates.
     #[doc(hidden)]
     pub fn for_tests(name: &str, partitions: u32) -> Arc<Self> {
-        let stored = StoredTopic {
-            number: TopicNumber(1),
-            partitions,
-            retention_ms: None,
-            retention_bytes: None,
-            replicas: None,
-            min_insync: None,
-            created_at_ms: 0,
-            adopted: false,
-            deleting: false,
-            identity: None,
-            growths: Vec::new(),
-            growing: None,
-            workers: None,
-        };
-        Arc::new(Self::new(name, stored, 1))
+        Arc::new(Self::new(name, StoredTopic::new(TopicNumber(1), partitions, Timestamp::from_millis(0)), 1))
     }
 }
 

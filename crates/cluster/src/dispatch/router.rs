@@ -10,9 +10,7 @@ use futures_util::{StreamExt as _, stream};
 use whimbrel_model::ports::{Dispatch, DispatchError, DispatchReply, DispatchRequest, MinuteRow, PortFuture};
 use whimbrel_model::{SubscriptionNumber, Timestamp, TopicNumber};
 
-use super::super::cluster_view::ClusterWatch;
 use super::super::families::HOLDS_FAMILY;
-use super::super::peers::PeerClients;
 use super::super::router::{OwnerRouter, ShardCall};
 use super::super::{LocalDispatch, LocalDispatchError};
 use super::service::{AskSubscription, ReadMinutes};
@@ -26,9 +24,10 @@ const MINUTES_WITHIN: Duration = Duration::from_secs(3);
 const REDRIVEN_WITHIN: Duration = Duration::from_secs(60);
 
 pub struct DispatchRouter {
-    shards: u32,
-    local: Arc<dyn LocalDispatch>,
-    owners: OwnerRouter,
+    /// The number of shards of the holds: a subscription is owned with its shard.
+    pub shards: u32,
+    pub local: Arc<dyn LocalDispatch>,
+    pub owners: OwnerRouter,
 }
 
 impl ShardCall for AskSubscription {
@@ -37,11 +36,7 @@ impl ShardCall for AskSubscription {
     const FAMILY: &'static str = HOLDS_FAMILY;
 
     fn answer(reply: Self::Reply) -> Option<Result<DispatchReply, DispatchError>> {
-        match reply {
-            Ok(reply) => Some(Ok(reply)),
-            Err(LocalDispatchError::NotHere) => None,
-            Err(LocalDispatchError::Dispatch(error)) => Some(Err(error)),
-        }
+        LocalDispatchError::owner_answer(reply)
     }
 
     /// A repeated pull is not harmless: it leases messages that no consumer has until the lease expires.
@@ -77,17 +72,6 @@ impl ShardCall for AskSubscription {
 }
 
 impl DispatchRouter {
-    /// `shards` is the number of shards of the holds: a subscription is owned with its shard.
-    pub fn new(
-        shards: u32,
-        cluster: ClusterWatch,
-        local: Arc<dyn LocalDispatch>,
-        peers: Arc<PeerClients>,
-        owner_wait: Duration,
-    ) -> Self {
-        Self { shards, local, owners: OwnerRouter { cluster, peers, owner_wait } }
-    }
-
     /// Sums the statistics of all nodes, and counts the nodes that did not answer.
     async fn gather(&self, topic: TopicNumber, from: Timestamp, to: Timestamp) -> (Vec<(Timestamp, MinuteRow)>, usize) {
         let (cluster, peers) = (&self.owners.cluster, &self.owners.peers);

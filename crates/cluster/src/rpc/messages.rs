@@ -76,7 +76,7 @@ wire!(enum HoldReply {
     14 WithdrawnMany(count),
 });
 wire!(enum HoldsError { 1 NoOwner(shard), 2 OutcomeUnknown(reason), 3 Unavailable(reason), 4 Overloaded(shard) });
-wire!(enum LocalHoldsError { 1 NotHere, 2 Holds(error) });
+wire!(enum LocalHoldsError { 1 NotHere, 2 Owner(error) });
 
 wire!(enum DispatchRequest {
     1 Status,
@@ -106,7 +106,7 @@ wire!(struct AttemptRecord { subscription, run, partition, offset, attempt, at, 
 wire!(enum AttemptOutcome { 1 Delivered { status }, 2 Failed { status, reason, answer, next } });
 wire!(enum AfterFailure { 1 RetryAt(time), 2 DeadLetter, 3 Dropped });
 wire!(enum DispatchError { 1 NoOwner, 2 Unknown, 3 WrongMode(reason), 4 Unavailable(reason), 5 OutcomeUnknown(reason) });
-wire!(enum LocalDispatchError { 1 NotHere, 2 Dispatch(error) });
+wire!(enum LocalDispatchError { 1 NotHere, 2 Owner(error) });
 wire!(struct MinuteRow { published, fired, delivered, failed, publish_to_delivery, callback, lateness });
 // Greater bucket values have no duration of 64 bits.
 wire!(struct DurationHistogram { sum_us, buckets } if |histogram| {

@@ -70,7 +70,7 @@ fn every_hold_request() -> Vec<HoldRequest> {
 fn every_hold_reply() -> Vec<Result<HoldReply, LocalHoldsError>> {
     let end = hold().ended(HoldEndKind::Dead { reason: "too large".into() }, at(5));
     let view = HoldView::of(&hold());
-    let refused = |error: HoldsError| Err(LocalHoldsError::Holds(error));
+    let refused = |error: HoldsError| Err(LocalHoldsError::Owner(error));
     vec![
         Ok(HoldReply::Held { due: at(0) }),
         Ok(HoldReply::Taken),
@@ -204,7 +204,7 @@ fn letter(key: Option<Vec<u8>>) -> DeadLetter {
 }
 
 fn every_subscription_reply() -> Vec<Result<DispatchReply, LocalDispatchError>> {
-    let refused = |error: DispatchError| Err(LocalDispatchError::Dispatch(error));
+    let refused = |error: DispatchError| Err(LocalDispatchError::Owner(error));
     let why = || "why".to_owned();
     let standings = [
         DeliveryState::NotForIt,

@@ -1,7 +1,6 @@
 //! Follows the catalogue's entry of the subscription, and the topics that it reads.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use whimbrel_model::ports::DispatchReply;
 use whimbrel_model::subscription::{Mode, Ordering, start_in};
@@ -40,12 +39,7 @@ impl SubscriptionRunner {
             let now = self.now();
             self.lines.hurry(now);
         }
-        let rules = LineRules {
-            retry: spec.retry.clone(),
-            on_exhausted: spec.on_exhausted,
-            blocked_sleep: Duration::from_millis(spec.blocked_sleep_ms),
-            in_place: spec.retries_in_place(),
-        };
+        let rules = LineRules::of(spec);
         let wanted: Vec<(u32, u32)> = std::iter::once((0, stored.run))
             .chain(stored.replays.iter().map(|replay| (replay.run, replay.run)))
             .collect();

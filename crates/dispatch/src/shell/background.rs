@@ -18,7 +18,7 @@ impl SubscriptionShell {
     pub(super) fn perform_in_background(&mut self, effect: RunnerEffect) {
         if let RunnerEffect::ListDeadLetters { request, partition, from, limit, redriven } = effect {
             let Some(reply) = self.replies.remove(&request) else { return };
-            let log = Arc::clone(&self.context.log);
+            let log = Arc::clone(&self.context.ports.log);
             return self.background.push(Box::pin(async move {
                 let _ = reply.send(list(&*log, partition, from, limit, &redriven).await);
                 None
@@ -38,14 +38,14 @@ impl SubscriptionShell {
                     Some(run_redrive(&context, &subscription, epoch, request, (ids, redriven)).await)
                 }
                 RunnerEffect::Disable { reason } => {
-                    if let Err(error) = context.subscriptions.disable(subscription.number(), &reason).await {
+                    if let Err(error) = context.ports.subscriptions.disable(subscription.number(), &reason).await {
                         tracing::error!(%error, subscription = %subscription.name, "cannot disable the subscription");
                     }
                     Some(RunnerInput::Disabled)
                 }
                 RunnerEffect::EndReplay(run) => Some(end_replay(&context, &subscription, epoch, run).await),
                 RunnerEffect::Reopen => {
-                    let outcome = context.progress.open(subscription.number(), epoch).await.map(drop);
+                    let outcome = context.ports.progress.open(subscription.number(), epoch).await.map(drop);
                     if let Err(error) = &outcome {
                         tracing::warn!(%error, "cannot reopen the store of progress");
                     }
@@ -55,7 +55,7 @@ impl SubscriptionShell {
                     count_retry_holds(&*holds, topic).await.map(RunnerInput::RetryHoldsCounted)
                 }
                 RunnerEffect::CheckRetryHolds { topic, rules } => {
-                    let (log, clock) = (&*context.log, &*context.clock);
+                    let (log, clock) = (&*context.ports.log, &*context.ports.clock);
                     let check = RetryHoldCheck { holds: &*holds, log, clock, rules: &rules, topic };
                     Some(RunnerInput::RetryHoldsChecked(was_checked(check.run().await, &subscription)))
                 }
@@ -72,10 +72,10 @@ async fn read_ends(
     partitions: Vec<PartitionId>,
     dead: Option<PartitionId>,
 ) -> RunnerInput {
-    let bounds = join_all(partitions.iter().map(|partition| context.log.bounds(*partition))).await;
+    let bounds = join_all(partitions.iter().map(|partition| context.ports.log.bounds(*partition))).await;
     let ends = partitions.into_iter().zip(bounds).map(|(id, bounds)| (id, bounds.ok().map(|b| b.next))).collect();
     let dead = match dead {
-        Some(dead) => context.log.bounds(dead).await.map_or(0, |bounds| bounds.next - bounds.first),
+        Some(dead) => context.ports.log.bounds(dead).await.map_or(0, |bounds| bounds.next - bounds.first),
         None => 0,
     };
     RunnerInput::Ends { request, ends, dead }
@@ -87,9 +87,9 @@ async fn find_message(
     request: RequestId,
     (partition, offset): (PartitionId, u64),
 ) -> RunnerInput {
-    let attempts = context.notebook.attempts(subscription.number(), partition, offset).await;
+    let attempts = context.ports.notebook.attempts(subscription.number(), partition, offset).await;
     let limits = ReadLimits { max_records: 1, max_bytes: 1, wait: Duration::ZERO };
-    let read = context.log.read(partition, offset, limits).await.ok();
+    let read = context.ports.log.read(partition, offset, limits).await.ok();
     let found = read.and_then(|batch| batch.records.into_iter().find(|each| each.offset == offset));
     RunnerInput::Message { request, partition, offset, attempts, record: found.map(|stored| stored.record) }
 }
@@ -113,9 +113,9 @@ async fn run_redrive(
 
 async fn end_replay(context: &DispatchContext, subscription: &Subscription, epoch: u64, run: u32) -> RunnerInput {
     let number = subscription.number();
-    match context.subscriptions.end_replay(number, run).await {
+    match context.ports.subscriptions.end_replay(number, run).await {
         Ok(_) => {
-            if let Err(error) = context.progress.end_line(number, epoch, run).await {
+            if let Err(error) = context.ports.progress.end_line(number, epoch, run).await {
                 tracing::debug!(%error, run, "cannot delete the progress of a completed replay");
             }
         }

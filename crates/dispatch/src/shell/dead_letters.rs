@@ -24,9 +24,9 @@ pub(super) async fn save_redriven(
     epoch: u64,
     redriven: RoaringTreemap,
 ) -> Result<(), ProgressError> {
-    let Some(topic) = context.registry.get(&dead_topic(&subscription.name)) else { return Ok(()) };
+    let Some(topic) = context.ports.registry.get(&dead_topic(&subscription.name)) else { return Ok(()) };
     let row = redriven_row(topic.partition(0), subscription.stored.run, redriven);
-    context.progress.save(subscription.number(), epoch, vec![row]).await
+    context.ports.progress.save(subscription.number(), epoch, vec![row]).await
 }
 
 fn unavailable(why: impl ToString) -> DispatchError {
@@ -68,16 +68,16 @@ pub(super) async fn redrive(
     done: &mut RoaringTreemap,
 ) -> Result<DispatchReply, DispatchError> {
     let topic_of = |name: String| {
-        context.registry.get(&name).ok_or_else(|| unavailable(format_args!("the topic `{name}` does not exist")))
+        context.ports.registry.get(&name).ok_or_else(|| unavailable(format_args!("the topic `{name}` does not exist")))
     };
     let dead = topic_of(dead_topic(&subscription.name))?.partition(0);
     let retry = topic_of(retry_topic(&subscription.name))?.partition(0);
-    let run = context.subscriptions.raise_run(subscription.number()).await;
+    let run = context.ports.subscriptions.raise_run(subscription.number()).await;
     let run = run.map_err(unavailable)?;
     let mut wanted: Option<HashSet<String>> = ids.map(|ids| ids.into_iter().collect());
     // Messages that die during the redrive are not part of it.
-    let end = context.log.bounds(dead).await.map_err(unavailable)?.next;
-    let mut walk = LogWalk::new(&*context.log, dead, 0, end);
+    let end = context.ports.log.bounds(dead).await.map_err(unavailable)?.next;
+    let mut walk = LogWalk::new(&*context.ports.log, dead, 0, end);
     while let Some(records) = walk.step(STEP_RECORDS).await.map_err(unavailable)? {
         let mut offsets = Vec::new();
         let mut entries = Vec::new();
@@ -99,12 +99,12 @@ pub(super) async fn redrive(
                 ..origin
             };
             offsets.push(offset);
-            entries.push(Entry { partition: retry, record: message.origin_record(&again, context.clock.now()) });
+            entries.push(Entry { partition: retry, record: message.origin_record(&again, context.ports.clock.now()) });
         }
         if entries.is_empty() {
             continue;
         }
-        for (offset, outcome) in offsets.into_iter().zip(context.log.append(entries).await) {
+        for (offset, outcome) in offsets.into_iter().zip(context.ports.log.append(entries).await) {
             match outcome {
                 Ok(_) => {
                     done.insert(offset);

@@ -13,9 +13,7 @@ const FRESH: bool = true;
 
 #[test]
 fn one_message_of_a_key_is_in_flight_and_keys_go_in_parallel() {
-    let mut scene = WindowScene::new(Ordering::Key);
-    scene.publish_all(&["a", "a", "b", "a"]);
-    scene.read();
+    let mut scene = WindowScene::having_read(Ordering::Key, &["a", "a", "b", "a"]);
     let first = scene.next().unwrap();
     let other = scene.next().unwrap();
     assert_eq!((first.offset, other.offset), (0, 2));
@@ -26,17 +24,13 @@ fn one_message_of_a_key_is_in_flight_and_keys_go_in_parallel() {
 
 #[test]
 fn messages_without_a_key_have_no_order() {
-    let mut scene = WindowScene::new(Ordering::Key);
-    scene.publish_all(&["", "", ""]);
-    scene.read();
+    let mut scene = WindowScene::having_read(Ordering::Key, &["", "", ""]);
     assert_eq!([(); 3].map(|()| scene.next().unwrap().offset), [0, 1, 2]);
 }
 
 #[test]
 fn an_ordered_partition_has_one_message_in_flight() {
-    let mut scene = WindowScene::new(Ordering::Partition);
-    scene.publish_all(&["a", "b"]);
-    scene.read();
+    let mut scene = WindowScene::having_read(Ordering::Partition, &["a", "b"]);
     let first = scene.next().unwrap();
     assert!(scene.next().is_none());
     scene.window.done(first.ticket);
@@ -45,9 +39,7 @@ fn an_ordered_partition_has_one_message_in_flight() {
 
 #[test]
 fn the_watermark_waits_for_the_earliest_unfinished() {
-    let mut scene = WindowScene::new(Ordering::None);
-    scene.publish_all(&["", "", ""]);
-    scene.read();
+    let mut scene = WindowScene::having_read(Ordering::None, &["", "", ""]);
     let out = [(); 3].map(|()| scene.next().unwrap().ticket);
     scene.window.done(out[1]);
     scene.window.done(out[2]);
@@ -58,9 +50,7 @@ fn the_watermark_waits_for_the_earliest_unfinished() {
 
 #[test]
 fn a_failed_key_waits_without_a_slot_and_without_its_bodies() {
-    let mut scene = WindowScene::new(Ordering::Key);
-    scene.publish_all(&["a", "a", "a", "b"]);
-    scene.read();
+    let mut scene = WindowScene::having_read(Ordering::Key, &["a", "a", "a", "b"]);
     let failing = scene.next().unwrap();
     assert!(scene.window.park(failing.ticket, at(1_000), true));
     assert_eq!(scene.window.in_flight(), 0);
@@ -78,11 +68,8 @@ fn a_failed_key_waits_without_a_slot_and_without_its_bodies() {
 
 #[test]
 fn a_hurried_retry_goes_at_once_and_keeps_its_attempts() {
-    let mut scene = WindowScene::new(Ordering::Key);
-    scene.publish_all(&["a", "a"]);
-    scene.read();
-    let failing = scene.next().unwrap();
-    scene.window.park(failing.ticket, at(3_000_000), true);
+    let mut scene = WindowScene::having_read(Ordering::Key, &["a", "a"]);
+    scene.park_next(3_000_000);
     scene.window.hurry(at(5));
     assert_eq!(scene.window.next_time(), Some(at(5)));
     scene.now = at(5);
@@ -94,11 +81,8 @@ fn a_hurried_retry_goes_at_once_and_keeps_its_attempts() {
 
 #[test]
 fn a_retried_key_requests_only_its_head_and_more_after_a_success() {
-    let mut scene = WindowScene::new(Ordering::Key);
-    scene.publish_all(&["a"; 50]);
-    scene.read();
-    let failing = scene.next().unwrap();
-    scene.window.park(failing.ticket, at(1_000), true);
+    let mut scene = WindowScene::having_read(Ordering::Key, &["a"; 50]);
+    scene.park_next(1_000);
     scene.now = at(1_000);
     scene.window.has_ready(scene.now, FRESH);
     let trial = scene.window.next_read().unwrap();
@@ -113,9 +97,7 @@ fn a_retried_key_requests_only_its_head_and_more_after_a_success() {
 
 #[test]
 fn a_read_from_before_a_reopening_leaves_no_gap() {
-    let mut scene = WindowScene::new(Ordering::Key);
-    scene.publish_all(&["a", "a"]);
-    scene.read();
+    let mut scene = WindowScene::having_read(Ordering::Key, &["a", "a"]);
     let at_the_end = scene.window.next_read().unwrap();
     let resume =
         progress_format::decode(&progress_format::encode(&scene.window.progress(place(0)).unwrap(), None)).unwrap().0;
@@ -130,22 +112,16 @@ fn a_read_from_before_a_reopening_leaves_no_gap() {
 
 #[test]
 fn a_delivery_that_was_not_an_attempt_does_not_count() {
-    let mut scene = WindowScene::new(Ordering::None);
-    scene.publish_all(&[""]);
-    scene.read();
+    let mut scene = WindowScene::having_read(Ordering::None, &[""]);
     let out = scene.next().unwrap();
     scene.window.park(out.ticket, at(10), false);
-    scene.now = at(10);
-    scene.window.has_ready(scene.now, FRESH);
-    scene.read();
+    scene.read_at(10);
     assert_eq!(scene.next().unwrap().attempts, 0);
 }
 
 #[test]
 fn a_settling_message_takes_no_slot_and_its_key_waits() {
-    let mut scene = WindowScene::new(Ordering::Key);
-    scene.publish_all(&["a", "a"]);
-    scene.read();
+    let mut scene = WindowScene::having_read(Ordering::Key, &["a", "a"]);
     let out = scene.next().unwrap();
     assert!(scene.window.settle(out.ticket));
     assert_eq!(scene.window.in_flight(), 0);
@@ -158,9 +134,7 @@ fn a_settling_message_takes_no_slot_and_its_key_waits() {
 
 #[test]
 fn a_late_or_repeated_answer_changes_nothing() {
-    let mut scene = WindowScene::new(Ordering::Key);
-    scene.publish_all(&["a", "a"]);
-    scene.read();
+    let mut scene = WindowScene::having_read(Ordering::Key, &["a", "a"]);
     let out = scene.next().unwrap().ticket;
     scene.window.park(out, at(0), true);
     let before = scene.window.unsaved();
@@ -218,8 +192,7 @@ fn keys_that_are_retried_together_stay_within_the_bound() {
     scene.publish_all(&keys.iter().map(String::as_str).collect::<Vec<_>>());
     for _ in 0..50 {
         scene.read();
-        let out = scene.next().unwrap();
-        scene.window.park(out.ticket, at(1_000), true);
+        scene.park_next(1_000);
     }
     scene.now = at(1_000);
     for done in 0..50 {
@@ -272,9 +245,7 @@ fn retries_are_read_and_delivered_while_no_new_message_may_be() {
 
 #[test]
 fn a_restart_restores_unfinished_messages_with_their_attempts_and_times() {
-    let mut scene = WindowScene::new(Ordering::Key);
-    scene.publish_all(&["a", "b", "a", "c", "b"]);
-    scene.read();
+    let mut scene = WindowScene::having_read(Ordering::Key, &["a", "b", "a", "c", "b"]);
     let [a, b, c] = [(); 3].map(|()| scene.next().unwrap().ticket);
     scene.window.park(a, at(5_000), true);
     scene.window.done(c);
@@ -288,9 +259,7 @@ fn a_restart_restores_unfinished_messages_with_their_attempts_and_times() {
     assert_eq!(scene.next().unwrap().offset, 4);
     assert!(scene.next().is_none(), "the completed one is not repeated, and the other is not due");
     assert_eq!(scene.window.next_time(), Some(at(5_000)));
-    scene.now = at(5_000);
-    scene.window.has_ready(scene.now, FRESH);
-    scene.read();
+    scene.read_at(5_000);
     let retried = scene.next().unwrap();
     assert_eq!((retried.offset, retried.attempts), (0, 1), "the retry schedule continues");
 }
@@ -338,11 +307,8 @@ fn a_replay_ends_exactly_at_its_end() {
 
 #[test]
 fn messages_of_a_parked_key_that_retention_removed_are_settled() {
-    let mut scene = WindowScene::new(Ordering::Key);
-    scene.publish_all(&["a", "a", "a", "a"]);
-    scene.read();
-    let out = scene.next().unwrap();
-    scene.window.park(out.ticket, at(1_000), true);
+    let mut scene = WindowScene::having_read(Ordering::Key, &["a", "a", "a", "a"]);
+    scene.park_next(1_000);
     scene.trim(place(0), 2);
     let lost = scene.window.gone(place(0), 0..2, 1);
     assert_eq!(lost.iter().map(|(_, offset)| *offset).collect::<Vec<_>>(), [0]);
@@ -359,9 +325,7 @@ fn messages_of_a_parked_key_that_retention_removed_are_settled() {
 
 #[test]
 fn damage_loses_only_its_own_range() {
-    let mut scene = WindowScene::new(Ordering::None);
-    scene.publish_all(&[""; 6]);
-    scene.read();
+    let mut scene = WindowScene::having_read(Ordering::None, &[""; 6]);
     let out = [(); 4].map(|()| scene.next().unwrap().ticket);
     out.into_iter().for_each(|ticket| assert!(scene.window.park(ticket, at(1_000), true)));
     let lost = scene.window.gone(place(0), 2..4, 10);
@@ -375,25 +339,18 @@ fn damage_loses_only_its_own_range() {
 
 #[test]
 fn a_parked_key_that_lost_a_later_message_stays_parked() {
-    let mut scene = WindowScene::new(Ordering::Key);
-    scene.publish_all(&["a", "a", "a"]);
-    scene.read();
-    let out = scene.next().unwrap();
-    scene.window.park(out.ticket, at(1_000), true);
+    let mut scene = WindowScene::having_read(Ordering::Key, &["a", "a", "a"]);
+    scene.park_next(1_000);
     assert_eq!(scene.window.gone(place(0), 1..2, 10).len(), 1);
     assert_eq!(scene.window.next_time(), Some(at(1_000)));
-    scene.now = at(1_000);
-    scene.window.has_ready(scene.now, FRESH);
-    scene.read();
+    scene.read_at(1_000);
     let again = scene.next().unwrap();
     assert_eq!((again.offset, again.attempts), (0, 1));
 }
 
 #[test]
 fn messages_that_retention_removed_before_a_restart_are_settled() {
-    let mut scene = WindowScene::new(Ordering::Key);
-    scene.publish_all(&["a", "b", "a", "c"]);
-    scene.read();
+    let mut scene = WindowScene::having_read(Ordering::Key, &["a", "b", "a", "c"]);
     let [a, b] = [(); 2].map(|()| scene.next().unwrap().ticket);
     scene.window.park(a, at(1_000), true);
     scene.window.done(b);
@@ -408,11 +365,8 @@ fn messages_that_retention_removed_before_a_restart_are_settled() {
 
 #[test]
 fn a_message_whose_body_the_log_no_longer_has_is_settled() {
-    let mut scene = WindowScene::new(Ordering::Key);
-    scene.publish_all(&["a", "a"]);
-    scene.read();
-    let out = scene.next().unwrap();
-    scene.window.park(out.ticket, at(0), true);
+    let mut scene = WindowScene::having_read(Ordering::Key, &["a", "a"]);
+    scene.park_next(0);
     scene.window.has_ready(at(0), FRESH);
     let wanted = scene.window.next_read().unwrap();
     assert!(wanted.again);
@@ -425,11 +379,8 @@ fn a_message_whose_body_the_log_no_longer_has_is_settled() {
 
 #[test]
 fn a_message_that_the_filter_drops_at_the_second_read_is_done() {
-    let mut scene = WindowScene::new(Ordering::Key);
-    scene.publish_all(&["a", "a"]);
-    scene.read();
-    let out = scene.next().unwrap();
-    scene.window.park(out.ticket, at(0), true);
+    let mut scene = WindowScene::having_read(Ordering::Key, &["a", "a"]);
+    scene.park_next(0);
     scene.window.has_ready(at(0), FRESH);
     let wanted = scene.window.next_read().unwrap();
     let left_out = ReadMessage { body: None, ..scene.arrival(place(0), 0) };

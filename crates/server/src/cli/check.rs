@@ -9,7 +9,7 @@ use whimbrel_engines::resolve::EngineError;
 use whimbrel_engines::store_removal::{RemoveStoreError, remove_holds_store};
 
 use super::connect::converse_with;
-use super::output::{print_json, print_line, table};
+use super::output::{print_answer, print_line, table};
 use super::{CliError, ConfigArgs, deep_check};
 use crate::config::{self, LoadedConfig};
 
@@ -49,11 +49,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
         loaded.findings.problems.extend(crate::serve::kafka_file_problem(config));
     }
     let folder = loaded.config.as_ref().map(|config| DataFolderState::of(&config.process.data));
-    if args.json {
-        print_json(&as_json(&loaded, folder.as_ref()))?;
-    } else {
-        print_line(&as_table(&loaded, folder.as_ref()))?;
-    }
+    print_answer(&as_json(&loaded, folder.as_ref()), args.json, |_| as_table(&loaded, folder.as_ref()))?;
     let is_sound = loaded.findings.problems.is_empty() && folder.is_none_or(|folder| folder.problem.is_none());
     Ok(if is_sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -72,12 +68,8 @@ fn rebuild(args: &CheckArgs) -> Result<ExitCode, CliError> {
         }
     })?;
     let next = "the next start rebuilds it from all records of `_holds` in the log; no hold is lost";
-    if args.json {
-        print_json(&serde_json::json!({ "removed": removed.to_string(), "next": next }))?;
-    } else {
-        print_line(&format!("{removed}\n{next}"))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let answer = serde_json::json!({ "removed": removed.to_string(), "next": next });
+    print_answer(&answer, args.json, |_| format!("{removed}\n{next}"))
 }
 
 /// The state of a data folder without opening it as a server.

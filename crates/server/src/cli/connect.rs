@@ -3,9 +3,11 @@
 use std::future::Future;
 use std::process::ExitCode;
 
-use whimbrel_client::Client;
+use serde::Serialize;
+use whimbrel_client::{Client, ClientError};
 
 use super::CliError;
+use super::output::{print_answer, print_line};
 
 #[derive(Debug, clap::Args)]
 pub struct ConnectArgs {
@@ -27,6 +29,34 @@ impl ConnectArgs {
             Some(key) => Ok(client.with_api_key(key)?),
             None => Ok(client),
         }
+    }
+
+    /// Calls the server and prints its answer: as JSON, or as the text that `text` makes of it.
+    pub fn show<T: Serialize, E>(
+        &self,
+        call: impl AsyncFnOnce(&Client) -> Result<T, E>,
+        text: impl FnOnce(&T) -> String,
+    ) -> Result<ExitCode, CliError>
+    where
+        CliError: From<E>,
+    {
+        let client = self.client()?;
+        let answer = converse_with(call(&client))??;
+        print_answer(&answer, self.json, text)
+    }
+
+    /// Makes a call without an answer, and prints the sentence. Programs get the exit code only.
+    pub fn finish(
+        &self,
+        call: impl AsyncFnOnce(&Client) -> Result<(), ClientError>,
+        sentence: &str,
+    ) -> Result<ExitCode, CliError> {
+        let client = self.client()?;
+        converse_with(call(&client))??;
+        if !self.json {
+            print_line(sentence)?;
+        }
+        Ok(ExitCode::SUCCESS)
     }
 }
 

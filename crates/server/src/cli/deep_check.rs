@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use whimbrel_engines::deep_check::{CheckProgress, CheckReport, DamageFinding, NotChecked, deep_check};
 
 use super::CliError;
-use super::output::{print_json, print_line};
+use super::output::print_answer;
 use crate::serve::check_clock_note;
 
 /// The exit code if there is no damage, but part of the folder was not checked.
@@ -36,11 +36,7 @@ pub fn run(data: &Path, json: bool) -> Result<ExitCode, CliError> {
     report.files += usize::from(data.join("clock").exists());
     report.add(check_clock_note(data));
     report.findings.sort_by(|a, b| (&a.file, a.position).cmp(&(&b.file, b.position)));
-    if json {
-        print_json(&as_json(data, &report, bytes))?;
-    } else {
-        print_line(&as_text(data, &report, bytes))?;
-    }
+    print_answer(&as_json(data, &report, bytes), json, |_| as_text(data, &report, bytes))?;
     Ok(match report.not_checked.is_empty() {
         _ if report.is_damaged() => ExitCode::FAILURE,
         true => ExitCode::SUCCESS,

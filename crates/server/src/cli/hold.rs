@@ -8,7 +8,7 @@ use whimbrel_client::{Extension, HoldCounts, HoldFilter, HoldInfo, HoldOutcome, 
 
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
-use super::output::{members, print_json, print_line, table};
+use super::output::{members, more_after, table};
 use super::publish::{MessageArgs, send};
 
 /// The members of a hold that have columns of their own.
@@ -135,7 +135,6 @@ pub fn hold(args: HoldArgs) -> Result<ExitCode, CliError> {
 }
 
 pub fn extend(args: ExtendArgs) -> Result<ExitCode, CliError> {
-    let client = args.connect.client()?;
     let to = match (args.by, args.until) {
         (Some(by), _) => NewDue::By(by),
         (None, Some(until)) => NewDue::Until(until),
@@ -148,75 +147,48 @@ pub fn extend(args: ExtendArgs) -> Result<ExitCode, CliError> {
         if_version: args.if_version,
         idempotency_key: args.idempotency_key.filter(|key| !key.is_empty()),
     };
-    converse(async { show_outcome(&args.id, &client.extend(&args.id, &extension).await?, args.connect.json) })
+    let id = &args.id;
+    args.connect.show(async |client| client.extend(id, &extension).await, |outcome| outcome_line(id, outcome))
 }
 
 pub fn withdraw(args: WithdrawArgs) -> Result<ExitCode, CliError> {
-    let client = args.connect.client()?;
-    converse(async { show_outcome(&args.id, &client.withdraw(&args.id).await?, args.connect.json) })
+    let id = &args.id;
+    args.connect.show(async |client| client.withdraw(id).await, |outcome| outcome_line(id, outcome))
 }
 
 pub fn holds(args: HoldsArgs) -> Result<ExitCode, CliError> {
     match args.action {
         HoldsAction::List { filter, dead, limit, cursor, connect } => {
-            let client = connect.client()?;
             let state = dead.then(|| "dead".to_owned());
             let filter = HoldFilter { state, limit: Some(limit), cursor, ..filter.filter() };
-            converse(async { show_page(&client.holds(&filter).await?, connect.json) })
+            connect.show(async |client| client.holds(&filter).await, page_text)
         }
         HoldsAction::Count { filter, connect } => {
-            let client = connect.client()?;
-            converse(async { show_counts(&client.count_holds(&filter.filter()).await?, connect.json) })
+            connect.show(async |client| client.count_holds(&filter.filter()).await, counts_text)
         }
         HoldsAction::Show { id, connect } => {
-            let client = connect.client()?;
-            converse(async { show_hold(client.look(&id).await?, connect.json) })
+            connect.show(async |client| client.look(&id).await, |hold| hold_table(std::slice::from_ref(hold)))
         }
         HoldsAction::Fire { id, connect } => {
-            let client = connect.client()?;
-            converse(async { show_outcome(&id, &client.fire(&id).await?, connect.json) })
+            connect.show(async |client| client.fire(&id).await, |outcome| outcome_line(&id, outcome))
         }
     }
 }
 
-fn show_outcome(id: &str, outcome: &HoldOutcome, json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        print_json(outcome)?;
-        return Ok(ExitCode::SUCCESS);
-    }
+fn outcome_line(id: &str, outcome: &HoldOutcome) -> String {
     let due = outcome.due.as_ref().map_or(String::new(), |due| format!(", due {due}"));
     let version = outcome.version.map_or(String::new(), |version| format!(", version {version}"));
-    print_line(&format!(
-        "{}: {id}{due}{version}{}",
-        outcome.outcome,
-        further_members(outcome, &["outcome", "due", "version"])
-    ))?;
-    Ok(ExitCode::SUCCESS)
+    let further = further_members(outcome, &["outcome", "due", "version"]);
+    format!("{}: {id}{due}{version}{further}", outcome.outcome)
 }
 
-fn show_page(page: &HoldPage, json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        print_json(page)?;
-        return Ok(ExitCode::SUCCESS);
-    }
+fn page_text(page: &HoldPage) -> String {
     if page.holds.is_empty() {
-        print_line("no holds")?;
-        return Ok(ExitCode::SUCCESS);
+        return "no holds".to_owned();
     }
-    print_line(&hold_table(&page.holds))?;
-    if let Some(cursor) = &page.cursor {
-        print_line(&format!("there are more: continue with --cursor {cursor}"))?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn show_hold(hold: HoldInfo, json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        print_json(&hold)?;
-    } else {
-        print_line(&hold_table(&[hold]))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let mut lines = vec![hold_table(&page.holds)];
+    lines.extend(more_after(page.cursor.as_ref()));
+    lines.join("\n")
 }
 
 fn hold_table(holds: &[HoldInfo]) -> String {
@@ -235,20 +207,16 @@ fn hold_table(holds: &[HoldInfo]) -> String {
     shown.to_string()
 }
 
-fn show_counts(counts: &HoldCounts, json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        print_json(counts)?;
-        return Ok(ExitCode::SUCCESS);
+fn counts_text(counts: &HoldCounts) -> String {
+    let total = format!("{} holds", counts.count);
+    if counts.buckets.is_empty() {
+        return total;
     }
-    if !counts.buckets.is_empty() {
-        let mut shown = table(["from", "to", "holds"]);
-        for bucket in &counts.buckets {
-            shown.add_row([&bucket.from, &bucket.to, &bucket.count.to_string()]);
-        }
-        print_line(&shown.to_string())?;
+    let mut shown = table(["from", "to", "holds"]);
+    for bucket in &counts.buckets {
+        shown.add_row([&bucket.from, &bucket.to, &bucket.count.to_string()]);
     }
-    print_line(&format!("{} holds", counts.count))?;
-    Ok(ExitCode::SUCCESS)
+    format!("{shown}\n{total}")
 }
 
 /// The further members of an answer, in words: when the hold fired, why it is dead, where its message is.

@@ -12,7 +12,7 @@ use whimbrel_client::{Client, ClientError};
 use self::pusher::PlannedSubscription;
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
-use super::output::{print_json, print_line, table};
+use super::output::{print_answer, table};
 
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {
@@ -69,13 +69,14 @@ async fn put(client: &Client, planned: &PlannedSubscription) -> Result<&'static 
 }
 
 fn show(planned: &[PlannedSubscription], outcomes: &[&str], json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        let shown = planned.iter().zip(outcomes).map(|(planned, outcome)| {
-            json!({ "name": planned.name, "outcome": outcome, "line": planned.line, "subscription": planned.settings })
-        });
-        print_json(&json!({ "subscriptions": shown.collect::<Vec<_>>() }))?;
-        return Ok(ExitCode::SUCCESS);
-    }
+    let shown = planned.iter().zip(outcomes).map(|(planned, outcome)| {
+        json!({ "name": planned.name, "outcome": outcome, "line": planned.line, "subscription": planned.settings })
+    });
+    let answer = json!({ "subscriptions": shown.collect::<Vec<_>>() });
+    print_answer(&answer, json, |_| plan_table(planned, outcomes))
+}
+
+fn plan_table(planned: &[PlannedSubscription], outcomes: &[&str]) -> String {
     let mut shown = table(["subscription", "", "topics", "url", "concurrency", "retries", "after retries"]);
     for (planned, outcome) in planned.iter().zip(outcomes) {
         let settings = &planned.settings;
@@ -90,6 +91,5 @@ fn show(planned: &[PlannedSubscription], outcomes: &[&str], json: bool) -> Resul
             settings.on_exhausted.clone().unwrap_or_default(),
         ]);
     }
-    print_line(&shown.to_string())?;
-    Ok(ExitCode::SUCCESS)
+    shown.to_string()
 }

@@ -1,6 +1,7 @@
 //! Output of answers: tables for people, JSON for programs.
 
 use std::io::{BufRead as _, ErrorKind, IsTerminal as _, Write as _};
+use std::process::ExitCode;
 
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
@@ -43,8 +44,36 @@ pub fn members(answer: &impl Serialize) -> Map<String, Value> {
     }
 }
 
+/// Prints an answer: as JSON for programs, or as a text for people.
+pub fn print_answer<T: Serialize + ?Sized>(
+    answer: &T,
+    json: bool,
+    text: impl FnOnce(&T) -> String,
+) -> Result<ExitCode, CliError> {
+    if json {
+        print_json(answer)?;
+    } else {
+        print_line(&text(answer))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints several answers: a line of JSON for each, or one text for all.
+pub fn print_answers<T: Serialize>(
+    answers: &[T],
+    json: bool,
+    text: impl FnOnce(&[T]) -> String,
+) -> Result<ExitCode, CliError> {
+    if json {
+        answers.iter().try_for_each(print_json)?;
+    } else {
+        print_line(&text(answers))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Prints one line of JSON.
-pub fn print_json(value: &impl Serialize) -> Result<(), CliError> {
+pub fn print_json(value: &(impl Serialize + ?Sized)) -> Result<(), CliError> {
     let mut line = serde_json::to_vec(value).map_err(|error| CliError::new(error.to_string()))?;
     line.push(b'\n');
     print_bytes(&line)
@@ -62,6 +91,11 @@ pub fn print_bytes(bytes: &[u8]) -> Result<(), CliError> {
         ErrorKind::BrokenPipe => CliError::closed_pipe(),
         _ => CliError::new(format!("cannot write to stdout: {error}")),
     })
+}
+
+/// The last line of a page that another one follows.
+pub fn more_after(cursor: Option<&String>) -> Option<String> {
+    cursor.map(|cursor| format!("there are more: continue with --cursor {cursor}"))
 }
 
 /// The payload in printable form: text without control characters, shortened; otherwise its size.

@@ -6,7 +6,7 @@ use whimbrel_client::{InboxInfo, Kick, PresenceInfo};
 
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
-use super::output::{print_json, print_line, table};
+use super::output::{print_answers, table};
 
 /// Maximum length of a payload in a row, in characters.
 const PAYLOAD_SHOWN_CHARS: usize = 80;
@@ -58,45 +58,26 @@ pub fn presence(args: PresenceArgs) -> Result<ExitCode, CliError> {
             [one] => vec![client.presence(one).await?],
             many => client.presence_of(many).await?.users,
         };
-        show_presence(&users, args.connect.json)
+        print_answers(&users, args.connect.json, presence_table)
     })
 }
 
 pub fn kick(args: KickArgs) -> Result<ExitCode, CliError> {
-    let client = args.connect.client()?;
     let kick = Kick { platform: args.platform, session: args.session, reason: args.reason };
-    converse(async {
-        let answer = client.kick(&args.uid, &kick).await?;
-        if args.connect.json {
-            print_json(&answer)?;
-        } else {
-            print_line(&format!("{} will be kicked: {}", args.uid, kick.reason))?;
-        }
-        Ok(ExitCode::SUCCESS)
-    })
+    let sentence = format!("{} will be kicked: {}", args.uid, kick.reason);
+    args.connect.show(async |client| client.kick(&args.uid, &kick).await, |_| sentence)
 }
 
 pub fn inbox(args: InboxArgs) -> Result<ExitCode, CliError> {
-    let client = args.connect.client()?;
-    converse(async {
-        if args.wipe {
-            client.wipe_inbox(&args.uid).await?;
-            if !args.connect.json {
-                print_line(&format!("the inbox of {} will be emptied", args.uid))?;
-            }
-            return Ok(ExitCode::SUCCESS);
-        }
-        show_inbox(&client.inbox(&args.uid, args.platform.as_deref()).await?, args.connect.json)
-    })
+    let InboxArgs { uid, platform, wipe, connect } = args;
+    if wipe {
+        let sentence = format!("the inbox of {uid} will be emptied");
+        return connect.finish(async |client| client.wipe_inbox(&uid).await, &sentence);
+    }
+    connect.show(async |client| client.inbox(&uid, platform.as_deref()).await, inbox_text)
 }
 
-fn show_presence(users: &[PresenceInfo], json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        for user in users {
-            print_json(user)?;
-        }
-        return Ok(ExitCode::SUCCESS);
-    }
+fn presence_table(users: &[PresenceInfo]) -> String {
     let mut shown = table(["user", "online", "platform", "device", "since", "session"]);
     for user in users {
         if user.sessions.is_empty() {
@@ -108,17 +89,13 @@ fn show_presence(users: &[PresenceInfo], json: bool) -> Result<ExitCode, CliErro
             shown.add_row([[user.uid.as_str(), "yes"].as_slice(), cells.as_slice()].concat());
         }
     }
-    print_line(&shown.to_string())?;
-    Ok(ExitCode::SUCCESS)
+    shown.to_string()
 }
 
-fn show_inbox(inbox: &InboxInfo, json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        print_json(inbox)?;
-        return Ok(ExitCode::SUCCESS);
-    }
+fn inbox_text(inbox: &InboxInfo) -> String {
+    let mut lines = Vec::new();
     if inbox.messages.is_empty() {
-        print_line("nothing is stored")?;
+        lines.push("nothing is stored".to_owned());
     } else {
         let mut shown = table(["number", "id", "expires", "payload"]);
         for message in &inbox.messages {
@@ -127,7 +104,7 @@ fn show_inbox(inbox: &InboxInfo, json: bool) -> Result<ExitCode, CliError> {
                 text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(PAYLOAD_SHOWN_CHARS).collect();
             shown.add_row([&message.seq.to_string(), &message.id, &message.expires_at, &plain]);
         }
-        print_line(&shown.to_string())?;
+        lines.push(shown.to_string());
     }
     if !inbox.seats.is_empty() {
         let mut shown = table(["platform", "device", "acknowledged up to", "online", "waiting"]);
@@ -136,7 +113,7 @@ fn show_inbox(inbox: &InboxInfo, json: bool) -> Result<ExitCode, CliError> {
             let cells = [&seat.platform, &seat.device, &numbers[0], &numbers[1], &numbers[2]];
             shown.add_row(cells.map(String::as_str));
         }
-        print_line(&shown.to_string())?;
+        lines.push(shown.to_string());
     }
-    Ok(ExitCode::SUCCESS)
+    lines.join("\n")
 }

@@ -7,7 +7,7 @@ use whimbrel_client::{DeviceInfo, NewDevice, PlatformBody, PlatformInfo};
 
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
-use super::output::{members, print_json, print_line, table};
+use super::output::{members, print_answers, table};
 
 #[derive(Debug, clap::Args)]
 pub struct PlatformArgs {
@@ -132,25 +132,17 @@ fn name_and_value(text: &str) -> Result<(String, String), String> {
 pub fn platform(args: PlatformArgs) -> Result<ExitCode, CliError> {
     match args.action {
         PlatformAction::Show { platform, connect } => {
-            let client = connect.client()?;
-            converse(async { show_platform(&client.platform(&platform).await?, connect.json) })
+            connect.show(async |client| client.platform(&platform).await, setting_table)
         }
         PlatformAction::List { connect } => {
             let client = connect.client()?;
-            converse(async { show_platforms(&client.platforms().await?, connect.json) })
+            converse(async { print_answers(&client.platforms().await?, connect.json, platform_table) })
         }
         PlatformAction::Delete { platform, connect } => {
-            let client = connect.client()?;
-            converse(async {
-                client.delete_platform(&platform).await?;
-                if !connect.json {
-                    print_line(&format!("{platform} has the defaults again"))?;
-                }
-                Ok(ExitCode::SUCCESS)
-            })
+            let sentence = format!("{platform} has the defaults again");
+            connect.finish(async |client| client.delete_platform(&platform).await, &sentence)
         }
         PlatformAction::Set { platform, settings, connect } => {
-            let client = connect.client()?;
             let wanted = PlatformBody {
                 store: settings.store,
                 max_stored: settings.max_stored,
@@ -159,7 +151,7 @@ pub fn platform(args: PlatformArgs) -> Result<ExitCode, CliError> {
                 sessions: settings.sessions,
                 ack_timeout: settings.ack_timeout,
             };
-            converse(async { show_platform(&client.put_platform(&platform, &wanted).await?, connect.json) })
+            connect.show(async |client| client.put_platform(&platform, &wanted).await, setting_table)
         }
     }
 }
@@ -167,98 +159,68 @@ pub fn platform(args: PlatformArgs) -> Result<ExitCode, CliError> {
 pub fn device(args: DeviceArgs) -> Result<ExitCode, CliError> {
     match args.action {
         DeviceAction::Put { uid, device, platform, provider, token, with, connect } => {
-            let client = connect.client()?;
             let more = with.into_iter().map(|(name, value)| (name, Value::from(value))).collect();
             let info = NewDevice { platform, provider, token, more, ..NewDevice::default() };
-            converse(async {
-                let answer = client.put_device(&uid, &device, &info).await?;
-                if connect.json {
-                    print_json(&answer)?;
-                } else {
-                    print_line(&format!("notifications for {uid} go to {device} through {}", info.provider))?;
-                    if let Some(warning) = &answer.warning {
-                        print_line(&format!("warning: {warning}"))?;
-                    }
-                }
-                Ok(ExitCode::SUCCESS)
-            })
+            connect.show(
+                async |client| client.put_device(&uid, &device, &info).await,
+                |answer| {
+                    let done = format!("notifications for {uid} go to {device} through {}", info.provider);
+                    answer.warning.as_ref().map_or(done.clone(), |warning| format!("{done}\nwarning: {warning}"))
+                },
+            )
         }
         DeviceAction::List { uid, connect } => {
             let client = connect.client()?;
-            converse(async { show_devices(&client.devices(&uid).await?, connect.json) })
+            converse(async { print_answers(&client.devices(&uid).await?, connect.json, device_table) })
         }
-        DeviceAction::Show { uid, device, connect } => {
-            let client = connect.client()?;
-            converse(async { show_devices(&[client.device(&uid, &device).await?], connect.json) })
-        }
+        DeviceAction::Show { uid, device, connect } => connect.show(
+            async |client| client.device(&uid, &device).await,
+            |device| device_table(std::slice::from_ref(device)),
+        ),
         DeviceAction::Delete { uid, device, connect } => {
-            let client = connect.client()?;
-            converse(async {
-                client.delete_device(&uid, &device).await?;
-                if !connect.json {
-                    print_line(&format!("deleted the device {device} of {uid}"))?;
-                }
-                Ok(ExitCode::SUCCESS)
-            })
+            let sentence = format!("deleted the device {device} of {uid}");
+            connect.finish(async |client| client.delete_device(&uid, &device).await, &sentence)
         }
     }
 }
 
-/// Prints a row for each device, or a line of JSON.
-fn show_devices(devices: &[DeviceInfo], json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        devices.iter().try_for_each(print_json)?;
-    } else if devices.is_empty() {
-        print_line("no devices are registered")?;
-    } else {
-        let mut shown = table(["device", "platform", "provider", "token"]);
-        for device in devices {
-            shown.add_row([&device.device, &device.platform, &device.provider, &device.token]);
-        }
-        print_line(&shown.to_string())?;
-        devices.iter().try_for_each(|device| {
-            device
-                .warning
-                .as_ref()
-                .map_or(Ok(()), |warning| print_line(&format!("warning: {}: {warning}", device.device)))
-        })?;
+fn device_table(devices: &[DeviceInfo]) -> String {
+    if devices.is_empty() {
+        return "no devices are registered".to_owned();
     }
-    Ok(ExitCode::SUCCESS)
+    let mut shown = table(["device", "platform", "provider", "token"]);
+    for device in devices {
+        shown.add_row([&device.device, &device.platform, &device.provider, &device.token]);
+    }
+    let warnings = devices
+        .iter()
+        .filter_map(|device| device.warning.as_ref().map(|warning| format!("\nwarning: {}: {warning}", device.device)));
+    format!("{shown}{}", warnings.collect::<String>())
 }
 
-/// Prints a row for each platform, or a line of JSON.
-fn show_platforms(platforms: &[PlatformInfo], json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        platforms.iter().try_for_each(print_json)?;
-    } else if platforms.is_empty() {
-        print_line("no platform is configured: all have the defaults")?;
-    } else {
-        const SETTINGS: [&str; 7] = ["platform", "store", "max_stored", "ttl", "notify", "sessions", "ack_timeout"];
-        let mut shown = table(SETTINGS);
-        for platform in platforms {
-            let members = members(platform);
-            shown.add_row(SETTINGS.map(|name| text_of(&members[name])));
-        }
-        print_line(&shown.to_string())?;
+fn platform_table(platforms: &[PlatformInfo]) -> String {
+    if platforms.is_empty() {
+        return "no platform is configured: all have the defaults".to_owned();
     }
-    Ok(ExitCode::SUCCESS)
+    const SETTINGS: [&str; 7] = ["platform", "store", "max_stored", "ttl", "notify", "sessions", "ack_timeout"];
+    let mut shown = table(SETTINGS);
+    for platform in platforms {
+        let members = members(platform);
+        shown.add_row(SETTINGS.map(|name| text_of(&members[name])));
+    }
+    shown.to_string()
 }
 
 fn text_of(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-fn show_platform(platform: &PlatformInfo, json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        print_json(platform)?;
-        return Ok(ExitCode::SUCCESS);
-    }
+fn setting_table(platform: &PlatformInfo) -> String {
     let mut shown = table(["setting", "value"]);
     for (name, value) in members(platform) {
         shown.add_row([name, text_of(&value)]);
     }
-    print_line(&shown.to_string())?;
-    Ok(ExitCode::SUCCESS)
+    shown.to_string()
 }
 
 #[cfg(test)]

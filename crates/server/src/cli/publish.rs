@@ -10,7 +10,7 @@ use whimbrel_client::{Accepted, Client, ClientError, NewMessage};
 
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
-use super::output::{print_json, print_line, table};
+use super::output::{print_answer, print_answers, table};
 
 /// Bytes of one batch of a file, well below the server's default limit.
 const BATCH_BYTES: usize = 4 << 20;
@@ -81,29 +81,33 @@ pub async fn send(client: &Client, topic: &str, messages: &[NewMessage], json: b
         [one] => vec![client.publish(topic, one).await?],
         many => client.publish_batch(topic, many).await?,
     };
-    show(&accepted, json)
+    print_answers(&accepted, json, accepted_table)
+}
+
+/// The payloads of the arguments: `-`, and no argument, reads one from standard input. `None` if that is a terminal without a `-`.
+pub fn read_payloads(arguments: &[String]) -> Result<Option<Vec<Vec<u8>>>, CliError> {
+    if arguments.is_empty() && std::io::stdin().is_terminal() {
+        return Ok(None);
+    }
+    let stdin_only = ["-".to_owned()];
+    let mut payloads = Vec::new();
+    for payload in if arguments.is_empty() { &stdin_only } else { arguments } {
+        let mut bytes = payload.clone().into_bytes();
+        if payload == "-" {
+            bytes.clear();
+            std::io::stdin().read_to_end(&mut bytes)?;
+        }
+        payloads.push(bytes);
+    }
+    Ok(Some(payloads))
 }
 
 impl MessageArgs {
     /// The messages, each with its due time if there is one.
     pub fn messages(&self, delay: Option<String>, deliver_at: Option<String>) -> Result<Vec<NewMessage>, CliError> {
-        let mut payloads: Vec<Vec<u8>> = Vec::new();
-        let from_stdin = self.payloads.is_empty();
-        if from_stdin && std::io::stdin().is_terminal() {
-            return Err(
-                CliError::new("nothing to publish").with_hint("write the payload after the topic, or `-` to type it")
-            );
-        }
-        let stdin_only = ["-".to_owned()];
-        for payload in if from_stdin { &stdin_only[..] } else { &self.payloads } {
-            if payload == "-" {
-                let mut bytes = Vec::new();
-                std::io::stdin().read_to_end(&mut bytes)?;
-                payloads.push(bytes);
-            } else {
-                payloads.push(payload.clone().into_bytes());
-            }
-        }
+        let payloads = read_payloads(&self.payloads)?.ok_or_else(|| {
+            CliError::new("nothing to publish").with_hint("write the payload after the topic, or `-` to type it")
+        })?;
         if payloads.len() > 1 && self.id.is_some() {
             return Err(CliError::new("--id cannot be used with several messages"));
         }
@@ -121,13 +125,7 @@ impl MessageArgs {
     }
 }
 
-fn show(accepted: &[Accepted], json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        for one in accepted {
-            print_json(one)?;
-        }
-        return Ok(ExitCode::SUCCESS);
-    }
+fn accepted_table(accepted: &[Accepted]) -> String {
     let mut shown = table(["topic", "partition", "offset", "id"]);
     for one in accepted {
         match one {
@@ -137,8 +135,7 @@ fn show(accepted: &[Accepted], json: bool) -> Result<ExitCode, CliError> {
             Accepted::Held(held) => shown.add_row([&held.topic, &held.state, &format!("due {}", held.due), &held.id]),
         };
     }
-    print_line(&shown.to_string())?;
-    Ok(ExitCode::SUCCESS)
+    shown.to_string()
 }
 
 /// Sends a file's lines in batches, one after the other, so that messages keep the file's order.
@@ -168,13 +165,10 @@ fn publish_file(args: &PublishArgs, client: &Client, path: &Path) -> Result<Exit
         Ok(ExitCode::SUCCESS)
     });
     progress.finish_and_clear();
-    let code = outcome?;
-    if args.connect.json {
-        print_json(&serde_json::json!({ "published": published }))?;
-    } else {
-        print_line(&format!("{published} messages published to {}", args.topic))?;
-    }
-    Ok(code)
+    outcome?;
+    print_answer(&serde_json::json!({ "published": published }), args.connect.json, |_| {
+        format!("{published} messages published to {}", args.topic)
+    })
 }
 
 fn at_line(error: ClientError, path: &Path, first_line: u64, published: u64) -> CliError {

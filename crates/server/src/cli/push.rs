@@ -1,6 +1,6 @@
 //! `whimbrel push`: push a message to one user or to many.
 
-use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _};
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -8,7 +8,8 @@ use whimbrel_client::{Client, NewNotify, NewPush, Origin, Pushed};
 
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
-use super::output::{print_json, print_line, table};
+use super::output::{print_answers, table};
+use super::publish::read_payloads;
 
 /// Users of one request: the server's maximum.
 const UIDS_MAX: usize = 10_000;
@@ -103,7 +104,8 @@ pub fn run(args: PushArgs) -> Result<ExitCode, CliError> {
                 (None, None) => return Err(CliError::new("set a user, or a file of users with --uids")),
             }
         }
-        show(&pushed, args.connect.json)
+        let (users, answers): (Vec<usize>, Vec<Pushed>) = pushed.into_iter().unzip();
+        print_answers(&answers, args.connect.json, |answers| pushed_table(&users, answers))
     })
 }
 
@@ -117,28 +119,10 @@ async fn push_to_all(client: &Client, users: &[String], push: &NewPush) -> Resul
 
 impl PushArgs {
     fn pushes(&self) -> Result<Vec<NewPush>, CliError> {
-        let from_stdin = self.payloads.is_empty() && self.payload.is_none();
-        if from_stdin && std::io::stdin().is_terminal() {
-            return Err(
-                CliError::new("nothing to push").with_hint("write the payload after the user, or `-` to type it")
-            );
-        }
-        let stdin_only = ["-".to_owned()];
-        let texts: Vec<&String> = match &self.payload {
-            Some(payload) => vec![payload],
-            None if from_stdin => stdin_only.iter().collect(),
-            None => self.payloads.iter().collect(),
-        };
-        let mut payloads: Vec<Vec<u8>> = Vec::new();
-        for text in texts {
-            if text == "-" {
-                let mut bytes = Vec::new();
-                std::io::stdin().read_to_end(&mut bytes)?;
-                payloads.push(bytes);
-            } else {
-                payloads.push(text.clone().into_bytes());
-            }
-        }
+        let texts = self.payload.as_ref().map_or(&self.payloads[..], std::slice::from_ref);
+        let payloads = read_payloads(texts)?.ok_or_else(|| {
+            CliError::new("nothing to push").with_hint("write the payload after the user, or `-` to type it")
+        })?;
         if payloads.len() > 1 && (self.id.is_some() || self.origin.is_some()) {
             return Err(CliError::new("--id cannot be used with several messages"));
         }
@@ -184,17 +168,10 @@ fn users_of(path: &Path) -> Result<Vec<String>, CliError> {
     if users.is_empty() { Err(CliError::new(format!("{} has no users", path.display()))) } else { Ok(users) }
 }
 
-fn show(pushed: &[(usize, Pushed)], json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        for (_, one) in pushed {
-            print_json(one)?;
-        }
-        return Ok(ExitCode::SUCCESS);
-    }
+fn pushed_table(users: &[usize], answers: &[Pushed]) -> String {
     let mut shown = table(["users", "id"]);
-    for (users, one) in pushed {
-        shown.add_row([&users.to_string(), &one.id]);
+    for (users, answer) in users.iter().zip(answers) {
+        shown.add_row([&users.to_string(), &answer.id]);
     }
-    print_line(&shown.to_string())?;
-    Ok(ExitCode::SUCCESS)
+    shown.to_string()
 }

@@ -12,7 +12,7 @@ use whimbrel_model::parse_duration;
 use self::page_merge::{MergedPages, PartitionPage, merge};
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
-use super::output::{print_json, print_line, shown_payload, table};
+use super::output::{print_answer, shown_payload, table};
 
 /// Maximum length of a payload in a table, in characters.
 const PAYLOAD_SHOWN_CHARS: usize = 200;
@@ -57,8 +57,14 @@ pub fn run(args: ReadArgs) -> Result<ExitCode, CliError> {
     let client = args.connect.client()?;
     converse(async {
         match args.partition {
-            Some(partition) => show_one(&client.read(&args.topic, &args.read_from(partition)).await?, partition, &args),
-            None => show_all(&read_all(&client, &args).await?, &args),
+            Some(partition) => {
+                let page = client.read(&args.topic, &args.read_from(partition)).await?;
+                print_answer(&page, args.connect.json, |page| page_text(page, &args.topic, partition))
+            }
+            None => {
+                let merged = read_all(&client, &args).await?;
+                print_answer(&merged, args.connect.json, |merged| merged_text(merged, &args.topic))
+            }
         }
     })
 }
@@ -119,43 +125,28 @@ async fn is_end(client: &Client, topic: &str, page: &ReadPage, partition: u32) -
     Ok(client.read(topic, &next).await?.messages.is_empty())
 }
 
-fn show_one(page: &ReadPage, partition: u32, args: &ReadArgs) -> Result<ExitCode, CliError> {
-    if args.connect.json {
-        print_json(page)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    print_messages(&page.messages)?;
-    print_line(&format!(
-        "{} of {}/{partition}; continue with --from {}",
-        counted(page.messages.len()),
-        args.topic,
-        page.next_offset
-    ))?;
-    Ok(ExitCode::SUCCESS)
+fn page_text(page: &ReadPage, topic: &str, partition: u32) -> String {
+    let (messages, next) = (counted(page.messages.len()), page.next_offset);
+    format!("{}{messages} of {topic}/{partition}; continue with --from {next}", message_table(&page.messages))
 }
 
-fn show_all(merged: &MergedPages, args: &ReadArgs) -> Result<ExitCode, CliError> {
-    if args.connect.json {
-        print_json(merged)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    print_messages(&merged.messages)?;
+fn merged_text(merged: &MergedPages, topic: &str) -> String {
     let read_on = match (merged.next_offsets.first_key_value(), merged.next_offsets.len()) {
         (Some((_, next)), 1) => format!("; continue with --from {next}"),
         _ if merged.has_more => "; there are more: raise --limit, or read one partition with --partition".to_owned(),
         _ => String::new(),
     };
-    print_line(&format!("{} of {}{read_on}", counted(merged.messages.len()), args.topic))?;
-    Ok(ExitCode::SUCCESS)
+    format!("{}{} of {topic}{read_on}", message_table(&merged.messages), counted(merged.messages.len()))
 }
 
 fn counted(messages: usize) -> String {
     if messages == 1 { "1 message".to_owned() } else { format!("{messages} messages") }
 }
 
-fn print_messages(messages: &[Message]) -> Result<(), CliError> {
+/// The messages with a line break at the end, or nothing if there are none.
+fn message_table(messages: &[Message]) -> String {
     if messages.is_empty() {
-        return Ok(());
+        return String::new();
     }
     let mut shown = table(["partition", "offset", "published", "key", "payload"]);
     for message in messages {
@@ -167,5 +158,5 @@ fn print_messages(messages: &[Message]) -> Result<(), CliError> {
             &shown_payload(message, PAYLOAD_SHOWN_CHARS),
         ]);
     }
-    print_line(&shown.to_string())
+    format!("{shown}\n")
 }

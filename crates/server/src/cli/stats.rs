@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use whimbrel_client::{DurationFigures, TopicFigures};
 
 use super::CliError;
-use super::connect::{ConnectArgs, converse};
-use super::output::{print_json, print_line, table};
+use super::connect::ConnectArgs;
+use super::output::table;
 
 #[derive(Debug, clap::Args)]
 pub struct StatsArgs {
@@ -23,16 +23,8 @@ pub struct StatsArgs {
 }
 
 pub fn run(args: StatsArgs) -> Result<ExitCode, CliError> {
-    let client = args.connect.client()?;
-    converse(async {
-        let figures = client.topic_figures(&args.topic, args.from.as_deref(), args.to.as_deref()).await?;
-        if args.connect.json {
-            print_json(&figures)?;
-        } else {
-            print_line(&shown(&figures))?;
-        }
-        Ok(ExitCode::SUCCESS)
-    })
+    let StatsArgs { topic, from, to, connect } = args;
+    connect.show(async |client| client.topic_figures(&topic, from.as_deref(), to.as_deref()).await, shown)
 }
 
 fn shown(figures: &TopicFigures) -> String {

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use serde::Serialize;
 use serde_json::json;
 use whimbrel_client::{Client, ClientError, Redriven, ReplayRange, SeekTo, SubscriptionInfo};
 use whimbrel_model::parse_duration;
@@ -15,7 +14,7 @@ use whimbrel_model::parse_duration;
 use self::settings::SubscriptionSettingsArgs;
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
-use super::output::{confirm_deletion, print_json, print_line};
+use super::output::{confirm_deletion, print_answer};
 
 #[derive(Debug, clap::Args)]
 pub struct SubArgs {
@@ -139,69 +138,62 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 pub fn run(args: SubArgs) -> Result<ExitCode, CliError> {
     match args.action {
-        SubAction::Create { name, settings, replace, connect } => create(&name, *settings, replace, &connect),
+        SubAction::Create { name, settings, replace, connect } => {
+            let settings = settings.settings()?;
+            let create = async |client: &Client| {
+                if !replace && exists(client, &name).await? {
+                    return Err(CliError::new(format!("the subscription `{name}` already exists"))
+                        .with_hint("pass --replace to change it; it keeps its progress"));
+                }
+                Ok(client.put_subscription(&name, &settings).await?)
+            };
+            connect.show(create, tables::one)
+        }
         SubAction::List { connect } => {
-            let client = connect.client()?;
-            converse(async { tables::list(&client.subscriptions().await?, connect.json) })
+            connect.show(async |client| client.subscriptions().await, |subscriptions| tables::list(subscriptions))
         }
-        SubAction::Show { name, connect } => {
-            let client = connect.client()?;
-            converse(async { tables::one(&client.subscription(&name).await?, connect.json) })
-        }
+        SubAction::Show { name, connect } => connect.show(async |client| client.subscription(&name).await, tables::one),
         SubAction::Pause { name, connect } => {
-            let client = connect.client()?;
-            converse(async { changed(&client.pause(&name).await?, &format!("{name}: paused"), connect.json) })
+            connect.show(async |client| client.pause(&name).await, |now| changed(now, &format!("{name}: paused")))
         }
         SubAction::Resume { name, connect } => {
-            let client = connect.client()?;
-            converse(async { changed(&client.resume(&name).await?, &format!("{name}: resumed"), connect.json) })
+            connect.show(async |client| client.resume(&name).await, |now| changed(now, &format!("{name}: resumed")))
         }
         SubAction::Seek { name, to, connect } => {
-            let client = connect.client()?;
             let to = seek_to(&to)?;
-            converse(async { tables::sought(&client.seek(&name, &to).await?, &format!("{name}: moved"), connect.json) })
+            connect.show(
+                async |client| client.seek(&name, &to).await,
+                |answer| tables::sought(answer, &format!("{name}: moved")),
+            )
         }
         SubAction::Replay { name, from, to, partition_key, connect } => {
-            let client = connect.client()?;
             let range = ReplayRange { from, to: Some(to), key: partition_key };
-            converse(async {
-                tables::sought(&client.replay(&name, &range).await?, &format!("{name}: replaying"), connect.json)
-            })
+            connect.show(
+                async |client| client.replay(&name, &range).await,
+                |answer| tables::sought(answer, &format!("{name}: replaying")),
+            )
         }
         SubAction::Dead { name, limit, cursor, connect } => {
-            let client = connect.client()?;
-            converse(async {
-                tables::dead(&client.dead_letters(&name, Some(limit), cursor.as_deref()).await?, connect.json)
-            })
+            connect.show(async |client| client.dead_letters(&name, Some(limit), cursor.as_deref()).await, tables::dead)
         }
         SubAction::Redrive { name, ids, all, connect } => {
             let client = connect.client()?;
             let ids = (!all).then_some(&ids[..]);
             converse(async { redriven(client.redrive(&name, ids).await?, &name, connect.json) })
         }
-        SubAction::Delete { name, yes, connect } => delete(&name, yes, &connect),
+        SubAction::Delete { name, yes, connect } => {
+            let delete = async |client: &Client| {
+                confirm_deletion(&name, "its retries, dead letters and progress", yes)?;
+                client.delete_subscription(&name).await?;
+                Ok::<_, CliError>(json!({ "deleted": name }))
+            };
+            connect.show(delete, |_| format!("deleted {name}"))
+        }
         SubAction::Pull { name, max, wait, ack, connect } => {
             let client = connect.client()?;
             converse(pull(&client, &name, max, wait, ack, connect.json))
         }
     }
-}
-
-fn create(
-    name: &str,
-    settings: SubscriptionSettingsArgs,
-    replace: bool,
-    connect: &ConnectArgs,
-) -> Result<ExitCode, CliError> {
-    let settings = settings.settings()?;
-    let client = connect.client()?;
-    converse(async {
-        if !replace && exists(&client, name).await? {
-            return Err(CliError::new(format!("the subscription `{name}` already exists"))
-                .with_hint("pass --replace to change it; it keeps its progress"));
-        }
-        tables::one(&client.put_subscription(name, &settings).await?, connect.json)
-    })
 }
 
 async fn exists(client: &Client, name: &str) -> Result<bool, ClientError> {
@@ -210,15 +202,6 @@ async fn exists(client: &Client, name: &str) -> Result<bool, ClientError> {
         Err(error) if error.code() == Some("unknown_subscription") => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-fn delete(name: &str, yes: bool, connect: &ConnectArgs) -> Result<ExitCode, CliError> {
-    let client = connect.client()?;
-    confirm_deletion(name, "its retries, dead letters and progress", yes)?;
-    converse(async {
-        client.delete_subscription(name).await?;
-        print_outcome(&json!({ "deleted": name }), &format!("deleted {name}"), connect.json)
-    })
 }
 
 async fn pull(
@@ -230,7 +213,7 @@ async fn pull(
     json: bool,
 ) -> Result<ExitCode, CliError> {
     let messages = client.pull(name, max, wait).await?;
-    tables::pulled(&messages, json)?;
+    print_answer(&messages, json, |messages| tables::pulled(messages))?;
     if ack && !messages.is_empty() {
         let ack_ids: Vec<String> = messages.into_iter().map(|message| message.ack_id).collect();
         let settled = client.ack(name, &ack_ids).await?;
@@ -263,25 +246,15 @@ fn seek_to(places: &[String]) -> Result<SeekTo, CliError> {
     Ok(SeekTo::offsets(offsets))
 }
 
-/// Prints the server's answer as JSON, or a sentence.
-fn print_outcome(answer: &impl Serialize, sentence: &str, json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        print_json(answer)?;
-    } else {
-        print_line(sentence)?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Prints a changed subscription as JSON, or a sentence with the note of the change.
-fn changed(subscription: &SubscriptionInfo, sentence: &str, json: bool) -> Result<ExitCode, CliError> {
+/// The sentence about a changed subscription, with the note of the change.
+fn changed(subscription: &SubscriptionInfo, sentence: &str) -> String {
     let note = subscription.note.as_ref().map_or(String::new(), |note| format!(" ({note})"));
-    print_outcome(subscription, &format!("{sentence}{note}"), json)
+    format!("{sentence}{note}")
 }
 
 /// Prints the number of redriven dead letters. An id without a dead letter makes the command fail; the others are redriven.
 fn redriven(answer: Redriven, name: &str, json: bool) -> Result<ExitCode, CliError> {
-    print_outcome(&answer, &format!("{name}: redriven {}", answer.redriven), json)?;
+    print_answer(&answer, json, |answer| format!("{name}: redriven {}", answer.redriven))?;
     let unknown = answer.unknown;
     if unknown.is_empty() {
         return Ok(ExitCode::SUCCESS);

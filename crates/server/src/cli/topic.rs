@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use whimbrel_client::{Client, ClientError, DurationForm, TopicInfo, TopicSettings};
+use whimbrel_client::{Client, ClientError, DurationForm, PartitionInfo, TopicInfo, TopicSettings};
 
 use super::CliError;
-use super::connect::{ConnectArgs, converse};
-use super::output::{confirm_deletion, print_json, print_line, table};
+use super::connect::ConnectArgs;
+use super::output::{confirm_deletion, table};
 use crate::config::{format_bytes, parse_bytes};
 
 #[derive(Debug, clap::Args)]
@@ -93,44 +93,33 @@ impl TopicSettingsArgs {
 
 pub fn run(args: TopicArgs) -> Result<ExitCode, CliError> {
     match args.action {
-        TopicAction::List { connect } => {
-            let client = connect.client()?;
-            converse(async { list(&client.topics().await?, connect.json) })
-        }
-        TopicAction::Show { topic, connect } => {
-            let client = connect.client()?;
-            converse(async { show(&client.topic(&topic).await?, connect.json) })
-        }
+        TopicAction::List { connect } => connect.show(async |client| client.topics().await, |topics| list(topics)),
+        TopicAction::Show { topic, connect } => connect.show(async |client| client.topic(&topic).await, show),
         TopicAction::Create { topic, settings, connect } => {
-            let client = connect.client()?;
-            converse(async {
-                if exists(&client, &topic).await? {
+            let create = async |client: &Client| {
+                if exists(client, &topic).await? {
                     return Err(CliError::new(format!("the topic `{topic}` already exists"))
                         .with_hint(format!("change it with `whimbrel topic alter {topic}`")));
                 }
-                show(&client.put_topic(&topic, &settings.settings()).await?, connect.json)
-            })
+                Ok(client.put_topic(&topic, &settings.settings()).await?)
+            };
+            connect.show(create, show)
         }
         TopicAction::Alter { topic, settings, connect } => {
-            let client = connect.client()?;
-            converse(async {
+            let alter = async |client: &Client| {
                 // An alter of an unknown topic would create it; this read returns the server's 404 instead.
                 client.topic(&topic).await?;
-                show(&client.put_topic(&topic, &settings.settings()).await?, connect.json)
-            })
+                client.put_topic(&topic, &settings.settings()).await
+            };
+            connect.show(alter, show)
         }
         TopicAction::Delete { topic, yes, connect } => {
-            let client = connect.client()?;
-            confirm_deletion(&topic, "all its messages", yes)?;
-            converse(async {
+            let delete = async |client: &Client| {
+                confirm_deletion(&topic, "all its messages", yes)?;
                 client.delete_topic(&topic).await?;
-                if connect.json {
-                    print_json(&serde_json::json!({ "deleted": topic }))?;
-                } else {
-                    print_line(&format!("deleted {topic}"))?;
-                }
-                Ok(ExitCode::SUCCESS)
-            })
+                Ok::<_, CliError>(serde_json::json!({ "deleted": topic }))
+            };
+            connect.show(delete, |_| format!("deleted {topic}"))
         }
     }
 }
@@ -143,14 +132,9 @@ async fn exists(client: &Client, topic: &str) -> Result<bool, ClientError> {
     }
 }
 
-fn list(topics: &[TopicInfo], json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        print_json(&topics)?;
-        return Ok(ExitCode::SUCCESS);
-    }
+fn list(topics: &[TopicInfo]) -> String {
     if topics.is_empty() {
-        print_line("no topics yet; the first publish creates one")?;
-        return Ok(ExitCode::SUCCESS);
+        return "no topics yet; the first publish creates one".to_owned();
     }
     let mut shown = table(["topic", "partitions", "retention", "messages (at most)", "per second"]);
     for topic in own_first(topics) {
@@ -162,8 +146,7 @@ fn list(topics: &[TopicInfo], json: bool) -> Result<ExitCode, CliError> {
             format!("{:.1}", topic.rates.published_per_s_10s),
         ]);
     }
-    print_line(&shown.to_string())?;
-    Ok(ExitCode::SUCCESS)
+    shown.to_string()
 }
 
 /// Lists system topics after all others.
@@ -173,26 +156,24 @@ fn own_first(topics: &[TopicInfo]) -> Vec<&TopicInfo> {
     ordered
 }
 
-fn show(topic: &TopicInfo, json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        print_json(topic)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    print_line(&format!(
-        "{}: {} partitions, retention {}, at most {} messages, {:.1} per second",
-        topic.topic,
-        topic.partitions,
-        retention(topic),
-        topic.messages.unwrap_or_default(),
-        topic.rates.published_per_s_10s
-    ))?;
-    print_line(&format!("created_at: {}", topic.created_at))?;
-    if let Some(note) = &topic.note {
-        print_line(&format!("note: {note}"))?;
-    }
-    let Some(partitions) = topic.partition_list.as_ref().filter(|partitions| !partitions.is_empty()) else {
-        return Ok(ExitCode::SUCCESS);
-    };
+fn show(topic: &TopicInfo) -> String {
+    let mut lines = vec![
+        format!(
+            "{}: {} partitions, retention {}, at most {} messages, {:.1} per second",
+            topic.topic,
+            topic.partitions,
+            retention(topic),
+            topic.messages.unwrap_or_default(),
+            topic.rates.published_per_s_10s
+        ),
+        format!("created_at: {}", topic.created_at),
+    ];
+    lines.extend(topic.note.iter().map(|note| format!("note: {note}")));
+    lines.extend(topic.partition_list.as_deref().filter(|partitions| !partitions.is_empty()).map(partition_table));
+    lines.join("\n")
+}
+
+fn partition_table(partitions: &[PartitionInfo]) -> String {
     let mut shown =
         table(["partition", "first", "next", "messages (at most)", "leader", "replicas", "in sync", "bytes"]);
     for partition in partitions {
@@ -207,8 +188,7 @@ fn show(topic: &TopicInfo, json: bool) -> Result<ExitCode, CliError> {
             partition.bytes.map_or(String::new(), |bytes| bytes.to_string()),
         ]);
     }
-    print_line(&shown.to_string())?;
-    Ok(ExitCode::SUCCESS)
+    shown.to_string()
 }
 
 fn retention(topic: &TopicInfo) -> String {

@@ -223,41 +223,31 @@ fn validate_cluster(config: &Config, at: &impl Fn(&str) -> String, findings: &mu
             at("log.engine")
         ));
     }
-    if config.timers.engine == StateEngineName::Embedded && config.process.roles.center {
+    let (roles, embedded) = (config.process.roles, StateEngineName::Embedded);
+    let taken_over = [
+        ("timers.engine", config.timers.engine, roles.center, "the store of holds", "take it over"),
+        (
+            "subscriptions.engine",
+            config.subscriptions.engine,
+            roles.center,
+            "the progress of subscriptions",
+            "take it over",
+        ),
+        ("push.engine", config.push.engine, roles.carrier, "inboxes", "take them over"),
+        ("devices.engine", config.devices.engine, roles.receive || roles.horn, "the registry of devices", "read it"),
+    ];
+    for (path, _, _, what, use_it) in taken_over.iter().filter(|(_, name, is_used, ..)| *name == embedded && *is_used) {
         findings.problems.push(format!(
-            "{engine} is \"etcd\", and {} keeps the store of holds in this node's data folder, where no other node can take it \
-             over; set timers.engine = \"redis\"",
-            at("timers.engine")
+            "{engine} is \"etcd\", and {} keeps {what} in this node's data folder, where no other node can {use_it}; set {path} = \
+             \"redis\"",
+            at(path)
         ));
     }
-    if config.subscriptions.engine == StateEngineName::Embedded && config.process.roles.center {
-        findings.problems.push(format!(
-            "{engine} is \"etcd\", and {} keeps the progress of subscriptions in this node's data folder, where no other node can take \
-             it over; set subscriptions.engine = \"redis\"",
-            at("subscriptions.engine")
-        ));
-    }
-    if config.push.engine == StateEngineName::Embedded && config.process.roles.carrier {
-        findings.problems.push(format!(
-            "{engine} is \"etcd\", and {} keeps inboxes in this node's data folder, where no other node can take them over; set \
-             push.engine = \"redis\"",
-            at("push.engine")
-        ));
-    }
-    if config.push.engine == StateEngineName::Embedded && config.process.roles.receive && !config.process.roles.carrier
-    {
+    if config.push.engine == embedded && roles.receive && !roles.carrier {
         findings.warnings.push(format!(
             "{engine} is \"etcd\", and {} cannot read the inboxes of carriers on other nodes: this node accepts pushes whatever their \
              backlog; set push.engine = \"redis\" to enforce push.max_backlog",
             at("push.engine")
-        ));
-    }
-    if config.devices.engine == StateEngineName::Embedded && (config.process.roles.receive || config.process.roles.horn)
-    {
-        findings.problems.push(format!(
-            "{engine} is \"etcd\", and {} keeps the registry of devices in this node's data folder, where no other node can read it; \
-             set devices.engine = \"redis\"",
-            at("devices.engine")
         ));
     }
     if config.presence.writers.is_empty() {
@@ -274,7 +264,7 @@ fn validate_cluster(config: &Config, at: &impl Fn(&str) -> String, findings: &mu
             )),
         }
     }
-    if config.receipts.engine == StateEngineName::Embedded && config.process.roles.receive {
+    if config.receipts.engine == embedded && roles.receive {
         findings.warnings.push(format!(
             "{} keeps the receipts of this node only: a repeat that reaches another node at the same moment is not detected \
              there; receipts.engine = \"redis\" shares receipts",

@@ -67,6 +67,13 @@ impl SettingKind {
     /// Parses the text of a variable or flag.
     pub fn read_text(&self, text: &str) -> Result<SettingValue, String> {
         match self {
+            Self::Count { or: Some(word), .. }
+            | Self::Duration { or: Some(word), .. }
+            | Self::Bytes { or: Some(word), .. }
+                if *word == text =>
+            {
+                Ok(SettingValue::Left(word))
+            }
             Self::Flag => match text.trim() {
                 "true" | "1" | "yes" | "on" => Ok(SettingValue::Flag(true)),
                 "false" | "0" | "no" | "off" => Ok(SettingValue::Flag(false)),
@@ -75,25 +82,16 @@ impl SettingKind {
             Self::Address => text.trim().parse().map(SettingValue::Address).map_err(|_| self.invalid(text)),
             Self::Text => Ok(SettingValue::Text(text.to_owned())),
             Self::Secret => Ok(SettingValue::Secret(text.to_owned())),
-            Self::Count { min, max, or } => {
-                if let Some(word) = or.filter(|word| *word == text) {
-                    return Ok(SettingValue::Left(word));
-                }
+            Self::Count { min, max, .. } => {
                 let count = text.trim().replace('_', "").parse().map_err(|_| self.invalid(text))?;
                 self.within(count, *min, *max, text).map(SettingValue::Count)
             }
-            Self::Duration { min, max, or } => {
-                if let Some(word) = or.filter(|word| *word == text) {
-                    return Ok(SettingValue::Left(word));
-                }
+            Self::Duration { min, max, .. } => {
                 let duration = parse_duration(text.trim()).map_err(|error| error.to_string())?;
                 let invalid = || self.invalid(text);
                 (*min..=*max).contains(&duration).then_some(SettingValue::Duration(duration)).ok_or_else(invalid)
             }
-            Self::Bytes { min, max, or } => {
-                if let Some(word) = or.filter(|word| *word == text) {
-                    return Ok(SettingValue::Left(word));
-                }
+            Self::Bytes { min, max, .. } => {
                 let bytes = parse_bytes(text.trim()).ok_or_else(|| self.invalid(text))?;
                 self.within(bytes, *min, *max, text).map(SettingValue::Bytes)
             }

@@ -13,8 +13,8 @@ use whimbrel_catalogue::topics::Memberships;
 use whimbrel_cluster::{
     Admission, CENTER_ROLE, ClusterKeeper, ClusterWatch, DispatchRouter, Family, HOLDS_FAMILY, HoldsRouter,
     InternalService, JoinError, KeeperParts, KeeperSettings, KeyCheck, LocalDispatch, LocalDispatchError, LocalHolds,
-    LocalHoldsError, OWNER_WAIT_DEFAULT, PeerClients, PeerSettings, Resignations, ShardOwner, dispatch_service,
-    service,
+    LocalHoldsError, OWNER_WAIT_DEFAULT, OwnerRouter, PeerClients, PeerSettings, Resignations, ShardOwner,
+    dispatch_service, service,
 };
 use whimbrel_egress::worker::{LocalCallbacks, workers_service};
 use whimbrel_model::ports::{
@@ -159,9 +159,9 @@ impl ClusterNode {
             }
         };
         let (shards, sight) = (parts.shards, keeper.cluster());
-        let holds = HoldsRouter::new(shards, sight.clone(), parts.desk, peers.clone(), OWNER_WAIT_DEFAULT);
-        let dispatch =
-            DispatchRouter::new(shards, sight.clone(), parts.dispatch_desk, peers.clone(), OWNER_WAIT_DEFAULT);
+        let owners = OwnerRouter { cluster: sight.clone(), peers: peers.clone(), owner_wait: OWNER_WAIT_DEFAULT };
+        let holds = HoldsRouter { shards, local: parts.desk, owners: owners.clone() };
+        let dispatch = DispatchRouter { shards, local: parts.dispatch_desk, owners };
         let (node, memberships, leaving) = (keeper.node(), keeper.memberships(), CancellationToken::new());
         let keeping = tokio::spawn(keeper.run(leaving.clone()));
         Ok(Self {

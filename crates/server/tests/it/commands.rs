@@ -1,7 +1,6 @@
 //! The commands that call a server, as a user types them.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::Path;
 use std::process::{Output, Stdio};
 
 use serde_json::Value;
@@ -9,9 +8,9 @@ use serde_json::Value;
 use super::server::{Server, run, stderr_of, stdout_of, whimbrel};
 use super::server_life::get;
 
-/// Runs a command against the server; `--server` comes last, after any subcommand.
-pub fn on(server: &Server, folder: &Path, arguments: &[&str]) -> Output {
-    run(folder, &[arguments, &["--server", &server.url]].concat())
+/// Runs a command against the server, in its folder; `--server` comes last, after any subcommand.
+pub fn on(server: &Server, arguments: &[&str]) -> Output {
+    run(server.folder(), &[arguments, &["--server", &server.url]].concat())
 }
 
 pub fn json_of(output: &Output) -> Value {
@@ -21,35 +20,29 @@ pub fn json_of(output: &Output) -> Value {
 
 #[test]
 fn a_published_message_can_be_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
-    let published = json_of(&on(
-        &server,
-        folder.path(),
-        &["publish", "orders", "héllo", "-k", "customer-7", "-H", "color: blue", "--json"],
-    ));
+    let server = Server::fresh(&[]);
+    let published =
+        json_of(&on(&server, &["publish", "orders", "héllo", "-k", "customer-7", "-H", "color: blue", "--json"]));
     let partition = published["partition"].to_string();
-    let page = json_of(&on(&server, folder.path(), &["read", "orders", "-p", &partition, "--json"]));
+    let page = json_of(&on(&server, &["read", "orders", "-p", &partition, "--json"]));
     let message = &page["messages"][0];
     assert_eq!((&message["payload"], &message["key"]), (&"héllo".into(), &"customer-7".into()));
     assert_eq!(message["headers"]["color"], "blue");
-    let table = stdout_of(&on(&server, folder.path(), &["read", "orders", "-p", &partition]));
+    let table = stdout_of(&on(&server, &["read", "orders", "-p", &partition]));
     assert!(table.contains("héllo") && table.contains("continue with --from 1"), "{table}");
 }
 
 #[test]
 fn a_topic_is_read_over_all_its_partitions_in_the_order_of_publishing() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &["--set", "topics.partitions=4"]);
+    let server = Server::fresh(&["--set", "topics.partitions=4"]);
     let partitions: Vec<Value> = (0..12)
         .map(|n| {
             let (payload, key) = (format!("hello {n}"), format!("k{n}"));
-            json_of(&on(&server, folder.path(), &["publish", "greetings", &payload, "-k", &key, "--json"]))["partition"]
-                .clone()
+            json_of(&on(&server, &["publish", "greetings", &payload, "-k", &key, "--json"]))["partition"].clone()
         })
         .collect();
     assert!(partitions.iter().any(|partition| *partition != partitions[0]), "{partitions:?}");
-    let read = |arguments: &[&str]| on(&server, folder.path(), &[&["read", "greetings"], arguments].concat());
+    let read = |arguments: &[&str]| on(&server, &[&["read", "greetings"], arguments].concat());
     let payloads = |page: &Value| -> Vec<String> {
         page["messages"].as_array().unwrap().iter().map(|one| one["payload"].as_str().unwrap().to_owned()).collect()
     };
@@ -67,21 +60,19 @@ fn a_topic_is_read_over_all_its_partitions_in_the_order_of_publishing() {
 
 #[test]
 fn a_read_of_all_partitions_waits_for_the_first_message_of_any() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &["--set", "topics.partitions=4"]);
-    assert!(on(&server, folder.path(), &["topic", "create", "orders"]).status.success());
-    assert_eq!(json_of(&on(&server, folder.path(), &["read", "orders", "--json"]))["messages"], serde_json::json!([]));
-    let held = on(&server, folder.path(), &["hold", "orders", "x", "-k", "k3", "--delay", "300ms"]);
+    let server = Server::fresh(&["--set", "topics.partitions=4"]);
+    assert!(on(&server, &["topic", "create", "orders"]).status.success());
+    assert_eq!(json_of(&on(&server, &["read", "orders", "--json"]))["messages"], serde_json::json!([]));
+    let held = on(&server, &["hold", "orders", "x", "-k", "k3", "--delay", "300ms"]);
     assert!(held.status.success(), "{}", stderr_of(&held));
-    let page = json_of(&on(&server, folder.path(), &["read", "orders", "--wait", "30s", "--json"]));
+    let page = json_of(&on(&server, &["read", "orders", "--wait", "30s", "--json"]));
     assert_eq!(page["messages"][0]["payload"], "x");
 }
 
 #[test]
 fn a_payload_is_read_from_standard_input() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
-    let mut publish = whimbrel(folder.path())
+    let server = Server::fresh(&[]);
+    let mut publish = whimbrel(server.folder())
         .args(["publish", "orders", "-", "--json", "--server", &server.url])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -90,23 +81,22 @@ fn a_payload_is_read_from_standard_input() {
     publish.stdin.take().unwrap().write_all(&[0, 255, 10]).unwrap();
     let published = json_of(&publish.wait_with_output().unwrap());
     let partition = published["partition"].to_string();
-    let page = json_of(&on(&server, folder.path(), &["read", "orders", "-p", &partition, "--json"]));
+    let page = json_of(&on(&server, &["read", "orders", "-p", &partition, "--json"]));
     assert_eq!(page["messages"][0]["payload_base64"], "AP8K");
 }
 
 #[test]
 fn a_file_is_published_whole_and_in_order() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = Server::fresh(&[]);
     let lines: String = (0..2500).map(|n| format!("{{\"payload\":\"{n}\",\"key\":\"k\"}}\n")).collect();
-    std::fs::write(folder.path().join("x.ndjson"), lines).unwrap();
-    let output = on(&server, folder.path(), &["publish", "orders", "--file", "x.ndjson", "--json"]);
+    std::fs::write(server.folder().join("x.ndjson"), lines).unwrap();
+    let output = on(&server, &["publish", "orders", "--file", "x.ndjson", "--json"]);
     assert_eq!(json_of(&output)["published"], 2500);
-    let topic = json_of(&on(&server, folder.path(), &["topic", "show", "orders", "--json"]));
+    let topic = json_of(&on(&server, &["topic", "show", "orders", "--json"]));
     let partition = topic["partition_list"].as_array().unwrap().iter().find(|one| one["messages"] == 2500).unwrap();
     let partition = partition["partition"].to_string();
     let read = ["read", "orders", "-p", &partition, "--limit", "10000", "--json"];
-    let page = json_of(&on(&server, folder.path(), &read));
+    let page = json_of(&on(&server, &read));
     let payloads: Vec<&str> =
         page["messages"].as_array().unwrap().iter().map(|one| one["payload"].as_str().unwrap()).collect();
     let expected: Vec<String> = (0..2500).map(|n| n.to_string()).collect();
@@ -115,10 +105,9 @@ fn a_file_is_published_whole_and_in_order() {
 
 #[test]
 fn an_invalid_line_of_a_file_is_reported_by_its_number() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
-    std::fs::write(folder.path().join("x.ndjson"), "{\"payload\":\"a\"}\n{\"payload\":\"b\"}\n{\"pay\n").unwrap();
-    let output = on(&server, folder.path(), &["publish", "orders", "--file", "x.ndjson", "--batch", "2"]);
+    let server = Server::fresh(&[]);
+    std::fs::write(server.folder().join("x.ndjson"), "{\"payload\":\"a\"}\n{\"payload\":\"b\"}\n{\"pay\n").unwrap();
+    let output = on(&server, &["publish", "orders", "--file", "x.ndjson", "--batch", "2"]);
     assert_eq!(output.status.code(), Some(1));
     let said = stderr_of(&output);
     assert!(said.contains("x.ndjson: line 3:") && said.contains("the 2 messages before"), "{said}");
@@ -126,10 +115,9 @@ fn an_invalid_line_of_a_file_is_reported_by_its_number() {
 
 #[test]
 fn a_tail_prints_messages_as_they_arrive() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
-    assert!(on(&server, folder.path(), &["publish", "orders", "before"]).status.success());
-    let mut tail = whimbrel(folder.path())
+    let server = Server::fresh(&[]);
+    assert!(on(&server, &["publish", "orders", "before"]).status.success());
+    let mut tail = whimbrel(server.folder())
         .args(["tail", "orders", "--from", "earliest", "--limit", "2", "--json", "--server", &server.url])
         .stdout(Stdio::piped())
         .spawn()
@@ -137,16 +125,15 @@ fn a_tail_prints_messages_as_they_arrive() {
     let mut lines = BufReader::new(tail.stdout.take().unwrap()).lines();
     let payload = |line: String| serde_json::from_str::<Value>(&line).unwrap()["payload"].clone();
     assert_eq!(payload(lines.next().unwrap().unwrap()), "before");
-    assert!(on(&server, folder.path(), &["publish", "orders", "after"]).status.success());
+    assert!(on(&server, &["publish", "orders", "after"]).status.success());
     assert_eq!(payload(lines.next().unwrap().unwrap()), "after");
     assert!(tail.wait().unwrap().success());
 }
 
 #[test]
 fn a_topic_is_created_shown_grown_and_deleted() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
-    let topic = |arguments: &[&str]| on(&server, folder.path(), &[&["topic"], arguments].concat());
+    let server = Server::fresh(&[]);
+    let topic = |arguments: &[&str]| on(&server, &[&["topic"], arguments].concat());
     let made = json_of(&topic(&["create", "orders", "--partitions", "2", "--retention", "3d", "--json"]));
     assert_eq!((&made["partitions"], &made["retention"]), (&2.into(), &"3d".into()));
     let again = topic(&["create", "orders"]);
@@ -167,10 +154,9 @@ fn a_topic_is_created_shown_grown_and_deleted() {
 
 #[test]
 fn the_number_of_messages_is_labelled_as_an_upper_bound() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
-    json_of(&on(&server, folder.path(), &["publish", "orders", "x", "--json"]));
-    let shown = |arguments: &[&str]| stdout_of(&on(&server, folder.path(), arguments));
+    let server = Server::fresh(&[]);
+    json_of(&on(&server, &["publish", "orders", "x", "--json"]));
+    let shown = |arguments: &[&str]| stdout_of(&on(&server, arguments));
     let (list, topic) = (shown(&["topic", "list"]), shown(&["topic", "show", "orders"]));
     assert!(list.contains("messages (at most)"), "{list}");
     assert!(topic.contains("at most 1 messages") && topic.contains("messages (at most)"), "{topic}");
@@ -180,11 +166,10 @@ fn the_number_of_messages_is_labelled_as_an_upper_bound() {
 
 #[test]
 fn a_held_message_is_in_its_topic_from_its_due_time_on() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &["--set", "topics.partitions=1"]);
-    let held = json_of(&on(&server, folder.path(), &["hold", "orders", "x", "--delay", "300ms", "--json"]));
+    let server = Server::fresh(&["--set", "topics.partitions=1"]);
+    let held = json_of(&on(&server, &["hold", "orders", "x", "--delay", "300ms", "--json"]));
     assert_eq!(held["state"], "held");
-    let page = json_of(&on(&server, folder.path(), &["read", "orders", "--wait", "30s", "--json"]));
+    let page = json_of(&on(&server, &["read", "orders", "--wait", "30s", "--json"]));
     let message = &page["messages"][0];
     assert_eq!((&message["id"], &message["due"]), (&held["id"], &held["due"]));
     assert!(message["fired_at"].as_str().unwrap() >= held["due"].as_str().unwrap(), "{message}");
@@ -263,9 +248,8 @@ fn a_quick_bench_of_deliveries_measures_every_round_and_removes_its_files() {
 
 #[test]
 fn a_closed_pipe_ends_a_command_quietly() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
-    on(&server, folder.path(), &["publish", "orders", "hello"]);
+    let server = Server::fresh(&[]);
+    on(&server, &["publish", "orders", "hello"]);
     let url = ["--server", server.url.as_str()];
     for arguments in [
         vec!["completions", "bash"],
@@ -274,7 +258,7 @@ fn a_closed_pipe_ends_a_command_quietly() {
     ] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let output = whimbrel(folder.path()).args(&arguments).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        let output = whimbrel(server.folder()).args(&arguments).stdout(writer).stderr(Stdio::piped()).output().unwrap();
         assert!(output.status.success(), "{arguments:?}: {:?} {}", output.status, stderr_of(&output));
         assert_eq!(stderr_of(&output), "", "{arguments:?}");
     }

@@ -6,15 +6,14 @@ use super::server::{Server, eventually, stderr_of, stdout_of};
 
 #[test]
 fn subscriptions_are_managed_from_the_command_line() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &["--set", "topics.partitions=1"]);
-    let sub = |arguments: &[&str]| on(&server, folder.path(), &[&["sub"], arguments].concat());
+    let server = Server::fresh(&["--set", "topics.partitions=1"]);
+    let sub = |arguments: &[&str]| on(&server, &[&["sub"], arguments].concat());
     let made = json_of(&sub(&["create", "mail", "-t", "orders", "--pull", "--concurrency", "4", "--json"]));
     assert_eq!((&made["name"], &made["mode"], &made["concurrency"]), (&"mail".into(), &"pull".into(), &4.into()));
     let again = sub(&["create", "mail", "-t", "orders", "--pull"]);
     assert!(stderr_of(&again).contains("--replace"), "{}", stderr_of(&again));
     assert!(sub(&["create", "mail", "-t", "orders", "--pull", "--replace"]).status.success());
-    assert!(on(&server, folder.path(), &["publish", "orders", "hello", "-k", "k"]).status.success());
+    assert!(on(&server, &["publish", "orders", "hello", "-k", "k"]).status.success());
     let pulled = sub(&["pull", "mail", "--wait", "30s", "--ack"]);
     assert!(stdout_of(&pulled).contains("hello"), "{}", stderr_of(&pulled));
     assert!(stdout_of(&sub(&["pull", "mail"])).contains("nothing to pull"));
@@ -30,7 +29,7 @@ fn subscriptions_are_managed_from_the_command_line() {
     assert!(stdout_of(&sub(&["redrive", "mail", "--all"])).contains("redriven 0"));
     let shown = stdout_of(&sub(&["show", "mail"]));
     assert!(shown.contains("orders/0") && shown.contains("concurrency"), "{shown}");
-    let stats = stdout_of(&on(&server, folder.path(), &["stats", "orders"]));
+    let stats = stdout_of(&on(&server, &["stats", "orders"]));
     assert!(stats.contains("published"), "{stats}");
     let unasked = sub(&["delete", "mail"]);
     assert!(stderr_of(&unasked).contains("--yes"), "{}", stderr_of(&unasked));
@@ -41,13 +40,12 @@ fn subscriptions_are_managed_from_the_command_line() {
 
 #[test]
 fn a_redrive_fails_and_lists_unknown_ids() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &["--set", "topics.partitions=1"]);
+    let server = Server::fresh(&["--set", "topics.partitions=1"]);
     let receiver = Receiver::answering(|_| reply(500));
-    let sub = |arguments: &[&str]| on(&server, folder.path(), &[&["sub"], arguments].concat());
+    let sub = |arguments: &[&str]| on(&server, &[&["sub"], arguments].concat());
     let url = receiver.url("/");
     assert!(sub(&["create", "late", "-t", "orders", "-u", &url, "--retries", "0"]).status.success());
-    let published = json_of(&on(&server, folder.path(), &["publish", "orders", "hello", "--json"]));
+    let published = json_of(&on(&server, &["publish", "orders", "hello", "--json"]));
     let id = published["id"].as_str().unwrap();
     eventually("a dead letter", || stdout_of(&sub(&["dead", "late"])).contains(id));
     let redriven = sub(&["redrive", "late", id, "nobody", "no-one"]);
@@ -63,15 +61,14 @@ fn a_redrive_fails_and_lists_unknown_ids() {
 
 #[test]
 fn unknown_state_is_omitted_and_an_error_is_shown_once() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &["--set", "topics.partitions=1"]);
+    let server = Server::fresh(&["--set", "topics.partitions=1"]);
     let receiver = Receiver::answering(|_| reply(500));
-    let sub = |arguments: &[&str]| on(&server, folder.path(), &[&["sub"], arguments].concat());
+    let sub = |arguments: &[&str]| on(&server, &[&["sub"], arguments].concat());
     let url = receiver.url("/hook");
     let made = stdout_of(&sub(&["create", "billing", "-t", "orders", "-u", &url, "--schedule", "1h,2h"]));
     assert!(made.contains("billing: active, orders → ") && !made.contains("in flight"), "{made}");
     assert!(made.contains("5 times, after 1h, 2h") && !made.contains('{'), "{made}");
-    assert!(on(&server, folder.path(), &["publish", "orders", "hello"]).status.success());
+    assert!(on(&server, &["publish", "orders", "hello"]).status.success());
     eventually("an error", || stdout_of(&sub(&["show", "billing"])).contains("answered 500"));
     let shown = stdout_of(&sub(&["show", "billing"]));
     assert!(!shown.contains("500, answered") && shown.contains("next try"), "{shown}");

@@ -15,8 +15,9 @@ use std::time::Duration;
 use whimbrel_client::{Accepted, Client, ClientError, Message, NewMessage, TopicSettings};
 
 use super::faulty_disk::{FaultyDisk, passing_fault};
+use super::hold_crash::number;
 use super::random::Random;
-use super::server::{Server, read_all};
+use super::server::{Server, read_all, set};
 
 const KILLS_DEFAULT: u64 = 30;
 /// With faults, a round takes longer.
@@ -50,24 +51,24 @@ fn acknowledged_messages_survive_kills_in_place_and_once() {
     let mut ledger = Ledger::default();
     let mut repeats = Vec::new();
 
-    let server = Server::start(folder.path(), &settings(&mut random).each());
+    let server = Server::start(folder.path(), &set(&settings(&mut random)));
     runtime.block_on(make_topics(&server.client()));
     server.kill();
     for round in 0..kills {
         let settings = settings(&mut random);
         if random.below(KILL_DURING_START_ONE_IN) == 0 {
-            let starting = Server::spawn(folder.path(), &settings.each());
+            let starting = Server::spawn(folder.path(), &set(&settings));
             std::thread::sleep(Duration::from_millis(random.below(START_MS_MAX)));
             starting.kill();
         }
-        let server = Server::start(folder.path(), &settings.each());
+        let server = Server::start(folder.path(), &set(&settings));
         runtime.block_on(ledger.check_new(&server.client(), round));
         let publishing = Publishing::begin(&runtime, &server.url, round, std::mem::take(&mut repeats), &mut random);
         std::thread::sleep(Duration::from_millis(random.below(PUBLISHING_MS_MAX)));
         server.kill();
         repeats = publishing.end(&runtime, &mut ledger);
     }
-    let server = Server::start(folder.path(), &settings(&mut random).each());
+    let server = Server::start(folder.path(), &set(&settings(&mut random)));
     runtime.block_on(ledger.check_new(&server.client(), kills));
     runtime.block_on(ledger.check_all(&server.client()));
     println!("{}", ledger.summary());
@@ -77,12 +78,12 @@ fn acknowledged_messages_survive_kills_in_place_and_once() {
 
 /// Settings that vary from start to start: checkpoints and new segments within a round, or so rarely that a start replays the journal
 /// alone.
-fn settings(random: &mut Random) -> StartSettings {
-    StartSettings(vec![
+fn settings(random: &mut Random) -> Vec<String> {
+    vec![
         format!("log.checkpoint_interval={}ms", 100 << random.below(6)),
         format!("log.checkpoint_bytes={}", 1 << (20 + random.below(7))),
         format!("log.segment_bytes={}", 64 << (10 + random.below(4))),
-    ])
+    ]
 }
 
 #[test]
@@ -96,7 +97,7 @@ fn acknowledged_messages_survive_kills_and_disk_faults_in_place_and_once() {
     let mut ledger = Ledger::default();
     let start = |random: &mut Random| {
         let settings = settings(random);
-        disk.start(&settings.0.iter().map(String::as_str).collect::<Vec<_>>())
+        disk.start(&settings.iter().map(String::as_str).collect::<Vec<_>>())
     };
     let server = start(&mut random);
     runtime.block_on(make_topics(&server.client()));
@@ -124,18 +125,6 @@ fn acknowledged_messages_survive_kills_and_disk_faults_in_place_and_once() {
     runtime.block_on(ledger.check_all(&server.client()));
     println!("{}", ledger.summary());
     assert!(ledger.acknowledged.len() as u64 > kills, "too little was published to have tested anything");
-}
-
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
-
-struct StartSettings(Vec<String>);
-
-impl StartSettings {
-    fn each(&self) -> Vec<&str> {
-        self.0.iter().flat_map(|setting| ["--set", setting.as_str()]).collect()
-    }
 }
 
 async fn make_topics(client: &Client) {

@@ -3,17 +3,16 @@
 
 use std::time::Duration;
 
-use tempfile::TempDir;
 use whimbrel_client::{Accepted, Client, NewMessage, Published, SubscriptionInfo, SubscriptionSettings, TopicSettings};
 
+use super::commands::on;
 use super::deliver_changes as changes;
 use super::deliver_failures as failures;
 use super::deliver_legacy_apis as legacy_apis;
 use super::deliver_pull as pull;
 use super::deliver_push as push;
-use super::kafka_cluster::KafkaCluster;
-use super::server::{Server, converse, eventually};
-use super::services::{OwnRedis, skip};
+use super::kafka_cluster::kafka_with_redis;
+use super::server::{Server, converse, eventually, stderr_of, stdout_of};
 
 /// Settings with short times.
 const QUICK: [&str; 3] =
@@ -22,19 +21,24 @@ const QUICK: [&str; 3] =
 /// A server with subscriptions.
 pub struct Site {
     pub server: Server,
-    pub folder: TempDir,
 }
 
 impl Site {
     pub fn start(settings: &[String]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
         let settings = settings.iter().map(String::as_str).chain(QUICK);
         let arguments: Vec<&str> = settings.flat_map(|setting| ["--set", setting]).collect();
-        Self { server: Server::start(folder.path(), &arguments), folder }
+        Self { server: Server::fresh(&arguments) }
     }
 
     pub fn client(&self) -> Client {
         self.server.client()
+    }
+
+    /// The output of a command against the server, which must succeed.
+    pub fn command(&self, arguments: &[&str]) -> String {
+        let output = on(&self.server, arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", stderr_of(&output));
+        stdout_of(&output)
     }
 
     pub fn topic(&self, topic: &str, partitions: u32) {
@@ -82,21 +86,32 @@ pub fn retrying(settings: SubscriptionSettings, times: u32, after: &str) -> Subs
 /// Long enough that a forbidden delivery would have happened.
 pub const A_WHILE: Duration = Duration::from_millis(400);
 
+/// Declares a test of each property with the embedded engines, and one of all properties with Kafka and Redis.
 macro_rules! properties {
-    ($($module:ident::$name:ident),* $(,)?) => {
+    ($all:ident with $settings:expr; $($module:ident::$name:ident),* $(,)?) => {
         mod embedded {
             use super::*;
             $(#[test]
             fn $name() {
-                $module::$name(&Site::start(&[]));
+                $module::$name(&Site::start(&$settings));
             })*
         }
 
-        const ALL: &[(&str, fn(&Site))] = &[$((stringify!($name), $module::$name)),*];
+        #[test]
+        fn $all() {
+            let Some((_kafka, _redis, settings)) = kafka_with_redis() else { return };
+            let site = Site::start(&[&settings[..], &$settings].concat());
+            $(
+                println!("on Kafka with Redis: {}", stringify!($name));
+                $module::$name(&site);
+            )*
+        }
     };
 }
+pub(super) use properties;
 
 properties![
+    subscriptions_on_kafka_with_redis_hold_the_same_properties with [];
     push::a_binary_callback_has_the_payload_its_metadata_and_a_valid_signature,
     push::a_structured_callback_is_a_cloud_event_in_json,
     push::a_cloud_event_keeps_its_id_and_its_attributes_in_both_envelopes,
@@ -146,18 +161,3 @@ properties![
     legacy_apis::a_task_of_a_delay_queue_has_its_own_retry_rule,
     legacy_apis::a_second_import_of_a_pusher_file_creates_the_same_subscriptions,
 ];
-
-#[test]
-fn subscriptions_on_kafka_with_redis_hold_the_same_properties() {
-    if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
-        return;
-    }
-    let (kafka, redis) = (KafkaCluster::single(), OwnRedis::start());
-    let mut settings = kafka.settings();
-    settings.extend(redis.settings());
-    let site = Site::start(&settings);
-    for (name, property) in ALL {
-        println!("on Kafka with Redis: {name}");
-        property(&site);
-    }
-}

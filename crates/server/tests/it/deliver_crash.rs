@@ -12,11 +12,10 @@ use whimbrel_client::{NewMessage, SubscriptionSettings, TopicSettings};
 use super::deliver::retrying;
 use super::deliver_legacy_apis::post;
 use super::hold_crash::number;
-use super::kafka_cluster::KafkaCluster;
+use super::kafka_cluster::kafka_with_redis;
 use super::random::Random;
 use super::receiver::{Got, Receiver, Reply, reply};
-use super::server::{Server, converse, eventually};
-use super::services::{OwnRedis, skip};
+use super::server::{Server, converse, eventually, set};
 
 const KILLS_DEFAULT: u64 = 5;
 /// Messages published before each kill.
@@ -34,12 +33,7 @@ fn deliveries_survive_kills() {
 
 #[test]
 fn deliveries_on_kafka_with_redis_survive_kills() {
-    if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
-        return;
-    }
-    let (kafka, redis) = (KafkaCluster::single(), OwnRedis::start());
-    let mut settings = kafka.settings();
-    settings.extend(redis.settings());
+    let Some((_kafka, _redis, settings)) = kafka_with_redis() else { return };
     kill_at_random("Kafka with Redis", &settings);
 }
 
@@ -135,7 +129,7 @@ fn kill_at_random(engines: &str, settings: &[String]) {
         Reply { after: Duration::from_millis(2), ..reply(if is_unlucky { 500 } else { 200 }) }
     });
     let folder = tempfile::tempdir().unwrap();
-    let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
+    let arguments = set(settings);
     let mut server = Server::start(folder.path(), &arguments);
     for (name, ordering) in [("by-key", "key"), ("unordered", "none")] {
         let topic = TopicSettings { partitions: Some(3), ..TopicSettings::default() };

@@ -1,27 +1,22 @@
 //! The endpoints of older systems, end to end: clients of soraka, c-delay-queue and kafka-pusher keep working.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use whimbrel_client::{NewMessage, SubscriptionSettings};
 
+use super::commands::on;
 use super::deliver::{A_WHILE, Site};
 use super::receiver::{Receiver, Reply, reply};
-use super::server::{Server, eventually, run, stderr_of, stdout_of};
+use super::server::{Server, eventually, stderr_of, stdout_of};
 
 pub fn post(server: &Server, path: &str, body: &Value) -> Value {
     let body = body.to_string();
-    let mut stream = TcpStream::connect(server.address()).unwrap();
     let head = format!(
         "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
-    stream.write_all(head.as_bytes()).unwrap();
-    stream.write_all(body.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    let answer = server.exchange(&format!("{head}{body}"));
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
 }
@@ -151,11 +146,10 @@ pub fn a_second_import_of_a_pusher_file_creates_the_same_subscriptions(site: &Si
          \"retry_times\": 1, \"bypass_failed\": true, \"zookeepers\": [\"127.0.0.1:2181\"], }},\n  ],\n}}\n",
         receiver.url("/paid")
     );
-    let file = site.folder.path().join("pusher.json");
+    let file = site.server.folder().join("pusher.json");
     std::fs::write(&file, text).unwrap();
     let import = |more: &[&str]| {
-        let arguments = [&["import", "pusher.json", "--server", site.server.url.as_str()], more].concat();
-        let output = run(site.folder.path(), &arguments);
+        let output = on(&site.server, &[&["import", "pusher.json"], more].concat());
         assert!(output.status.success(), "{}", stderr_of(&output));
         output
     };

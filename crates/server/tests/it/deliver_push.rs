@@ -2,8 +2,6 @@
 //! endpoint.
 
 use std::collections::HashMap;
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -17,7 +15,7 @@ use whimbrel_client::{Accepted, NewMessage, SubscriptionSettings};
 
 use super::deliver::{A_WHILE, Site, retrying};
 use super::receiver::{Got, Receiver, Reply, reply};
-use super::server::{converse, eventually, run, stdout_of};
+use super::server::{converse, eventually};
 
 const SECRET: &str = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 const SECOND_SECRET: &str = "whsec_ZmVkY2JhOTg3NjU0MzIxMGZlZGNiYTk4NzY1NDMyMTA=";
@@ -108,13 +106,10 @@ pub fn a_cloud_event_keeps_its_id_and_its_attributes_in_both_envelopes(site: &Si
         site.subscribe(&format!("events-{envelope}"), &settings);
     }
     // A publisher sends a CloudEvent in binary mode like this.
-    let mut stream = TcpStream::connect(site.server.address()).unwrap();
     let head = "POST /v1/topics/events/messages HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n";
     let event =
         "ce-specversion: 1.0\r\nce-id: order-7\r\nce-source: /shop\r\nce-type: paid\r\nce-subject: ord%C3%A9r\r\n";
-    stream.write_all(format!("{head}{event}content-length: 7\r\n\r\n{{\"a\":1}}").as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    let answer = site.server.exchange(&format!("{head}{event}content-length: 7\r\n\r\n{{\"a\":1}}"));
     assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
 
     let got = receiver.wait_for(2);
@@ -186,8 +181,8 @@ pub fn a_signed_payload_that_common_libraries_cannot_verify_is_reported(site: &S
     site.publish("raw", &NewMessage::new(vec![0xff, 0]));
     receiver.wait_for(2);
     assert_eq!(site.show("raw").status.unverifiable, Some(1));
-    let shown = run(site.folder.path(), &["sub", "show", "raw", "--server", &site.server.url]);
-    assert!(stdout_of(&shown).contains("not UTF-8"), "{}", stdout_of(&shown));
+    let shown = site.command(&["sub", "show", "raw"]);
+    assert!(shown.contains("not UTF-8"), "{shown}");
 }
 
 pub fn messages_of_a_key_are_delivered_in_order_and_keys_in_parallel(site: &Site) {

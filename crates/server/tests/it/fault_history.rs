@@ -12,6 +12,7 @@ use whimbrel_client::{Client, ClientError, Extension, Message, NewDevice, NewMes
 use whimbrel_model::Timestamp;
 
 use super::faulty_disk::FaultyDisk;
+use super::hold_crash::number;
 use super::random::Random;
 use super::receiver::Receiver;
 use super::server::{Server, converse, eventually, read_all};
@@ -34,10 +35,6 @@ const USERS: u64 = 200;
 const REGISTER_PAUSE: Duration = Duration::from_millis(100);
 /// Time within which the server must deliver everything after the last fault.
 const SETTLED_WITHIN: Duration = Duration::from_secs(120);
-
-fn number(variable: &str, default: u64) -> u64 {
-    std::env::var(variable).ok().map_or(default, |text| text.parse().unwrap())
-}
 
 /// The answers to the load.
 #[derive(Default)]

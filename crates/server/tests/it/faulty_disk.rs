@@ -9,7 +9,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use super::random::Random;
-use super::server::Server;
+use super::server::{Server, set};
 
 /// Bytes of a note's header in the undo file, and the kinds of notes: see `disk.c`.
 const NOTE_BYTES: usize = 32;
@@ -56,18 +56,16 @@ impl FaultyDisk {
     }
 
     pub fn start(&self, settings: &[&str]) -> Server {
-        let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
-        Server::start_with(self.folder.path(), &arguments, &self.environment())
+        Server::start_with(self.folder.path(), &set(settings), &self.environment())
     }
 
     /// Like [`Self::start`], with notes of every write, so that [`Self::cut_power`] can revert unsynced ones.
     pub fn start_noting(&self, settings: &[&str]) -> Server {
         let _ = std::fs::remove_file(self.undo());
-        let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
         let mut environment = self.environment();
         environment.push(("FAULT_DISK_UNDO", self.undo().into()));
         environment.push(("FAULT_DISK_UNDO_PATH", "/whimbrel-data/".into()));
-        Server::start_with(self.folder.path(), &arguments, &environment)
+        Server::start_with(self.folder.path(), &set(settings), &environment)
     }
 
     fn environment(&self) -> Vec<(&'static str, OsString)> {

@@ -15,21 +15,13 @@ use whimbrel_client::{NewMessage, SubscriptionSettings};
 use whimbrel_engines::conformance::say_skipped;
 
 use super::receiver::{Receiver, reply};
-use super::server::{Server, converse, eventually, read_all};
+use super::server::{Server, converse, eventually, read_all, set};
 
 const NEEDS_MOUNT: &str = "tests of full disks need the privilege to mount a file system";
 const DISK_BYTES: &str = "size=900m";
 const MESSAGES: usize = 20;
-const SETTINGS: [&str; 8] = [
-    "--set",
-    "topics.partitions=1",
-    "--set",
-    "log.journal_file_bytes=33554432",
-    "--set",
-    "log.disk_reserve_bytes=1048576",
-    "--set",
-    "holds.shards=4",
-];
+const SETTINGS: [&str; 4] =
+    ["topics.partitions=1", "log.journal_file_bytes=33554432", "log.disk_reserve_bytes=1048576", "holds.shards=4"];
 
 /// A small disk. It is unmounted at the end of the test.
 struct SmallDisk(PathBuf);
@@ -93,12 +85,12 @@ fn a_server_killed_on_a_disk_without_a_free_byte_starts_for_reading() {
     let Some(disk) = SmallDisk::mount(&folder.path().join("disk")) else {
         return say_skipped(NEEDS_MOUNT);
     };
-    let server = Server::start(&disk.0, &SETTINGS);
+    let server = Server::start(&disk.0, &set(&SETTINGS));
     converse(server.client().publish("orders", &NewMessage::text("before"))).unwrap();
     let held = converse(server.client().hold("orders", &NewMessage::text("held").delay("1s"))).unwrap();
     server.kill();
     let neighbour = disk.fill();
-    let server = Server::start(&disk.0, &SETTINGS);
+    let server = Server::start(&disk.0, &set(&SETTINGS));
     let client = server.client();
     let (messages, _) = converse(read_all(&client, "orders", 0, 0));
     assert_eq!(messages[0].bytes().unwrap(), b"before");
@@ -129,7 +121,7 @@ fn a_server_killed_during_deliveries_on_a_full_disk_restarts() {
     let Some(disk) = SmallDisk::mount(&folder.path().join("disk")) else {
         return say_skipped(NEEDS_MOUNT);
     };
-    let server = Server::start(&disk.0, &SETTINGS);
+    let server = Server::start(&disk.0, &set(&SETTINGS));
     let (client, is_full) = (server.client(), Arc::new(AtomicBool::new(false)));
     // No delivery ends before the disk is full, so the notebook has nothing to write before.
     let receiver = Receiver::answering({
@@ -154,7 +146,7 @@ fn a_server_killed_during_deliveries_on_a_full_disk_restarts() {
     server.kill();
     let slices = std::fs::read_dir(disk.0.join("whimbrel-data/notebook")).unwrap().count();
     assert!(slices <= 4, "{slices} files: each failed write left one behind");
-    let server = Server::start(&disk.0, &SETTINGS);
+    let server = Server::start(&disk.0, &set(&SETTINGS));
     let client = server.client();
     assert_eq!(converse(read_all(&client, "orders", 0, 0)).0.len(), 1 + MESSAGES);
     drop(neighbour);

@@ -17,10 +17,9 @@ use whimbrel_model::HOLDS_TOPIC;
 
 use super::hold_settling::{Settling, make_topics};
 use super::hold_work::{Pace, ServerUrls, Work, Worker};
-use super::kafka_cluster::KafkaCluster;
+use super::kafka_cluster::kafka_with_redis;
 use super::random::Random;
-use super::server::{PATIENCE, Server};
-use super::services::{OwnRedis, skip};
+use super::server::{PATIENCE, Server, set};
 
 const OPERATIONS_DEFAULT: u64 = 3000;
 const KILLS_DEFAULT: u64 = 10;
@@ -42,12 +41,7 @@ fn holds_agree_with_a_model_through_kills() {
 
 #[test]
 fn holds_on_kafka_with_redis_agree_with_a_model_through_kills() {
-    if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
-        return;
-    }
-    let (kafka, redis) = (KafkaCluster::single(), OwnRedis::start());
-    let mut settings = kafka.settings();
-    settings.extend(redis.settings());
+    let Some((_kafka, _redis, mut settings)) = kafka_with_redis() else { return };
     // The killed server cannot release its leases, so they should be short.
     settings.extend(["kafka.message_timeout=5s", "receipts.lease=11s"].map(str::to_owned));
     kill_at_random("Kafka with Redis", &settings);
@@ -102,7 +96,7 @@ fn start(folder: &Path, engine_settings: &[String], random: &mut Random) -> Serv
     if random.one_in(2) {
         settings.extend(["holds.keep_log=1s", "holds.trim_interval=1s"].map(str::to_owned));
     }
-    let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
+    let arguments = set(&settings);
     if random.one_in(KILL_DURING_START_ONE_IN) {
         let starting = Server::spawn(folder, &arguments);
         std::thread::sleep(Duration::from_millis(random.below(START_MS_MAX)));

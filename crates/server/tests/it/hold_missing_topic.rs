@@ -9,7 +9,7 @@ use whimbrel_model::Timestamp;
 use super::hold_answer::millis_of;
 use super::hold_work::now_ms;
 use super::kafka_cluster::KafkaCluster;
-use super::server::{Server, converse, eventually, read_all};
+use super::server::{Server, converse, eventually, read_all, set};
 use super::services::skip;
 
 /// Holds for each of the two topics.
@@ -31,8 +31,7 @@ fn a_topic_that_another_application_deletes_delays_no_other_hold_and_its_holds_b
     let (kafka, folder) = (KafkaCluster::single(), tempfile::tempdir().unwrap());
     let mut settings = kafka.settings();
     settings.push("holds.shards=1".to_owned());
-    let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
-    let server = Server::start(folder.path(), &arguments);
+    let server = Server::start(folder.path(), &set(&settings));
     let client = server.client();
     for (topic, partitions) in [("deleted", PARTITIONS), ("kept", 1)] {
         let settings = TopicSettings { partitions: Some(partitions), ..TopicSettings::default() };

@@ -17,7 +17,7 @@ use super::random::Random;
 use super::server::{PATIENCE, Server};
 use super::services::{Outage as _, OwnEtcd, OwnRedis, skip};
 
-pub const NEEDED: [&str; 3] = ["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS", "WHIMBREL_TEST_ETCD"];
+const NEEDED: [&str; 3] = ["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS", "WHIMBREL_TEST_ETCD"];
 const ROUNDS_DEFAULT: u64 = 4;
 const ROUND_OPERATIONS_DEFAULT: u64 = 300;
 const WORKERS: u64 = 8;
@@ -28,8 +28,9 @@ const BRIEFLY_MS_MAX: u64 = 2500;
 const WITHOUT_ETCD: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The services that two nodes share.
+/// The services that several nodes share, and the nodes' folders.
 pub struct Shared {
+    folders: [TempDir; 4],
     _kafka: KafkaCluster,
     _redis: OwnRedis,
     etcd: OwnEtcd,
@@ -37,26 +38,32 @@ pub struct Shared {
 }
 
 impl Shared {
-    pub fn start() -> Self {
+    /// `None` if the services are not there: the test is skipped.
+    pub fn start() -> Option<Self> {
+        if skip(&NEEDED) {
+            return None;
+        }
         let (kafka, redis, etcd) = (KafkaCluster::single(), OwnRedis::start(), OwnEtcd::start());
         let mut settings = kafka.settings();
         settings.extend(redis.settings());
         settings.extend(etcd.settings());
         settings.extend(["etcd.session=2s", "internal_listen=127.0.0.1:0"].map(str::to_owned));
-        Self { _kafka: kafka, _redis: redis, etcd, settings }
+        let folders = [(); 4].map(|()| tempfile::tempdir().unwrap());
+        Some(Self { folders, _kafka: kafka, _redis: redis, etcd, settings })
     }
 
-    pub fn node(&self, folder: &TempDir, more: &[String]) -> Server {
-        let mut server = self.spawn(folder, more);
+    /// Starts the node with the folder of that index.
+    pub fn node(&self, index: usize, more: &[String]) -> Server {
+        let mut server = self.spawn(index, more);
         server.wait_for_banner();
         server
     }
 
     /// Starts a node without waiting for it.
-    pub fn spawn(&self, folder: &TempDir, more: &[String]) -> Server {
+    pub fn spawn(&self, index: usize, more: &[String]) -> Server {
         let settings = self.settings.iter().chain(more);
         let arguments: Vec<&str> = settings.flat_map(|setting| ["--set", setting.as_str()]).collect();
-        Server::spawn(folder.path(), &arguments)
+        Server::spawn(self.folders[index].path(), &arguments)
     }
 
     pub fn stop_etcd(&mut self) {
@@ -70,19 +77,15 @@ impl Shared {
 
 #[test]
 fn holds_agree_with_a_model_while_nodes_stand_still_die_and_return() {
-    if skip(&NEEDED) {
-        return;
-    }
     let rounds = number("WHIMBREL_HOLD_ROUNDS", ROUNDS_DEFAULT);
     let round_operations = number("WHIMBREL_HOLD_ROUND_OPS", ROUND_OPERATIONS_DEFAULT);
     let seed = number("WHIMBREL_HOLD_SEED", u64::from(std::process::id()));
     println!("two nodes: seed {seed}, {rounds} rounds of {round_operations} operations three times");
-    let shared = Shared::start();
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let Some(shared) = Shared::start() else { return };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mut random = Random(seed);
 
-    let mut nodes = [0, 1].map(|node| Some(shared.node(&folders[node], &settings(&mut random))));
+    let mut nodes = [0, 1].map(|node| Some(shared.node(node, &settings(&mut random))));
     runtime.block_on(make_topics(&nodes[0].as_ref().unwrap().client(), WORKERS));
     let crew = Crew::begin(&runtime, WORKERS, ANSWER_WAIT, &mut random);
     crew.open(&nodes.each_ref().map(|node| node.as_ref().unwrap()));
@@ -116,7 +119,7 @@ fn holds_agree_with_a_model_while_nodes_stand_still_die_and_return() {
         runtime.block_on(settling.read_on(&survivor.client(), WORKERS));
         match &nodes[victim] {
             Some(node) => node.go_on(),
-            None => nodes[victim] = Some(shared.node(&folders[victim], &settings(&mut random))),
+            None => nodes[victim] = Some(shared.node(victim, &settings(&mut random))),
         }
         crew.open(&nodes.each_ref().map(|node| node.as_ref().unwrap()));
         crew.wait_for(round_operations);
@@ -140,12 +143,8 @@ fn wait_until_all_shards_answer(runtime: &Runtime, node: &Server) {
 
 #[test]
 fn without_an_owner_commands_are_rejected_and_holds_survive() {
-    if skip(&NEEDED) {
-        return;
-    }
-    let shared = Shared::start();
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let door = shared.node(&folders[0], &["roles=receive".to_owned()]);
+    let Some(shared) = Shared::start() else { return };
+    let door = shared.node(0, &["roles=receive".to_owned()]);
     let client = door.client();
     let runtime = Runtime::new().unwrap();
     let held = runtime.block_on(async {
@@ -161,7 +160,7 @@ fn without_an_owner_commands_are_rejected_and_holds_survive() {
         }
         held
     });
-    let _center = shared.node(&folders[1], &["roles=center".to_owned()]);
+    let _center = shared.node(1, &["roles=center".to_owned()]);
     // On a busy machine the center takes longer to own all shards than a request waits for an owner.
     wait_until_all_shards_answer(&runtime, &door);
     runtime.block_on(async {
@@ -173,17 +172,13 @@ fn without_an_owner_commands_are_rejected_and_holds_survive() {
 
 #[test]
 fn holds_agree_with_a_model_without_etcd() {
-    if skip(&NEEDED) {
-        return;
-    }
     let round_operations = number("WHIMBREL_HOLD_ROUND_OPS", ROUND_OPERATIONS_DEFAULT);
     let seed = number("WHIMBREL_HOLD_SEED", u64::from(std::process::id()));
     println!("without etcd: seed {seed}");
-    let mut shared = Shared::start();
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let Some(mut shared) = Shared::start() else { return };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mut random = Random(seed);
-    let nodes = [0, 1].map(|node| shared.node(&folders[node], &settings(&mut random)));
+    let nodes = [0, 1].map(|node| shared.node(node, &settings(&mut random)));
     runtime.block_on(make_topics(&nodes[0].client(), WORKERS));
     let crew = Crew::begin(&runtime, WORKERS, Duration::from_secs(30), &mut random);
     crew.open(&nodes.each_ref());

@@ -10,9 +10,9 @@ use super::hold_answer::millis_of;
 use super::hold_crash::{Crew, number, settings};
 use super::hold_settling::{Settling, make_topics};
 use super::hold_work::now_ms;
-use super::kafka_cluster::KafkaCluster;
+use super::kafka_cluster::kafka_with_redis;
 use super::random::Random;
-use super::server::{PATIENCE, Server, converse, read_all};
+use super::server::{PATIENCE, Server, converse, read_all, set};
 use super::services::{Outage, OwnRedis, skip};
 
 const OUTAGES_DEFAULT: u64 = 6;
@@ -42,8 +42,7 @@ fn holds_agree_with_a_model_while_their_store_stops_stalls_and_loses_data() {
     all.extend(
         ["receipts.engine=embedded", "redis.connect_timeout=300ms", "redis.response_timeout=700ms"].map(str::to_owned),
     );
-    let arguments: Vec<&str> = all.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
-    let server = Server::start(folder.path(), &arguments);
+    let server = Server::start(folder.path(), &set(&all));
     runtime.block_on(make_topics(&server.client(), WORKERS));
     let crew = Crew::begin(&runtime, WORKERS, ANSWER_WAIT, &mut random);
     crew.open(&[&server]);
@@ -83,25 +82,20 @@ fn freeze_for_a_while(service: &dyn Outage, random: &mut Random) {
 
 #[test]
 fn holds_agree_with_a_model_while_their_broker_stops_and_stalls() {
-    if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
-        return;
-    }
+    let Some((mut kafka, _redis, engines)) = kafka_with_redis() else { return };
     let outages = number("WHIMBREL_HOLD_OUTAGES", OUTAGES_DEFAULT);
     let seed = number("WHIMBREL_HOLD_SEED", u64::from(std::process::id()));
     println!("a broker that fails: seed {seed}, {outages} outages");
     let folder = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mut random = Random(seed);
-    let (mut kafka, redis) = (KafkaCluster::single(), OwnRedis::start());
     let mut all = settings(&mut random);
-    all.extend(kafka.settings());
-    all.extend(redis.settings());
+    all.extend(engines);
     // So short that some calls end without an answer.
     all.extend(
         ["kafka.message_timeout=2s", "kafka.transaction_timeout=3s", "kafka.request_timeout=2s"].map(str::to_owned),
     );
-    let arguments: Vec<&str> = all.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
-    let server = Server::start(folder.path(), &arguments);
+    let server = Server::start(folder.path(), &set(&all));
     runtime.block_on(make_topics(&server.client(), WORKERS));
     let crew = Crew::begin(&runtime, WORKERS, ANSWER_WAIT, &mut random);
     crew.open(&[&server]);

@@ -1,33 +1,19 @@
 //! Requests that RFC 9112 and RFC 6455 forbid, byte by byte.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
-
-use super::server::{PATIENCE, Server};
-
-/// Sends bytes and returns the received bytes until the server closes the connection.
-fn answer_to(server: &Server, request: &str) -> String {
-    let mut stream = TcpStream::connect(server.address()).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).unwrap();
-    String::from_utf8_lossy(&answer).into_owned()
-}
+use super::server::Server;
 
 fn status_of(server: &Server, request: &str) -> String {
-    let answer = answer_to(server, request);
+    let answer = server.exchange(request);
     answer.split(' ').nth(1).unwrap_or(&answer).to_owned()
 }
 
 #[test]
 fn a_request_has_one_valid_host() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = Server::fresh(&[]);
     let get = |hosts: &str| format!("GET /v1/topics HTTP/1.1\r\n{hosts}connection: close\r\n\r\n");
     assert_eq!(status_of(&server, &get("host: localhost\r\n")), "200");
     for hosts in ["", "host: localhost\r\nhost: localhost\r\n", "host: a b\r\n", "host: evil.example/x\r\n"] {
-        let answer = answer_to(&server, &get(hosts));
+        let answer = server.exchange(&get(hosts));
         assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("\"bad_request\""), "{hosts:?}: {answer}");
     }
     assert_eq!(status_of(&server, "GET /healthz HTTP/1.0\r\n\r\n"), "200");
@@ -35,8 +21,7 @@ fn a_request_has_one_valid_host() {
 
 #[test]
 fn only_the_transfer_coding_chunked_is_accepted() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = Server::fresh(&[]);
     let post = |coding: &str| {
         let head = "POST /v1/topics/orders/messages HTTP/1.1\r\nhost: x\r\nconnection: close\r\n";
         format!("{head}transfer-encoding: {coding}\r\n\r\n5\r\nhello\r\n0\r\n\r\n")
@@ -48,18 +33,16 @@ fn only_the_transfer_coding_chunked_is_accepted() {
 
 #[test]
 fn a_websocket_has_one_key() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = Server::fresh(&[]);
     let key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
     let head = "GET /v1/connect HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n";
-    let answer = answer_to(&server, &format!("{head}{key}{key}\r\n"));
+    let answer = server.exchange(&format!("{head}{key}{key}\r\n"));
     assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
 }
 
 #[test]
 fn requests_with_the_maximum_number_of_headers_are_accepted() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &["--set", "limits.headers=1024"]);
+    let server = Server::fresh(&["--set", "limits.headers=1024"]);
     let post = |count: usize| {
         let headers: String = (0..count).map(|n| format!("whimbrel-header-h{n}: v\r\n")).collect();
         let head = "POST /v1/topics/orders/messages HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 2\r\n";
@@ -67,20 +50,19 @@ fn requests_with_the_maximum_number_of_headers_are_accepted() {
     };
     assert_eq!(status_of(&server, &post(200)), "201");
     assert_eq!(status_of(&server, &post(1024)), "201");
-    let refused = answer_to(&server, &post(1030));
+    let refused = server.exchange(&post(1030));
     assert!(refused.starts_with("HTTP/1.1 422") && refused.contains("\"too_many_headers\""), "{refused}");
 }
 
 #[test]
 fn a_request_with_too_many_headers_gets_the_limit() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = Server::fresh(&[]);
     let get = |count: usize| {
         let headers: String = (0..count).map(|n| format!("x-{n}: v\r\n")).collect();
         format!("GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n")
     };
     assert_eq!(status_of(&server, &get(98)), "200");
-    let refused = answer_to(&server, &get(198));
+    let refused = server.exchange(&get(198));
     assert!(refused.starts_with("HTTP/1.1 431") && refused.contains("\"too_many_request_headers\""), "{refused}");
     assert!(refused.contains("has 200 headers; the limit is 100"), "{refused}");
     // The HTTP library does not parse this many.

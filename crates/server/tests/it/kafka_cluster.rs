@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use super::kafka_admin::{PartitionReplicas, delete_topic, elect_preferred_leaders, set_replicas, topic_setting};
 use super::random::Random;
-use super::services::{Outage, Process, free_address, silent, wait_until};
+use super::services::{Outage, OwnRedis, Process, free_address, silent, skip, wait_until};
 
 /// Concurrent brokers: each needs a core and 0.5 GiB, and starts slowly beside others. A cluster of three takes all.
 const BROKERS_AT_ONCE: usize = 2;
@@ -58,6 +58,16 @@ struct Node {
     address: String,
     controller: String,
     process: Process,
+}
+
+/// A Kafka with one broker, a Redis, and the settings of a server that uses both. `None` if they are not there: the test is skipped.
+pub fn kafka_with_redis() -> Option<(KafkaCluster, OwnRedis, Vec<String>)> {
+    if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
+        return None;
+    }
+    let (kafka, redis) = (KafkaCluster::single(), OwnRedis::start());
+    let settings = [kafka.settings(), redis.settings()].concat();
+    Some((kafka, redis, settings))
 }
 
 /// The permission to run brokers; released when dropped.

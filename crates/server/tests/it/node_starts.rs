@@ -2,12 +2,10 @@
 
 use whimbrel_client::{HoldFilter, NewMessage};
 
-use super::hold_nodes::{NEEDED, Shared};
+use super::hold_nodes::Shared;
 use super::server::{Server, converse, eventually, may_pass};
 use super::server_life::get;
-use super::services::{free_address, skip};
-
-const NODES: usize = 3;
+use super::services::free_address;
 
 /// Waits for a process that must not start, and returns its error.
 fn refusal(mut server: Server) -> String {
@@ -19,12 +17,8 @@ fn refusal(mut server: Server) -> String {
 
 #[test]
 fn nodes_that_start_together_on_an_empty_catalogue_create_one_topic() {
-    if skip(&NEEDED) {
-        return;
-    }
-    let shared = Shared::start();
-    let folders = [(); NODES].map(|()| tempfile::tempdir().unwrap());
-    let mut nodes = folders.each_ref().map(|folder| shared.spawn(folder, &[]));
+    let Some(shared) = Shared::start() else { return };
+    let mut nodes = [0, 1, 2].map(|index| shared.spawn(index, &[]));
     nodes.iter_mut().for_each(Server::wait_for_banner);
     // A topic that every node creates with its first publish.
     let publishers = nodes.each_ref().map(|node| {
@@ -49,16 +43,12 @@ fn nodes_that_start_together_on_an_empty_catalogue_create_one_topic() {
 
 #[test]
 fn a_node_beside_a_dead_writer_of_presence_is_ready_and_reports_stale_shards() {
-    if skip(&NEEDED) {
-        return;
-    }
-    let shared = Shared::start();
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let Some(shared) = Shared::start() else { return };
     let addresses = [free_address(), free_address()];
     let writers = format!("presence.writers={},{}", addresses[0], addresses[1]);
     let node = |index: usize| {
         let internal = format!("internal_listen={}", addresses[index]);
-        shared.node(&folders[index], &[internal, writers.clone(), "presence.engine=memory".to_owned()])
+        shared.node(index, &[internal, writers.clone(), "presence.engine=memory".to_owned()])
     };
     let (first, second) = (node(0), node(1));
     eventually("both are ready", || {
@@ -77,36 +67,29 @@ fn a_node_beside_a_dead_writer_of_presence_is_ready_and_reports_stale_shards() {
 
 #[test]
 fn a_node_with_another_internal_key_cannot_start() {
-    if skip(&NEEDED) {
-        return;
-    }
-    let shared = Shared::start();
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let Some(shared) = Shared::start() else { return };
     let key = |key: &str| format!("internal_key={key}");
-    let first = shared.node(&folders[0], &[key("the right secret")]);
+    let first = shared.node(0, &[key("the right secret")]);
 
-    let said = refusal(shared.spawn(&folders[1], &[key("another secret")]));
+    let said = refusal(shared.spawn(1, &[key("another secret")]));
     assert!(said.contains("the `internal_key` of this node differs from that of node 0"), "{said}");
     assert!(!said.contains("another secret") && !said.contains("the right secret"), "{said}");
     // The rejected node owns no shard: every shard answers.
     converse(first.client().count_holds(&HoldFilter::default())).unwrap();
 
-    let second = shared.node(&folders[1], &[key("the right secret")]);
+    let second = shared.node(1, &[key("the right secret")]);
     assert!(first.end().success() && second.end().success());
     // The test changes the key while no node runs.
-    let changed = [0, 1].map(|node| shared.node(&folders[node], &[key("a new secret")]));
+    let changed = [0, 1].map(|node| shared.node(node, &[key("a new secret")]));
     converse(changed[1].client().count_holds(&HoldFilter::default())).unwrap();
 }
 
 #[test]
 fn a_second_process_on_a_data_folder_cannot_start_even_if_every_engine_is_shared() {
-    if skip(&NEEDED) {
-        return;
-    }
-    let (shared, folder) = (Shared::start(), tempfile::tempdir().unwrap());
-    let first = shared.node(&folder, &[]);
-    let said = refusal(shared.spawn(&folder, &[]));
+    let Some(shared) = Shared::start() else { return };
+    let first = shared.node(0, &[]);
+    let said = refusal(shared.spawn(0, &[]));
     assert!(said.contains("in use by another process"), "{said}");
     assert!(first.end().success());
-    shared.node(&folder, &[]);
+    shared.node(0, &[]);
 }

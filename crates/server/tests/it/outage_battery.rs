@@ -27,7 +27,7 @@ use super::outage_plan::{Fault, FaultKind, Plan};
 use super::outage_probe::{Probe, ProbeState, Recovery, is_probe, name_in};
 use super::outage_publishers::{ORDERS_TOPIC, Publishers};
 use super::outage_subscription::OutageSubscription;
-use super::server::{Server, read_all};
+use super::server::{Server, read_all, set};
 use super::services::skip;
 
 /// Workers with holds.
@@ -139,8 +139,7 @@ impl Round {
         settings.extend([format!("holds.shards={HOLD_SHARDS}"), format!("push.partitions={PUSH_PARTITIONS}")]);
         settings.extend(plan.settings());
         settings.extend(std::env::var("WHIMBREL_OUTAGE_LEVEL").map(|level| format!("telemetry.level={level}")));
-        let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
-        let server = Server::start(folder.path(), &arguments);
+        let server = Server::start(folder.path(), &set(&settings));
         let client = server.client().with_answer_wait(ANSWER_WAIT);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let (bursts, without_copies) = (Vec::new(), Vec::new());

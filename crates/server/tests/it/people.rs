@@ -3,14 +3,13 @@
 
 use whimbrel_client::{Kick, NewPush, PlatformBody};
 
-use super::deliver::Site;
-use super::kafka_cluster::KafkaCluster;
+use super::deliver::{Site, properties};
+use super::kafka_cluster::kafka_with_redis;
 use super::people_inbox as inbox;
 use super::people_interfaces as interfaces;
 use super::people_notices as notices;
 use super::people_sessions as sessions;
 use super::server::{converse, eventually};
-use super::services::{OwnRedis, skip};
 
 impl Site {
     pub fn push(&self, uid: &str, push: &NewPush) -> String {
@@ -48,21 +47,8 @@ impl Site {
     }
 }
 
-macro_rules! properties {
-    ($($module:ident::$name:ident),* $(,)?) => {
-        mod embedded {
-            use super::*;
-            $(#[test]
-            fn $name() {
-                $module::$name(&Site::start(&[notices::PROVIDERS_ARE_HERE.to_owned()]));
-            })*
-        }
-
-        const ALL: &[(&str, fn(&Site))] = &[$((stringify!($name), $module::$name)),*];
-    };
-}
-
 properties![
+    pushes_on_kafka_with_redis_have_the_same_properties with [notices::PROVIDERS_ARE_HERE.to_owned()];
     inbox::a_push_reaches_a_connected_device,
     inbox::every_platform_receives_a_push_and_acknowledges_separately,
     inbox::a_push_for_some_platforms_reaches_no_other,
@@ -100,19 +86,3 @@ properties![
     interfaces::the_command_line_is_a_device_too,
     interfaces::the_command_line_shows_devices_without_complete_tokens,
 ];
-
-#[test]
-fn pushes_on_kafka_with_redis_have_the_same_properties() {
-    if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
-        return;
-    }
-    let (kafka, redis) = (KafkaCluster::single(), OwnRedis::start());
-    let mut settings = kafka.settings();
-    settings.extend(redis.settings());
-    settings.push(notices::PROVIDERS_ARE_HERE.to_owned());
-    let site = Site::start(&settings);
-    for (name, property) in ALL {
-        println!("on Kafka with Redis: {name}");
-        property(&site);
-    }
-}

@@ -16,10 +16,9 @@ use whimbrel_client::{Client, NewPush};
 use super::device::{ConnectFrame, Device, DeviceEvent};
 use super::faulty_disk::{FaultyDisk, passing_fault};
 use super::hold_crash::number;
-use super::kafka_cluster::KafkaCluster;
+use super::kafka_cluster::kafka_with_redis;
 use super::random::Random;
-use super::server::{PATIENCE, Server, converse};
-use super::services::{OwnRedis, skip};
+use super::server::{PATIENCE, Server, converse, set};
 
 const KILLS_DEFAULT: u64 = 4;
 const USERS: usize = 6;
@@ -58,12 +57,7 @@ fn pushes_survive_kills_while_the_disk_fails() {
 
 #[test]
 fn pushes_on_kafka_with_redis_survive_kills() {
-    if skip(&["WHIMBREL_TEST_KAFKA_LIBS", "WHIMBREL_TEST_REDIS"]) {
-        return;
-    }
-    let (kafka, redis) = (KafkaCluster::single(), OwnRedis::start());
-    let mut settings = kafka.settings();
-    settings.extend(redis.settings());
+    let Some((_kafka, _redis, settings)) = kafka_with_redis() else { return };
     let folder = tempfile::tempdir().unwrap();
     kill_at_random("Kafka with Redis", || start(folder.path(), &settings), |_| {});
 }
@@ -203,6 +197,5 @@ fn kill_at_random(what: &str, start: impl Fn() -> Server, fail: impl Fn(&mut Ran
 }
 
 fn start(folder: &Path, settings: &[String]) -> Server {
-    let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
-    Server::start(folder, &arguments)
+    Server::start(folder, &set(settings))
 }

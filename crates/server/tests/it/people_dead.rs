@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::json;
-use tempfile::TempDir;
 use whimbrel_catalogue::topics::{Registry, RegistryPorts, TopicDefaults};
 use whimbrel_client::{NewPush, PeopleLetters, PlatformBody};
 use whimbrel_engines::embedded::{LogSettings, NotebookSettings};
@@ -67,11 +66,7 @@ fn site_with(topic: &str, record: Record) -> Site {
     let folder = tempfile::tempdir().unwrap();
     assert!(Server::start(folder.path(), &[]).end().success());
     write(folder.path(), topic, record);
-    started(folder)
-}
-
-fn started(folder: TempDir) -> Site {
-    Site { server: Server::start(folder.path(), &[]), folder }
+    Site { server: Server::start_own(folder, &[]) }
 }
 
 fn push_of(uid: &str, mut headers: HeadersBuilder, id: &str, text: &'static str) -> Record {

@@ -1,6 +1,6 @@
 //! Other interfaces of an inbox: the event stream, gRPC and the command line; each property is a function of a site.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,31 +12,16 @@ use whimbrel_client::NewPush;
 
 use super::deliver::Site;
 use super::device::{ConnectFrame, Device};
-use super::server::{PATIENCE, converse, run, stderr_of, stdout_of, whimbrel};
+use super::server::{PATIENCE, converse, whimbrel};
 
 pub fn the_command_line_is_a_device_too(site: &Site) {
-    let command = |arguments: &[&str]| {
-        let arguments = [arguments, &["--server", &site.server.url]].concat();
-        let output = run(site.folder.path(), &arguments);
-        assert!(output.status.success(), "{arguments:?}: {}", stderr_of(&output));
-        stdout_of(&output)
-    };
+    let command = |arguments: &[&str]| site.command(arguments);
     let json_of = |text: &str| -> Value { serde_json::from_str(text).unwrap() };
     let pushed = json_of(&command(&["push", "cli-user", "hello", "--content-type", "text/plain", "--json"]));
     site.stores("cli-user", 1);
-    let mut terminal = whimbrel(site.folder.path())
-        .args([
-            "connect",
-            "--uid",
-            "cli-user",
-            "--device",
-            "tty",
-            "--json",
-            "--limit",
-            "2",
-            "--server",
-            &site.server.url,
-        ])
+    let mut terminal = whimbrel(site.server.folder())
+        .args(["connect", "--uid", "cli-user", "--device", "tty", "--json", "--limit", "2"])
+        .args(["--server", &site.server.url])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -64,11 +49,7 @@ pub fn the_command_line_is_a_device_too(site: &Site) {
 }
 
 pub fn the_command_line_shows_devices_without_complete_tokens(site: &Site) {
-    let command = |arguments: &[&str]| {
-        let output = run(site.folder.path(), &[arguments, &["--server", &site.server.url]].concat());
-        assert!(output.status.success(), "{arguments:?}: {}", stderr_of(&output));
-        stdout_of(&output)
-    };
+    let command = |arguments: &[&str]| site.command(arguments);
     assert!(command(&["device", "list", "owner"]).contains("no devices"));
     for (device, token) in [("phone", "a-long-token-of-some-phone"), ("watch", "short")] {
         command(&["device", "put", "owner", device, "--platform", "android", "--provider", "fcm", "--token", token]);
@@ -97,11 +78,8 @@ pub fn an_event_stream_is_a_device_too(site: &Site) {
     assert_eq!(message["message"]["payload"], json!("stored"), "{message}");
     let seq = message["message"]["seq"].as_u64().unwrap();
     let body = json!({ "session": session, "ack": seq, "uid": "streamed" }).to_string();
-    let mut acks = TcpStream::connect(site.server.address()).unwrap();
     let head = format!("POST /v1/connect/ack HTTP/1.0\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
-    acks.write_all(format!("{head}{body}").as_bytes()).unwrap();
-    let mut answer = String::new();
-    acks.read_to_string(&mut answer).unwrap();
+    let answer = site.server.exchange(&format!("{head}{body}"));
     assert!(answer.contains(" 204 "), "{answer}");
     site.stores("streamed", 0);
     site.push_texts("streamed", ["live"]);

@@ -5,10 +5,10 @@ use serde_json::json;
 use whimbrel_client::{Client, Kick, NewPush};
 
 use super::device::{ConnectFrame, Device};
-use super::hold_nodes::{NEEDED, Shared};
+use super::hold_nodes::Shared;
 use super::server::{Server, converse, eventually};
 use super::server_life::get;
-use super::services::{free_address, skip};
+use super::services::free_address;
 
 /// Enough that each of two nodes owns some of their partitions.
 const USERS: usize = 24;
@@ -31,17 +31,13 @@ fn online(client: &Client, count: usize) {
 
 #[test]
 fn a_device_is_reached_through_any_node_also_after_the_death_of_the_inbox_s_owner() {
-    if skip(&NEEDED) {
-        return;
-    }
-    let shared = Shared::start();
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let Some(shared) = Shared::start() else { return };
     let addresses = [free_address(), free_address()];
     // Each node writes one of two shards, in its memory: a query of the other shard uses the internal port.
     let writers = format!("presence.writers={},{}", addresses[0], addresses[1]);
     let [first, second] = [0, 1].map(|index| {
         let internal = format!("internal_listen={}", addresses[index]);
-        shared.node(&folders[index], &[internal, writers.clone(), "presence.engine=memory".to_owned()])
+        shared.node(index, &[internal, writers.clone(), "presence.engine=memory".to_owned()])
     });
     let mut devices: Vec<Device> =
         (0..USERS).map(|user| Device::connect(&first, &ConnectFrame::of(&uid(user), "web"))).collect();
@@ -62,16 +58,12 @@ fn a_device_is_reached_through_any_node_also_after_the_death_of_the_inbox_s_owne
 
 #[test]
 fn devices_of_a_dead_node_are_offline_and_lose_no_message() {
-    if skip(&NEEDED) {
-        return;
-    }
-    let shared = Shared::start();
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let Some(shared) = Shared::start() else { return };
     let addresses = [free_address(), free_address()];
     // The remaining node writes both shards.
     let writers = format!("presence.writers={},{}", addresses[0], addresses[0]);
-    let [first, second] = [0, 1]
-        .map(|index| shared.node(&folders[index], &[format!("internal_listen={}", addresses[index]), writers.clone()]));
+    let [first, second] =
+        [0, 1].map(|index| shared.node(index, &[format!("internal_listen={}", addresses[index]), writers.clone()]));
     let devices: Vec<Device> =
         (0..USERS).map(|user| Device::connect(&second, &ConnectFrame::of(&uid(user), "web"))).collect();
     online(&first.client(), USERS);
@@ -90,11 +82,7 @@ fn devices_of_a_dead_node_are_offline_and_lose_no_message() {
 /// Roles on separate nodes: `receive`, `gateway`, `carrier` and the writer of presence.
 #[test]
 fn roles_on_separate_nodes_reach_users_together() {
-    if skip(&NEEDED) {
-        return;
-    }
-    let shared = Shared::start();
-    let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let Some(shared) = Shared::start() else { return };
     let addresses = [free_address(), free_address(), free_address()];
     let node = |index: usize, roles: &str| -> Server {
         let settings = [
@@ -104,7 +92,7 @@ fn roles_on_separate_nodes_reach_users_together() {
             format!("presence.writers={}", addresses[2]),
             "presence.engine=memory".to_owned(),
         ];
-        shared.node(&folders[index], &settings)
+        shared.node(index, &settings)
     };
     let door = node(0, "receive,center");
     let gateway = node(1, "gateway");

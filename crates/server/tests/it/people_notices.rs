@@ -3,10 +3,11 @@
 use serde_json::{Value, json};
 use whimbrel_client::{DeadLetterInfo, DeviceInfo, NewDevice, NewNotify, NewPush, PeopleLetters, PlatformBody};
 
+use super::commands::on;
 use super::deliver::Site;
 use super::device::{ConnectFrame, Device};
 use super::receiver::{Receiver, Reply, reply};
-use super::server::{converse, eventually, run, stderr_of, stdout_of};
+use super::server::{converse, eventually, stderr_of, stdout_of};
 
 const NOTICES: &str = "_notices";
 /// Permits devices to name addresses on this machine, where the test providers are.
@@ -37,8 +38,7 @@ impl Site {
     }
 
     pub fn events(&self) -> String {
-        let read = ["read", "_events", "--from", "earliest", "--limit", "1000", "--json"];
-        stdout_of(&run(self.folder.path(), &[&read[..], &["--server", &self.server.url]].concat()))
+        self.command(&["read", "_events", "--from", "earliest", "--limit", "1000", "--json"])
     }
 
     pub fn redrives(&self, of: PeopleLetters, id: &str) {
@@ -78,7 +78,7 @@ pub fn a_temporarily_rejected_notice_is_retried_and_its_reason_is_shown(site: &S
     eventually("the failure is shown", || last_error().is_some_and(|error| error.reason.contains("pager (http)")));
     let error = last_error().unwrap();
     assert!(error.status.is_none() && error.reason.contains("URL answered 503"), "{error:?}");
-    let shown = stdout_of(&run(site.folder.path(), &["sub", "show", NOTICES, "--server", &site.server.url]));
+    let shown = site.command(&["sub", "show", NOTICES]);
     assert!(shown.contains("pager (http)") && !shown.contains("answered 424"), "{shown}");
     provider.answer_with(|_| reply(200));
     provider.wait_for(2);
@@ -86,9 +86,8 @@ pub fn a_temporarily_rejected_notice_is_retried_and_its_reason_is_shown(site: &S
 
 pub fn a_provider_without_keys_is_reported_at_registration_and_at_notification(site: &Site) {
     let token = "00fc13adff785122b4ad28809a3420982341241421348097878e577c991de8f0";
-    let server = ["--server", &site.server.url];
     let put = ["device", "put", "keyless", "phone", "--platform", "ios", "--provider", "apns", "--token", token];
-    let told = run(site.folder.path(), &[&put[..], &server].concat());
+    let told = on(&site.server, &put);
     let said = stdout_of(&told) + &stderr_of(&told);
     assert!(told.status.success() && said.contains("horn.apns.key_file"), "{said}");
 
@@ -138,7 +137,7 @@ pub fn a_device_with_a_private_address_is_rejected(site: &Site) {
     for host in ["127.0.0.2", "10.0.0.1", "[::1]"] {
         let token = format!("http://{host}:9/notice");
         let put = ["device", "put", "prying", "phone", "--platform", "ios", "--provider", "http", "--token", &token];
-        let told = run(site.folder.path(), &[&put[..], &["--server", &site.server.url]].concat());
+        let told = on(&site.server, &put);
         let said = stderr_of(&told);
         assert!(!told.status.success() && said.contains("horn.allow"), "{said}");
     }

@@ -20,18 +20,13 @@ use whimbrel_client::{Accepted, Client, ClientError, NewDevice, NewMessage};
 use whimbrel_engines::conformance::say_skipped;
 
 use super::random::Random;
-use super::server::{Server, converse, eventually, read_all};
+use super::server::{Server, converse, eventually, read_all, set};
 
-const SETTINGS: [&str; 10] = [
-    "--set",
+const SETTINGS: [&str; 5] = [
     "topics.partitions=1",
-    "--set",
     "log.journal_file_bytes=33554432",
-    "--set",
     "log.disk_reserve_bytes=1048576",
-    "--set",
     "holds.shards=4",
-    "--set",
     "push.partitions=4",
 ];
 const IMAGE_BYTES: u64 = 3 << 30;
@@ -193,13 +188,13 @@ fn everything_acknowledged_survives_power_cuts_once() {
     };
     let (acknowledged, mut random) = (Acknowledged::default(), Random(7));
     for cut in 0..CUTS {
-        let server = Server::start(&disk.folder, &SETTINGS);
+        let server = Server::start(&disk.folder, &set(&SETTINGS));
         let load_ms = random.between(LOAD_MS.0, LOAD_MS.1).unsigned_abs();
         acknowledged.load(&server, cut, Duration::from_millis(load_ms), &disk);
         server.kill();
         disk.remount();
     }
-    let server = Server::start(&disk.folder, &SETTINGS);
+    let server = Server::start(&disk.folder, &set(&SETTINGS));
     let client = server.client();
     let Acknowledged { plain, keyed: keys, held, devices } = acknowledged;
     let [plain, held, devices] = [plain, held, devices].map(|all| all.into_inner().unwrap());

@@ -79,8 +79,7 @@ fn every_curl_command_of_the_readme_works() {
     let text = std::fs::read_to_string(README).unwrap();
     let commands = curl_commands(&text);
     assert!(commands.len() >= 3, "{commands:?}");
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = Server::fresh(&[]);
     let mut receiver = PythonReceiver::start(&text);
     let port = receiver.as_ref().map_or(9000, |receiver| receiver.port);
     let printed: Vec<String> = commands.iter().map(|command| run(command, &server, port)).collect();

@@ -1,6 +1,6 @@
 //! A Redis that loses data: the server reports every loss.
 
-use super::server::{Server, converse, eventually};
+use super::server::{Server, converse, eventually, set};
 use super::services::{OwnRedis, skip};
 use whimbrel_client::{Position, ReadFrom};
 
@@ -18,7 +18,7 @@ fn an_emptied_redis_is_reported_with_the_lost_data() {
     }
     let (folder, redis) = (tempfile::tempdir().unwrap(), OwnRedis::start());
     let settings = redis.settings();
-    let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
+    let arguments = set(&settings);
     let server = Server::start(folder.path(), &arguments);
     eventually("the markers are written", || !redis.cli(&["--scan", "--pattern", "*:marker"]).is_empty());
     assert_eq!(losses(&server), Vec::<String>::new(), "nothing was lost yet");

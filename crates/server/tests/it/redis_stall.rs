@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use whimbrel_client::{ClientError, NewMessage};
 
-use super::server::{Server, converse, read_all};
+use super::server::{Server, converse, read_all, set};
 use super::services::{Outage as _, OwnRedis, skip};
 
 /// Longer than the timeout of a call to Redis.
@@ -21,8 +21,7 @@ fn a_publish_rejected_during_a_redis_stall_succeeds_when_repeated() {
     }
     let (folder, redis) = (tempfile::tempdir().unwrap(), OwnRedis::start());
     let receipts: Vec<String> = redis.settings().into_iter().filter(|setting| is_of_receipts(setting)).collect();
-    let arguments: Vec<&str> = receipts.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
-    let server = Server::start(folder.path(), &arguments);
+    let server = Server::start(folder.path(), &set(&receipts));
     let client = server.client();
     let message = |key: &str| NewMessage::text("x").idempotency_key(key);
     converse(client.publish("orders", &message("before"))).unwrap();

@@ -34,8 +34,7 @@ fn uploaded(server: &Server, program: &str, arguments: &[&str]) -> Option<String
 
 #[test]
 fn clients_in_python_receive_the_answer() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = Server::fresh(&[]);
     let script = client("upload.py").display().to_string();
     if let Some(printed) = uploaded(&server, "python3", &[&script]) {
         assert_eq!(printed, "http.client 413 True\nurllib 413 True\n");
@@ -44,8 +43,7 @@ fn clients_in_python_receive_the_answer() {
 
 #[test]
 fn fetch_of_node_receives_the_answer() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = Server::fresh(&[]);
     let script = client("upload.mjs").display().to_string();
     if let Some(printed) = uploaded(&server, "node", &[&script]) {
         assert_eq!(printed, "fetch 413 true\n");
@@ -54,8 +52,7 @@ fn fetch_of_node_receives_the_answer() {
 
 #[test]
 fn a_client_in_go_receives_the_answer() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = Server::fresh(&[]);
     let script = client("upload.go").display().to_string();
     if let Some(printed) = uploaded(&server, "go", &["run", &script]) {
         assert_eq!(printed, "net/http 413 true\n");
@@ -78,17 +75,14 @@ fn sent_until_closed(server: &Server) -> (usize, Duration) {
 
 #[test]
 fn discarding_stops_at_the_byte_limit() {
-    let folder = tempfile::tempdir().unwrap();
-    let server =
-        Server::start(folder.path(), &["--set", "limits.linger_bytes=4MiB", "--set", "limits.linger_timeout=1m"]);
+    let server = Server::fresh(&["--set", "limits.linger_bytes=4MiB", "--set", "limits.linger_timeout=1m"]);
     let (sent, _) = sent_until_closed(&server);
     assert!((4 << 20..64 << 20).contains(&sent), "{sent} bytes were accepted");
 }
 
 #[test]
 fn discarding_stops_at_the_time_limit() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &["--set", "limits.linger_timeout=1s"]);
+    let server = Server::fresh(&["--set", "limits.linger_timeout=1s"]);
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     write!(stream, "POST /v1/topics/orders/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 5000000\r\n\r\n").unwrap();

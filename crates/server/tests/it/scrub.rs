@@ -7,19 +7,14 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use whimbrel_client::NewMessage;
 
-use super::server::{Server, converse, eventually, read_all};
+use super::server::{Server, converse, eventually, read_all, set};
 use super::server_life::get;
 
-const SETTINGS: [&str; 10] = [
-    "--set",
+const SETTINGS: [&str; 5] = [
     "topics.partitions=1",
-    "--set",
     "log.segment_bytes=65536",
-    "--set",
     "log.checkpoint_interval=100ms",
-    "--set",
     "log.scrub_interval=1s",
-    "--set",
     "log.scrub_rate=1GiB",
 ];
 
@@ -72,10 +67,9 @@ fn metric(server: &Server, name: &str) -> f64 {
 
 #[test]
 fn undiscovered_damage_is_an_event_and_a_metric() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &SETTINGS);
+    let server = Server::fresh(&set(&SETTINGS));
     publish(&server);
-    let topics = folder.path().join("whimbrel-data/log/topics");
+    let topics = server.folder().join("whimbrel-data/log/topics");
     eventually("a cold segment", || !cold_segments(&topics).is_empty());
     let passed = || metric(&server, "whimbrel_scrub_last_pass_timestamp_seconds");
     eventually("a pass without damage", || passed() > 0.0 && metric(&server, "whimbrel_scrub_bytes_total") > 0.0);

@@ -2,12 +2,14 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Read as _, Seek as _};
-use std::path::Path;
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
 use whimbrel_client::{Client, ClientError, Message, Position, ReadFrom};
 
 /// Timeout for expected events, on a slow and busy machine.
@@ -17,6 +19,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 const LAST_LINES: usize = 60;
 
 pub struct Server {
+    folder: PathBuf,
+    /// The same folder, if it is removed with the server.
+    own_folder: Option<TempDir>,
     process: Child,
     stdout: Option<BufReader<ChildStdout>>,
     /// Its standard error. Only a failed test prints it: the output of several servers at once would hide the failure.
@@ -38,6 +43,11 @@ fn isolated(mut command: Command, folder: &Path) -> Command {
     command
 }
 
+/// The arguments that set these settings.
+pub fn set(settings: &[impl AsRef<str>]) -> Vec<&str> {
+    settings.iter().flat_map(|setting| ["--set", setting.as_ref()]).collect()
+}
+
 pub fn run(folder: &Path, arguments: &[&str]) -> Output {
     whimbrel(folder).args(arguments).output().unwrap()
 }
@@ -51,6 +61,18 @@ pub fn stderr_of(output: &Output) -> String {
 }
 
 impl Server {
+    /// Starts a server in a new folder of its own, which is removed with it.
+    pub fn fresh(arguments: &[&str]) -> Self {
+        Self::start_own(tempfile::tempdir().unwrap(), arguments)
+    }
+
+    /// Starts a server in `folder`, which is removed with it.
+    pub fn start_own(folder: TempDir, arguments: &[&str]) -> Self {
+        let mut server = Self::start(folder.path(), arguments);
+        server.own_folder = Some(folder);
+        server
+    }
+
     /// Starts a server in `folder` and waits for its banner.
     pub fn start(folder: &Path, arguments: &[&str]) -> Self {
         let mut server = Self::spawn(folder, arguments);
@@ -85,6 +107,7 @@ impl Server {
 
     fn spawn_as(mut command: Command, arguments: &[&str], environment: &[(&str, OsString)]) -> Self {
         let said = tempfile::tempfile().unwrap();
+        let folder = command.get_current_dir().unwrap().to_owned();
         let mut process = command
             .envs(environment.iter().map(|(name, value)| (name, value)))
             .args(["serve", "--listen", "127.0.0.1:0", "--set", "telemetry.level=warn"])
@@ -94,7 +117,8 @@ impl Server {
             .spawn()
             .unwrap();
         let stdout = process.stdout.take().map(BufReader::new);
-        Self { process, stdout, said, banner: String::new(), url: String::new() }
+        let (banner, url) = (String::new(), String::new());
+        Self { folder, own_folder: None, process, stdout, said, banner, url }
     }
 
     pub fn wait_for_banner(&mut self) {
@@ -121,8 +145,22 @@ impl Server {
         Client::new(&self.url).unwrap()
     }
 
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     pub fn address(&self) -> &str {
         self.url.strip_prefix("http://").unwrap()
+    }
+
+    /// Sends the bytes of a request, and returns what the server sends until it closes the connection.
+    pub fn exchange(&self, request: &str) -> String {
+        let mut stream = TcpStream::connect(self.address()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        String::from_utf8_lossy(&answer).into_owned()
     }
 
     pub fn process_id(&self) -> u32 {

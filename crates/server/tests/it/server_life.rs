@@ -16,18 +16,12 @@ fn published(accepted: Accepted) -> Published {
 }
 
 pub fn get(server: &Server, path: &str) -> String {
-    let mut stream = TcpStream::connect(server.address()).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
+    server.exchange(&format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
 }
 
 #[test]
 fn the_example_commands_of_the_banner_work() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = Server::fresh(&[]);
     let line = server.banner.lines().find_map(|line| line.trim().strip_prefix("try")).unwrap();
     let tried = Command::new("sh").args(["-c", &format!("{} -sS", line.trim())]).output().unwrap();
     let answer: Published = serde_json::from_slice(&tried.stdout).expect("curl is needed for this test");
@@ -36,8 +30,7 @@ fn the_example_commands_of_the_banner_work() {
 
 #[test]
 fn the_push_of_the_banner_reaches_the_device_of_the_banner() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut server = Server::start(folder.path(), &[]);
+    let mut server = Server::fresh(&[]);
     server.read_banner_until("\n  keys ");
     let line = |name: &str| server.banner.lines().find_map(|line| line.trim().strip_prefix(name)).unwrap().to_owned();
     let mut device = Command::new("sh");
@@ -55,8 +48,7 @@ fn the_push_of_the_banner_reaches_the_device_of_the_banner() {
 
 #[test]
 fn health_and_metrics_and_the_page_are_served() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = Server::fresh(&[]);
     converse(async { server.client().publish("orders", &NewMessage::text("x")).await.unwrap() });
     eventually("it is ready", || get(&server, "/readyz").starts_with("HTTP/1.1 200"));
     for (path, word) in [
@@ -98,13 +90,8 @@ fn a_restart_keeps_published_messages() {
 /// Sends a request as a page's browser does, and returns the answer.
 fn asked_by_page(server: &Server, method: &str, path: &str, origin: &str) -> String {
     let host = origin.split_once("://").map_or("x", |(_, host)| host);
-    let mut stream = TcpStream::connect(server.address()).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let head = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\norigin: {origin}\r\nconnection: close\r\n");
-    write!(stream, "{head}content-type: text/plain\r\ncontent-length: 15\r\n\r\n{{\"payload\":\"x\"}}").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
+    server.exchange(&format!("{head}content-type: text/plain\r\ncontent-length: 15\r\n\r\n{{\"payload\":\"x\"}}"))
 }
 
 const CHANGES: [(&str, &str); 5] = [
@@ -117,8 +104,7 @@ const CHANGES: [(&str, &str); 5] = [
 
 #[test]
 fn without_keys_a_foreign_page_cannot_change_anything() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = Server::fresh(&[]);
     for (method, path) in CHANGES {
         // The name of the second page resolves to this machine: its `Host` is the same.
         for origin in ["https://evil.example", "http://evil.example:7600", "null"] {
@@ -139,12 +125,7 @@ fn without_keys_a_foreign_name_of_this_machine_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     // For the browser, such a page belongs to the server, so its requests have no origin.
     let ask = |server: &Server, host: &str| {
-        let mut stream = TcpStream::connect(server.address()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        write!(stream, "GET /v1/users/alice/inbox HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+        server.exchange(&format!("GET /v1/users/alice/inbox HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"))
     };
     let server = Server::start(folder.path(), &[]);
     let answer = ask(&server, "evil.example:7600");
@@ -163,8 +144,7 @@ fn without_keys_a_foreign_name_of_this_machine_is_rejected() {
 
 #[test]
 fn a_foreign_page_cannot_connect() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = Server::fresh(&[]);
     let ask = |headers: &str| {
         let mut stream = TcpStream::connect(server.address()).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -228,8 +208,7 @@ fn half_sent_publish(server: &Server) -> TcpStream {
 
 #[test]
 fn ctrl_c_finishes_requests_in_progress_and_exits_with_success() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut server = Server::start(folder.path(), &[]);
+    let mut server = Server::fresh(&[]);
     let mut stream = half_sent_publish(&server);
     server.interrupt();
     eventually("refusing new connections", || TcpStream::connect(server.address()).is_err());
@@ -243,8 +222,7 @@ fn ctrl_c_finishes_requests_in_progress_and_exits_with_success() {
 
 #[test]
 fn a_second_ctrl_c_exits_at_once() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut server = Server::start(folder.path(), &["--set", "shutdown_timeout=10m"]);
+    let mut server = Server::fresh(&["--set", "shutdown_timeout=10m"]);
     let _stream = half_sent_publish(&server);
     server.interrupt();
     eventually("refusing new connections", || TcpStream::connect(server.address()).is_err());
@@ -254,8 +232,7 @@ fn a_second_ctrl_c_exits_at_once() {
 
 #[test]
 fn an_open_tail_does_not_block_a_shutdown() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &["--set", "shutdown_timeout=10m"]);
+    let server = Server::fresh(&["--set", "shutdown_timeout=10m"]);
     converse(async {
         let client = server.client();
         client.publish("orders", &NewMessage::text("x")).await.unwrap();

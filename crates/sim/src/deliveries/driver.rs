@@ -35,13 +35,7 @@ pub struct DeliveriesRun {
 
 impl Simulation for DeliveriesProfile {
     const PART: &'static str = "deliveries";
-    const CLEAN: &'static [Self] = &Self::ALL;
-    const BROKEN: &'static [Self] = &[];
     type Run = DeliveriesRun;
-
-    fn name(self) -> &'static str {
-        Self::name(self)
-    }
 
     fn start(self, mut rng: Rng, trace: Trace) -> CheckResult<DeliveriesRun> {
         let settings = Self::settings(&mut rng);
@@ -63,10 +57,6 @@ impl SeedRun for DeliveriesRun {
 
     fn trace(&self) -> &Trace {
         &self.world.trace
-    }
-
-    fn steps(&self) -> u64 {
-        self.world.steps
     }
 
     fn counts(&self) -> DeliveriesCounts {

@@ -46,21 +46,8 @@ impl SimTopic {
     /// The catalogue's entries of the topics, for a subscription to `orders`.
     pub fn view(&self) -> SubscriptionTopics {
         let topic = |name: &str, number, partitions, growths: &[Growth]| {
-            let stored = StoredTopic {
-                number,
-                partitions,
-                retention_ms: None,
-                retention_bytes: None,
-                replicas: None,
-                min_insync: None,
-                created_at_ms: 0,
-                adopted: false,
-                deleting: false,
-                identity: None,
-                growths: growths.to_vec(),
-                growing: None,
-                workers: None,
-            };
+            let stored = StoredTopic::new(number, partitions, Timestamp::from_millis(0));
+            let stored = StoredTopic { growths: growths.to_vec(), ..stored };
             Arc::new(Topic::new(name, stored, growths.len() as u64 + 1))
         };
         SubscriptionTopics {

@@ -7,7 +7,7 @@ use super::endpoint::SimEndpoint;
 use super::world::RunSettings;
 use crate::Rng;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum DeliveriesProfile {
     /// An endpoint that fails by key, by time and at random, and answers late, twice or never.
     Endpoint,
@@ -44,21 +44,6 @@ pub struct DeliveryFaults {
 }
 
 impl DeliveriesProfile {
-    pub const ALL: [Self; 7] =
-        [Self::Endpoint, Self::Crashes, Self::Zombies, Self::Store, Self::Seeks, Self::Topics, Self::Mixed];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Endpoint => "endpoint",
-            Self::Crashes => "crashes",
-            Self::Zombies => "zombies",
-            Self::Store => "store",
-            Self::Seeks => "seeks",
-            Self::Topics => "topics",
-            Self::Mixed => "mixed",
-        }
-    }
-
     fn has(self, other: Self) -> bool {
         self == other || self == Self::Mixed
     }

@@ -83,7 +83,6 @@ pub struct DeliveryWorld {
     taking: BTreeMap<(i64, u64), (usize, u32)>,
     takings: u64,
     pub largest: usize,
-    pub steps: u64,
     pub calls: u64,
     pub trace: Trace,
 }
@@ -117,7 +116,6 @@ impl DeliveryWorld {
             taking: BTreeMap::new(),
             takings: 0,
             largest: 0,
-            steps: 0,
             calls: 0,
             trace,
         }
@@ -128,8 +126,8 @@ impl DeliveryWorld {
     }
 
     pub fn note(&mut self, what: impl FnOnce() -> String) {
-        self.steps += 1;
-        let (step, time) = (self.steps, self.time);
+        self.trace.steps += 1;
+        let (step, time) = (self.trace.steps, self.time);
         self.trace.note(|| format!("{step:5} {time:8} {}", what()));
     }
 

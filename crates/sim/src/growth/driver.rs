@@ -22,13 +22,16 @@ pub struct GrowthRun {
 
 impl Simulation for GrowthProfile {
     const PART: &'static str = "growth";
-    const CLEAN: &'static [Self] = &Self::ALL;
-    const BROKEN: &'static [Self] = &Self::BREAKAGES;
+    const BROKEN: &'static [Self] = &[
+        Self::Unconfirmed,
+        Self::NoLease,
+        Self::EarlyAck,
+        Self::Reopen,
+        Self::StaleJoin,
+        Self::BlindReader,
+        Self::HastyReader,
+    ];
     type Run = GrowthRun;
-
-    fn name(self) -> &'static str {
-        self.name()
-    }
 
     fn start(self, mut rng: Rng, trace: Trace) -> CheckResult<GrowthRun> {
         let faults = self.faults(&mut rng);
@@ -45,10 +48,6 @@ impl SeedRun for GrowthRun {
 
     fn trace(&self) -> &Trace {
         &self.world.trace
-    }
-
-    fn steps(&self) -> u64 {
-        self.world.ticks
     }
 
     fn counts(&self) -> GrowthCounts {

@@ -2,7 +2,7 @@
 
 use crate::Rng;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum GrowthProfile {
     /// Nodes that see no change of the entry for seconds, and keep their sessions.
     Stale,
@@ -48,37 +48,6 @@ pub struct GrowthFaults {
 }
 
 impl GrowthProfile {
-    /// Profiles whose runs must be clean.
-    pub const ALL: [Self; 6] = [Self::Stale, Self::Partitions, Self::Frozen, Self::Unknown, Self::Crashes, Self::Mixed];
-    /// Breakages that a run must detect.
-    pub const BREAKAGES: [Self; 7] = [
-        Self::Unconfirmed,
-        Self::NoLease,
-        Self::EarlyAck,
-        Self::Reopen,
-        Self::StaleJoin,
-        Self::BlindReader,
-        Self::HastyReader,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Stale => "stale",
-            Self::Partitions => "partitions",
-            Self::Frozen => "frozen",
-            Self::Unknown => "unknown",
-            Self::Crashes => "crashes",
-            Self::Mixed => "mixed",
-            Self::Unconfirmed => "unconfirmed",
-            Self::NoLease => "no-lease",
-            Self::EarlyAck => "early-ack",
-            Self::Reopen => "reopen",
-            Self::StaleJoin => "stale-join",
-            Self::BlindReader => "blind-reader",
-            Self::HastyReader => "hasty-reader",
-        }
-    }
-
     pub(super) fn faults(self, rng: &mut Rng) -> GrowthFaults {
         let none = GrowthFaults::default();
         let unknown =

@@ -86,7 +86,6 @@ pub struct GrowthWorld {
     pub coordination: SimCoordination,
     pub trace: Trace,
     pub counts: GrowthCounts,
-    pub ticks: u64,
     profile: GrowthProfile,
     rng: Rng,
     log: Vec<u64>,
@@ -108,7 +107,6 @@ impl GrowthWorld {
             coordination,
             trace,
             counts: GrowthCounts::default(),
-            ticks: 0,
             profile,
             rng,
             log: vec![0; PARTITIONS_FIRST as usize],
@@ -122,7 +120,7 @@ impl GrowthWorld {
 
     pub fn tick(&mut self) -> CheckResult {
         self.now += TICK_MS;
-        self.ticks += 1;
+        self.trace.steps += 1;
         self.coordination.expire(self.now);
         for at in 0..self.nodes.len() {
             if self.nodes[at].runs(self.now) {

@@ -45,13 +45,7 @@ pub struct HoldsDriver {
 
 impl Simulation for HoldsProfile {
     const PART: &'static str = "holds";
-    const CLEAN: &'static [Self] = &Self::ALL;
-    const BROKEN: &'static [Self] = &[];
     type Run = HoldsDriver;
-
-    fn name(self) -> &'static str {
-        self.name()
-    }
 
     fn start(self, mut rng: Rng, trace: Trace) -> CheckResult<HoldsDriver> {
         let settings = Self::settings(&mut rng);

@@ -6,7 +6,7 @@ use whimbrel_holds::HoldsSettings;
 
 use crate::Rng;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum HoldsProfile {
     /// Nodes that crash, and commits with unknown outcomes.
     Crashes,
@@ -39,18 +39,6 @@ pub struct HoldsFaults {
 }
 
 impl HoldsProfile {
-    pub const ALL: [Self; 5] = [Self::Crashes, Self::Zombies, Self::Store, Self::Clock, Self::Mixed];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Crashes => "crashes",
-            Self::Zombies => "zombies",
-            Self::Store => "store",
-            Self::Clock => "clock",
-            Self::Mixed => "mixed",
-        }
-    }
-
     pub(super) fn faults(self, rng: &mut Rng) -> HoldsFaults {
         let is_mixed = self == Self::Mixed;
         let rate = *rng.pick(&[1, 2, 4]);

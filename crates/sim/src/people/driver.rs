@@ -24,22 +24,17 @@ const WAVES: usize = 3;
 pub struct PeopleRun {
     world: PeopleWorld,
     rng: Rng,
-    steps: u64,
 }
 
 impl Simulation for PeopleProfile {
     const PART: &'static str = "people";
-    const CLEAN: &'static [Self] = &Self::ALL;
-    const BROKEN: &'static [Self] = &Self::BREAKAGES;
+    const BROKEN: &'static [Self] =
+        &[Self::NoGaps, Self::SentIsAcked, Self::LostWrites, Self::DoubleRelease, Self::NoAnnounce, Self::NoKicks];
     type Run = PeopleRun;
-
-    fn name(self) -> &'static str {
-        self.name()
-    }
 
     fn start(self, mut rng: Rng, trace: Trace) -> CheckResult<PeopleRun> {
         let faults = self.faults(&mut rng);
-        Ok(PeopleRun { world: PeopleWorld::new(faults, self, rng.fork(), trace), rng, steps: 0 })
+        Ok(PeopleRun { world: PeopleWorld::new(faults, self, rng.fork(), trace), rng })
     }
 }
 
@@ -47,15 +42,11 @@ impl SeedRun for PeopleRun {
     type Counts = PeopleCounts;
 
     fn drive(&mut self) -> CheckResult {
-        drive(&mut self.world, &mut self.rng, &mut self.steps)
+        drive(&mut self.world, &mut self.rng)
     }
 
     fn trace(&self) -> &Trace {
         &self.world.trace
-    }
-
-    fn steps(&self) -> u64 {
-        self.steps
     }
 
     fn counts(&self) -> PeopleCounts {
@@ -63,11 +54,11 @@ impl SeedRun for PeopleRun {
     }
 }
 
-fn drive(world: &mut PeopleWorld, rng: &mut Rng, steps: &mut u64) -> CheckResult {
+fn drive(world: &mut PeopleWorld, rng: &mut Rng) -> CheckResult {
     let faults = world.faults;
     let mut brought: Vec<PushMessage> = Vec::new();
     for _ in 0..rng.between(STEPS_MIN, STEPS_MAX) {
-        *steps += 1;
+        world.trace.steps += 1;
         if rng.one_in(2) {
             let message = message(rng, world.counts.messages, &mut brought);
             world.push(message);

@@ -2,7 +2,7 @@
 
 use crate::Rng;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum PeopleProfile {
     /// Devices that connect and disconnect, and acknowledge late or never. No other fault.
     Devices,
@@ -51,40 +51,6 @@ pub struct PeopleFaults {
 }
 
 impl PeopleProfile {
-    /// The profiles without violations.
-    pub const ALL: [Self; 8] = [
-        Self::Devices,
-        Self::Crashes,
-        Self::Zombies,
-        Self::Links,
-        Self::Gateways,
-        Self::Store,
-        Self::Clock,
-        Self::Mixed,
-    ];
-    /// The breakages that a run must detect.
-    pub const BREAKAGES: [Self; 6] =
-        [Self::NoGaps, Self::SentIsAcked, Self::LostWrites, Self::DoubleRelease, Self::NoAnnounce, Self::NoKicks];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Devices => "devices",
-            Self::Crashes => "crashes",
-            Self::Zombies => "zombies",
-            Self::Links => "links",
-            Self::Gateways => "gateways",
-            Self::Store => "store",
-            Self::Clock => "clock",
-            Self::Mixed => "mixed",
-            Self::NoGaps => "no-gaps",
-            Self::SentIsAcked => "sent-is-acked",
-            Self::LostWrites => "lost-writes",
-            Self::DoubleRelease => "double-release",
-            Self::NoAnnounce => "no-announce",
-            Self::NoKicks => "no-kicks",
-        }
-    }
-
     pub(super) fn faults(self, rng: &mut Rng) -> PeopleFaults {
         let none = PeopleFaults::default();
         match self {

@@ -17,23 +17,17 @@ const OUTAGE_MS_MAX: u64 = 8_000;
 pub struct PresenceRun {
     world: PresenceWorld,
     rng: Rng,
-    steps: u64,
 }
 
 impl Simulation for PresenceProfile {
     const PART: &'static str = "presence";
-    const CLEAN: &'static [Self] = &Self::ALL;
-    const BROKEN: &'static [Self] = &Self::BREAKAGES;
+    const BROKEN: &'static [Self] = &[Self::NoDedupe, Self::NoGaps, Self::NoVoid, Self::OldNews];
     type Run = PresenceRun;
-
-    fn name(self) -> &'static str {
-        self.name()
-    }
 
     fn start(self, mut rng: Rng, trace: Trace) -> CheckResult<PresenceRun> {
         let faults = self.faults(&mut rng);
         let world = PresenceWorld::new(GATEWAYS, faults, self, rng.fork(), trace)?;
-        Ok(PresenceRun { world, rng, steps: 0 })
+        Ok(PresenceRun { world, rng })
     }
 }
 
@@ -41,10 +35,10 @@ impl SeedRun for PresenceRun {
     type Counts = PresenceCounts;
 
     fn drive(&mut self) -> CheckResult {
-        let Self { world, rng, steps } = self;
+        let Self { world, rng } = self;
         let faults = world.faults;
         for _ in 0..rng.between(STEPS_MIN, STEPS_MAX) {
-            *steps += 1;
+            world.trace.steps += 1;
             for gateway in 0..GATEWAYS {
                 (0..rng.below(3)).for_each(|_| world.live(gateway));
             }
@@ -75,10 +69,6 @@ impl SeedRun for PresenceRun {
 
     fn trace(&self) -> &Trace {
         &self.world.trace
-    }
-
-    fn steps(&self) -> u64 {
-        self.steps
     }
 
     fn counts(&self) -> PresenceCounts {

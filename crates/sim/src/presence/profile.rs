@@ -2,7 +2,7 @@
 
 use crate::Rng;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum PresenceProfile {
     /// Packets, requests and answers that are lost, repeated and reordered.
     Network,
@@ -44,28 +44,6 @@ pub struct PresenceFaults {
 }
 
 impl PresenceProfile {
-    /// The profiles without violations.
-    pub const ALL: [Self; 7] =
-        [Self::Network, Self::Outages, Self::Writers, Self::Deaths, Self::Leases, Self::Unheard, Self::Mixed];
-    /// The breakages that a run must detect.
-    pub const BREAKAGES: [Self; 4] = [Self::NoDedupe, Self::NoGaps, Self::NoVoid, Self::OldNews];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Network => "network",
-            Self::Outages => "outages",
-            Self::Writers => "writers",
-            Self::Deaths => "deaths",
-            Self::Leases => "leases",
-            Self::Unheard => "unheard",
-            Self::Mixed => "mixed",
-            Self::NoDedupe => "no-dedupe",
-            Self::NoGaps => "no-gaps",
-            Self::NoVoid => "no-void",
-            Self::OldNews => "old-news",
-        }
-    }
-
     pub(super) fn faults(self, rng: &mut Rng) -> PresenceFaults {
         let network = PresenceFaults {
             lost: *rng.pick(&[2, 3, 5, 20]),

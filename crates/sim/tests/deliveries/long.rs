@@ -99,8 +99,7 @@ fn after_a_crash_at_most_the_window_and_a_second_of_progress_is_repeated() {
             scene.publish(&[key]);
             scene.wait(0, PER_MS);
         }
-        scene.world.crash(0);
-        scene.take(1);
+        scene.fail_over();
         scene.wait(1, 10_000);
         let again: u32 = scene.taken().iter().map(|taken| taken - 1).sum();
         let most = scene.world.settings.concurrency as i64 + 1_000 / PER_MS + 1;

@@ -7,7 +7,6 @@ use whimbrel_model::Headers;
 use whimbrel_model::subscription::{HEADER_DELIVERY, OnExhausted};
 use whimbrel_sim::deliveries::endpoint::SimEndpoint;
 use whimbrel_sim::deliveries::log::{DEAD, RETRIES};
-use whimbrel_sim::deliveries::truth::Starts;
 use whimbrel_sim::deliveries::world::{AppendFault, RunSettings};
 
 const HOUR: i64 = 3_600_000;
@@ -19,7 +18,7 @@ fn stale_ticket_an_answer_that_arrives_twice_counts_once() {
     scene.bad_key("a", HOUR);
     scene.publish(&["a", "a"]);
     scene.wait(0, 100);
-    let memory = scene.world.memory(0, scene.world.log.ids().next().unwrap());
+    let memory = scene.world.memory(0, scene.first_partition());
     assert_eq!(memory.tries.get(&0).map(|(attempts, _)| *attempts), Some(1));
     scene.world.endpoint.bad_keys.clear();
     scene.wait(0, 60_000);
@@ -31,9 +30,8 @@ fn stale_line_an_answer_from_before_a_seek_changes_nothing() {
     let mut scene = Scene::new(ordered());
     scene.publish(&["a", "b", "c", "d"]);
     scene.read(0);
-    let id = scene.world.log.ids().next().unwrap();
     // All four are in flight and unanswered when the cursor is set to the third.
-    scene.world.seek(Starts::from([(id, 2)]));
+    scene.seek(2);
     scene.bad_key("c", 500);
     scene.bad_key("d", 500);
     scene.sound(|world| world.follow(0));
@@ -51,11 +49,9 @@ fn run_progress_from_before_a_seek_does_not_count() {
     scene.publish(&["a", "b", "c"]);
     scene.wait(0, 2_000);
     assert_eq!(scene.watermark(0, 0), 3);
-    let id = scene.world.log.ids().next().unwrap();
-    scene.world.seek(Starts::from([(id, 1)]));
+    scene.seek(1);
     // The owner crashes before it has saved anything of the new run.
-    scene.world.crash(0);
-    scene.take(1);
+    scene.fail_over();
     scene.wait(1, 2_000);
     assert_eq!(scene.taken(), [1, 2, 2]);
 }
@@ -65,8 +61,7 @@ fn run_an_owner_behind_a_seek_does_not_use_the_new_progress() {
     let mut scene = Scene::new(ordered());
     scene.publish(&["a", "b", "c"]);
     scene.run(0);
-    let id = scene.world.log.ids().next().unwrap();
-    scene.world.seek(Starts::from([(id, 1)]));
+    scene.seek(1);
     scene.sound(|world| world.follow(0));
     scene.wait(0, 2_000);
     assert_eq!(scene.taken(), [1, 2, 2]);
@@ -86,10 +81,8 @@ fn run_retries_that_were_delivered_are_not_repeated_by_a_seek() {
     scene.publish(&["a"]);
     scene.wait(0, 5_000);
     assert_eq!((scene.taken(), scene.world.log.records(RETRIES).len()), (vec![1], 1));
-    let id = scene.world.log.ids().next().unwrap();
-    scene.world.seek(Starts::from([(id, 1)]));
-    scene.world.crash(0);
-    scene.take(1);
+    scene.seek(1);
+    scene.fail_over();
     scene.wait(1, 5_000);
     assert_eq!(scene.taken(), [1]);
 }
@@ -99,9 +92,8 @@ fn run_late_saves_of_an_earlier_run_are_rejected() {
     let mut scene = Scene::new(ordered());
     scene.publish(&["a", "b", "c"]);
     scene.run(0);
-    let id = scene.world.log.ids().next().unwrap();
     let rows = scene.sound(|world| world.begin_save(0));
-    scene.world.seek(Starts::from([(id, 0)]));
+    scene.seek(0);
     scene.sound(|world| world.follow(0));
     scene.save(0);
     let saved = scene.world.store.save(1, rows);
@@ -146,8 +138,7 @@ fn settle_a_message_is_not_done_before_its_hold_is_durable() {
     scene.run_but_appends(0);
     assert_eq!((scene.watermark(0, 0), scene.world.holds.waiting()), (0, 0));
     scene.save(0);
-    scene.world.crash(0);
-    scene.take(1);
+    scene.fail_over();
     scene.wait(1, 5_000);
     assert_eq!(scene.taken(), [1]);
 }
@@ -201,8 +192,7 @@ fn unfinished_parked_messages_behind_the_read_are_delivered_after_a_crash() {
     scene.run(0);
     assert_eq!(scene.taken(), [0, 1, 0, 1]);
     scene.save(0);
-    scene.world.crash(0);
-    scene.take(1);
+    scene.fail_over();
     scene.wait(1, 20_000);
     assert_eq!(scene.taken(), [1, 1, 1, 1], "nothing is lost, and no done message is repeated");
 }
@@ -212,13 +202,12 @@ fn attempts_the_ladder_continues_after_a_crash() {
     let mut scene = Scene::new(ordered());
     scene.bad_key("a", HOUR);
     scene.publish(&["a"]);
-    let id = scene.world.log.ids().next().unwrap();
+    let id = scene.first_partition();
     // Attempts at 0, 1 and 11 seconds; the fourth is at 71 seconds.
     scene.wait(0, 30_000);
     let before = scene.world.memory(0, id);
     assert_eq!(before.tries.get(&0).map(|(attempts, _)| *attempts), Some(3));
-    scene.world.crash(0);
-    scene.take(1);
+    scene.fail_over();
     scene.wait(1, 30_000);
     assert_eq!(scene.world.memory(1, id), before, "nothing was tried before its time");
     scene.wait(1, 20_000);
@@ -236,10 +225,9 @@ fn own_rule_a_messages_own_interval_outlives_a_crash() {
     headers.push(HEADER_DELIVERY, br#"{"retry":{"times":3,"schedule_ms":[604800000]}}"#);
     scene.world.publish_with(Some("a"), 10, headers.take());
     scene.wait(0, 2_000);
-    let id = scene.world.log.ids().next().unwrap();
+    let id = scene.first_partition();
     let before = scene.world.memory(0, id);
-    scene.world.crash(0);
-    scene.take(1);
+    scene.fail_over();
     scene.wait(1, 2 * HOUR);
     assert_eq!(scene.world.memory(1, id), before, "it was tried before its time");
     scene.wait(1, 8 * 24 * HOUR);
@@ -294,7 +282,7 @@ fn lost_a_parked_message_that_retention_removed_becomes_a_dead_letter() {
     scene.bad_key("a", 500);
     scene.publish(&["a", "a", "b"]);
     scene.run(0);
-    let id = scene.world.log.ids().next().unwrap();
+    let id = scene.first_partition();
     scene.world.log.trim(id, 1);
     scene.wait(0, 5_000);
     assert_eq!(scene.taken(), [0, 1, 1]);

@@ -5,6 +5,7 @@ use whimbrel_model::PartitionId;
 use whimbrel_model::partitioner::partition_of;
 use whimbrel_model::subscription::{OnExhausted, Ordering, RetryPolicy};
 use whimbrel_sim::deliveries::log::TOPIC;
+use whimbrel_sim::deliveries::truth::Starts;
 use whimbrel_sim::deliveries::world::{AppendFault, DeliveryWorld, RunSettings};
 use whimbrel_sim::trace::Trace;
 use whimbrel_sim::{CheckResult, Rng};
@@ -57,6 +58,21 @@ impl Scene {
 
     pub fn take(&mut self, node: usize) {
         self.sound(|world| world.take(node));
+    }
+
+    /// Node 0 crashes, and node 1 takes over.
+    pub fn fail_over(&mut self) {
+        self.world.crash(0);
+        self.take(1);
+    }
+
+    pub fn first_partition(&self) -> PartitionId {
+        PartitionId::new(TOPIC, 0)
+    }
+
+    /// Sets the cursor of the first partition. The owner does not follow yet.
+    pub fn seek(&mut self, offset: u64) {
+        self.world.seek(Starts::from([(self.first_partition(), offset)]));
     }
 
     pub fn publish(&mut self, keys: &[&str]) {

@@ -93,8 +93,7 @@ fn a_process_that_starts_during_a_clock_step_uses_the_earlier_time() {
 #[test]
 fn a_hold_that_fired_during_a_lasting_step_does_not_fire_again() {
     let mut scene = Scene::new(quiet());
-    let hold = scene.hold("a", HOUR);
-    scene.accepted(&hold);
+    let hold = scene.accepted_hold("a", HOUR);
     set_clock(&mut scene, 0, DAY);
     scene.wait(0, STEPOUT);
     assert_eq!(scene.world.truth.fired, 1);

@@ -34,8 +34,7 @@ fn an_ended_hold_stays_ended_when_its_checkpoint_ends_during_a_store_request() {
 #[test]
 fn a_hold_does_not_fire_early_after_an_order_to_fire_met_a_closed_topic() {
     let mut scene = Scene::new(quiet());
-    let hold = scene.hold("a", 5_000);
-    scene.accepted(&hold);
+    let hold = scene.accepted_hold("a", 5_000);
     scene.world.closed.insert(TopicNumber(1));
     let question = scene.ask(0, HoldRequest::Fire { id: hold.id.clone() });
     scene.run(0);
@@ -50,11 +49,9 @@ fn a_hold_does_not_fire_early_after_an_order_to_fire_met_a_closed_topic() {
 #[test]
 fn a_part_of_the_log_that_was_not_walked_is_not_trimmed() {
     let mut scene = Scene::new(HoldsSettings { trim_interval: Duration::from_millis(50), ..quiet() });
-    let hold = scene.minted(MINUTE);
-    scene.accepted(&hold);
+    scene.accepted_minted(MINUTE);
     scene.checkpoint();
-    scene.pass(200);
-    scene.tick(0);
+    scene.pass_and_tick(0, 200);
     scene.run_but(0, &["walk"]);
     scene.answer_with_nothing(0, "walk");
     scene.run(0);
@@ -71,8 +68,7 @@ fn a_hold_that_the_window_drops_meanwhile_is_carried() {
     let late = scene.minted(9_000);
     scene.accepted(&late);
     scene.checkpoint();
-    scene.pass(200);
-    scene.tick(0);
+    scene.pass_and_tick(0, 200);
     // Holds in the window need no store request. A commit in progress delays the carried records.
     scene.run_but(0, &["walk"]);
     scene.append(&scene.hold("due", 0));
@@ -94,8 +90,7 @@ fn a_hold_that_the_window_drops_meanwhile_is_carried() {
 #[test]
 fn a_withdrawal_in_doubt_is_not_answered_like_an_order_to_fire() {
     let mut scene = Scene::new(quiet());
-    let hold = scene.hold("a", 5);
-    scene.accepted(&hold);
+    let hold = scene.accepted_hold("a", 5);
     scene.checkpoint();
     scene.pass(5);
     let question = scene.ask(0, withdraw(&hold));
@@ -113,8 +108,7 @@ fn a_withdrawal_in_doubt_is_not_answered_like_an_order_to_fire() {
 #[test]
 fn a_list_names_a_hold_once_that_moved_while_it_was_read() {
     let mut scene = Scene::new(quiet());
-    let hold = scene.hold("a", 6_000);
-    scene.accepted(&hold);
+    let hold = scene.accepted_hold("a", 6_000);
     scene.checkpoint();
     let query = HoldQuery { topic: None, from: None, to: None, after: None, limit: 100 };
     let list = scene.ask(0, HoldRequest::List(query));
@@ -195,8 +189,7 @@ fn a_hold_set_aside_fires_after_a_command_on_it_failed_while_its_page_was_read()
         }
         (0..20).for_each(|_| scene.wait(0, 250));
         // The owner requests a page of its set-aside holds from the store, and then a commit decides about one of them.
-        scene.pass(250);
-        scene.tick(0);
+        scene.pass_and_tick(0, 250);
         scene.run_but(0, &["due"]);
         assert!(scene.waits_for(0, "due"));
         scene.ask(0, HoldRequest::Fire { id: scene.hold(&format!("closed{commanded}"), 0).id });

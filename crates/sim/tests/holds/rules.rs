@@ -27,8 +27,7 @@ fn until(hold: &whimbrel_model::Hold, due: Timestamp, if_version: Option<u64>) -
 #[test]
 fn answer_early_an_answer_waits_for_the_outcome_of_its_commit() {
     let mut scene = Scene::new(quiet());
-    let hold = scene.hold("a", MINUTE);
-    scene.accepted(&hold);
+    let hold = scene.accepted_hold("a", MINUTE);
     let question = scene.ask(0, withdraw(&hold));
     scene.run_but(0, &["commit"]);
     assert!(scene.waits_for(0, "commit"));
@@ -77,8 +76,7 @@ fn unknown_is_failure_a_commit_that_may_still_land_is_voided_first() {
 #[test]
 fn trim_without_carry_pending_holds_are_carried_before_the_log_is_trimmed() {
     let mut scene = Scene::new(trims_often());
-    let hold = scene.minted(MINUTE);
-    scene.accepted(&hold);
+    scene.accepted_minted(MINUTE);
     scene.checkpoint();
     scene.wait(0, 200);
     assert!(scene.world.log.bounds().first > 0, "the log was trimmed");
@@ -106,8 +104,7 @@ fn ignore_expected_a_checkpoint_that_finds_the_store_at_another_offset_folds_aga
 
 /// A withdrawn hold with a distant due time: completely in the store, and not in memory.
 fn withdrawn_and_saved(scene: &mut Scene) -> whimbrel_model::Hold {
-    let hold = scene.minted(MINUTE);
-    scene.accepted(&hold);
+    let hold = scene.accepted_minted(MINUTE);
     scene.checkpoint();
     assert_eq!(scene.reply(withdraw(&hold)), HoldReply::Withdrawn);
     scene.checkpoint();
@@ -137,8 +134,7 @@ fn unchecked_get_a_command_is_not_decided_by_a_store_that_fell_back() {
 #[test]
 fn unchecked_get_a_record_is_not_folded_by_a_store_that_fell_back() {
     let mut scene = Scene::new(quiet());
-    let hold = scene.hold("a", 0);
-    scene.accepted(&hold);
+    let hold = scene.accepted_hold("a", 0);
     scene.checkpoint();
     assert_eq!((scene.world.truth.fired, scene.world.store.applied()), (1, 2));
     scene.store_falls_back_to(0);
@@ -163,8 +159,7 @@ fn keep_stale_store_a_store_behind_the_kept_log_is_emptied() {
 #[test]
 fn rebuild_to_command_an_emptied_store_is_filled_to_the_end_before_anything_is_decided() {
     let mut scene = Scene::new(quiet());
-    let hold = scene.hold("a", MINUTE);
-    scene.accepted(&hold);
+    let hold = scene.accepted_hold("a", MINUTE);
     assert_eq!(scene.reply(withdraw(&hold)), HoldReply::Withdrawn);
     scene.world.store.is_damaged = true;
     scene.world.page_records = 1;
@@ -181,8 +176,7 @@ fn rebuild_to_command_an_emptied_store_is_filled_to_the_end_before_anything_is_d
 #[test]
 fn checkpoint_pending_only_the_outcome_of_a_hold_is_in_the_store() {
     let mut scene = Scene::new(quiet());
-    let hold = scene.hold("a", 0);
-    scene.accepted(&hold);
+    let hold = scene.accepted_hold("a", 0);
     scene.checkpoint();
     assert!(matches!(scene.world.store.known().get(&hold.id), Some(StoredHold::Ended(_))));
     scene.accepted(&hold);
@@ -193,8 +187,7 @@ fn checkpoint_pending_only_the_outcome_of_a_hold_is_in_the_store() {
 #[test]
 fn carry_pending_only_the_outcome_of_a_hold_that_may_be_repeated_is_carried() {
     let mut scene = Scene::new(trims_often());
-    let hold = scene.hold("a", 0);
-    scene.accepted(&hold);
+    let hold = scene.accepted_hold("a", 0);
     scene.checkpoint();
     scene.wait(0, 200);
     assert!(scene.world.log.bounds().first > 1, "the record that it fired was trimmed");
@@ -208,8 +201,7 @@ fn carry_pending_only_the_outcome_of_a_hold_that_may_be_repeated_is_carried() {
 #[test]
 fn carried_yields_a_carried_record_replaces_a_repeated_held() {
     let mut scene = Scene::new(trims_often());
-    let hold = scene.hold("a", MINUTE);
-    scene.accepted(&hold);
+    let hold = scene.accepted_hold("a", MINUTE);
     let later = Timestamp::from_millis(hold.due.as_millis() + MINUTE);
     assert!(matches!(scene.reply(until(&hold, later, None)), HoldReply::Rescheduled { .. }));
     scene.checkpoint();
@@ -230,11 +222,9 @@ fn carried_yields_a_carried_record_replaces_a_repeated_held() {
 #[test]
 fn carry_by_append_a_zombie_carries_nothing_and_trims_nothing() {
     let mut scene = Scene::new(trims_often());
-    let hold = scene.hold("a", MINUTE);
-    scene.accepted(&hold);
+    let hold = scene.accepted_hold("a", MINUTE);
     scene.checkpoint();
-    scene.pass(200);
-    scene.tick(0);
+    scene.pass_and_tick(0, 200);
     scene.run_but(0, &["commit"]);
     assert!(scene.waits_for(0, "commit"), "it carries");
     scene.take(1);
@@ -250,8 +240,7 @@ fn carry_by_append_a_zombie_carries_nothing_and_trims_nothing() {
 #[test]
 fn checkpoint_ahead_an_own_decision_is_saved_only_when_the_checkpoint_covers_it() {
     let mut scene = Scene::new(saves_often());
-    let hold = scene.hold("a", 5_000);
-    scene.accepted(&hold);
+    let hold = scene.accepted_hold("a", 5_000);
     scene.wait(0, 20);
     scene.append(&scene.minted(MINUTE));
     scene.world.log.stall();
@@ -272,15 +261,13 @@ fn checkpoint_ahead_an_own_decision_is_saved_only_when_the_checkpoint_covers_it(
 #[test]
 fn applied_is_own_commit_unfolded_records_do_not_count_as_applied() {
     let mut scene = Scene::new(saves_often());
-    let hold = scene.hold("a", 5_000);
-    scene.accepted(&hold);
+    let hold = scene.accepted_hold("a", 5_000);
     scene.wait(0, 20);
     scene.append(&scene.minted(MINUTE));
     let question = scene.ask(0, withdraw(&hold));
     scene.run_but(0, &["read"]);
     assert_eq!(scene.answer_to(question), Some(Ok(HoldReply::Withdrawn)));
-    scene.pass(20);
-    scene.tick(0);
+    scene.pass_and_tick(0, 20);
     scene.run_but(0, &["read"]);
     assert_eq!(scene.world.store.applied(), 1, "the other hold lies before the owner's commit");
     scene.wait(0, 20);
@@ -333,8 +320,7 @@ fn end_is_visible_a_successor_waits_for_records_that_are_not_visible_yet() {
 #[test]
 fn refuse_unfolded_a_version_is_rejected_only_after_folding_to_the_end() {
     let mut scene = Scene::new(quiet());
-    let hold = scene.hold("a", MINUTE);
-    scene.accepted(&hold);
+    let hold = scene.accepted_hold("a", MINUTE);
     scene.take(1);
     let question = scene.ask(1, until(&hold, hold.due, None));
     scene.run(1);

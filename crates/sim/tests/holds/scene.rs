@@ -55,10 +55,15 @@ impl Scene {
         self.world.pass(ms);
     }
 
-    /// Lets time pass, and runs the node.
-    pub fn wait(&mut self, node: usize, ms: i64) {
+    /// Lets time pass until the node notices it. None of its calls is executed.
+    pub fn pass_and_tick(&mut self, node: usize, ms: i64) {
         self.pass(ms);
         self.tick(node);
+    }
+
+    /// Lets time pass, and runs the node.
+    pub fn wait(&mut self, node: usize, ms: i64) {
+        self.pass_and_tick(node, ms);
         self.run(node);
     }
 
@@ -150,6 +155,20 @@ impl Scene {
     pub fn accepted(&mut self, hold: &Hold) {
         self.append(hold);
         self.run(0);
+    }
+
+    /// A hold that node 0 has accepted.
+    pub fn accepted_hold(&mut self, id: &str, due_in_ms: i64) -> Hold {
+        let hold = self.hold(id, due_in_ms);
+        self.accepted(&hold);
+        hold
+    }
+
+    /// The same with a minted id.
+    pub fn accepted_minted(&mut self, due_in_ms: i64) -> Hold {
+        let hold = self.minted(due_in_ms);
+        self.accepted(&hold);
+        hold
     }
 
     pub fn ask(&mut self, node: usize, ask: HoldRequest) -> usize {

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use whimbrel_model::ports::{AppendOutcome, Bounds, CommitOutcome, Entry, Fence, PortFuture, ReadBatch};
-use whimbrel_model::subscription::{HEADER_DELIVERY, OnExhausted};
-use whimbrel_model::{Headers, HoldId, Record, StoredRecord};
+use whimbrel_model::subscription::{HEADER_DELIVERY, Mode, Ordering};
+use whimbrel_model::{Headers, HoldId, Record, StoredRecord, SubscriptionSpec};
 
 use super::*;
 
@@ -113,12 +113,9 @@ async fn checked(retries: &[(u64, i64)]) -> Vec<i64> {
         published_at: NOW,
         version: 1,
     };
-    let rules = LineRules {
-        retry: RetryPolicy { times: 5, schedule_ms: vec![1_000] },
-        on_exhausted: OnExhausted::DeadLetter,
-        blocked_sleep: Duration::from_secs(2),
-        in_place: false,
-    };
+    let spec = SubscriptionSpec::new(Vec::new(), Mode::Push, None);
+    let retry = RetryPolicy { times: 5, schedule_ms: vec![1_000] };
+    let rules = LineRules::of(&SubscriptionSpec { ordering: Ordering::None, retry, ..spec });
     let holds = ListedHolds(Mutex::new(retries.iter().map(view).collect()));
     let check = RetryHoldCheck { holds: &holds, log: &PartLog, clock: &StillClock, rules: &rules, topic: RETRIES };
     check.run().await.unwrap();

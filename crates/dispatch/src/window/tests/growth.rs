@@ -3,13 +3,19 @@
 use super::scene::key_with;
 use super::*;
 
-#[test]
-fn a_moved_keys_new_messages_wait_for_its_old_ones() {
+/// A key with that many messages in partition 0, which moves to partition 2 and has one more message there.
+fn with_moved_key(messages_before: usize) -> WindowScene {
     let mut scene = WindowScene::with_partitions(Ordering::Key, 2);
     let moved = key_with(&[(2, 0), (3, 2)]);
-    scene.publish(&moved);
+    scene.publish_all(&vec![&*moved; messages_before]);
     scene.grow(3);
     scene.publish(&moved);
+    scene
+}
+
+#[test]
+fn a_moved_keys_new_messages_wait_for_its_old_ones() {
+    let mut scene = with_moved_key(1);
     scene.read();
     let old = scene.next().unwrap();
     assert_eq!(old.partition, place(0));
@@ -21,11 +27,7 @@ fn a_moved_keys_new_messages_wait_for_its_old_ones() {
 
 #[test]
 fn a_moved_keys_new_messages_wait_for_unread_old_ones() {
-    let mut scene = WindowScene::with_partitions(Ordering::Key, 2);
-    let moved = key_with(&[(2, 0), (3, 2)]);
-    scene.publish(&moved);
-    scene.grow(3);
-    scene.publish(&moved);
+    let mut scene = with_moved_key(1);
     let reads: Vec<_> = std::iter::from_fn(|| scene.window.next_read()).collect();
     let new = reads.iter().find(|wanted| wanted.partition == place(2)).unwrap();
     scene.window.take_in(new.partition, vec![scene.arrival(place(2), 0)], 1);
@@ -36,15 +38,9 @@ fn a_moved_keys_new_messages_wait_for_unread_old_ones() {
 
 #[test]
 fn a_moved_keys_new_messages_wait_while_its_old_ones_are_parked() {
-    let mut scene = WindowScene::with_partitions(Ordering::Key, 2);
-    let moved = key_with(&[(2, 0), (3, 2)]);
-    scene.publish(&moved);
-    scene.publish(&moved);
-    scene.grow(3);
-    scene.publish(&moved);
+    let mut scene = with_moved_key(2);
     scene.read();
-    let old = scene.next().unwrap();
-    scene.window.park(old.ticket, at(1_000), true);
+    scene.park_next(1_000);
     scene.read();
     assert!(scene.next().is_none());
     scene.now = at(1_000);
@@ -76,8 +72,7 @@ fn the_order_of_a_key_holds_through_two_growths_in_a_row() {
         scene.publish(&back);
         scene.read();
         if parked {
-            let old = scene.next().unwrap();
-            scene.window.park(old.ticket, at(1_000), true);
+            scene.park_next(1_000);
             scene.read();
             assert!(scene.next().is_none());
             scene.now = at(1_000);
@@ -107,15 +102,9 @@ fn ordered_partitions_wait_for_all_messages_before_the_growth() {
 
 #[test]
 fn a_restart_after_a_growth_keeps_the_order() {
-    let mut scene = WindowScene::with_partitions(Ordering::Key, 2);
-    let moved = key_with(&[(2, 0), (3, 2)]);
-    scene.publish(&moved);
-    scene.publish(&moved);
-    scene.grow(3);
-    scene.publish(&moved);
+    let mut scene = with_moved_key(2);
     scene.read();
-    let old = scene.next().unwrap();
-    scene.window.park(old.ticket, at(1_000), true);
+    scene.park_next(1_000);
     scene.restart();
     scene.read();
     assert!(scene.next().is_none());
@@ -125,24 +114,17 @@ fn a_restart_after_a_growth_keeps_the_order() {
 
 #[test]
 fn a_parked_key_waits_for_old_messages_whose_progress_was_lost() {
-    let mut scene = WindowScene::with_partitions(Ordering::Key, 2);
-    let moved = key_with(&[(2, 0), (3, 2)]);
-    scene.publish(&moved);
-    scene.grow(3);
-    scene.publish(&moved);
+    let mut scene = with_moved_key(1);
     scene.read();
     let old = scene.next().unwrap();
     scene.window.done(old.ticket);
     scene.read();
-    let new = scene.next().unwrap();
-    scene.window.park(new.ticket, at(1_000), true);
+    scene.park_next(1_000);
     scene.restart();
     // The progress of the old partition is lost.
     scene.window.close(place(0));
     scene.open(place(0), 0);
-    scene.now = at(1_000);
-    scene.window.has_ready(scene.now, FRESH);
-    scene.read();
+    scene.read_at(1_000);
     scene.window.has_ready(scene.now, FRESH);
     scene.read();
     let out = scene.next().unwrap();
@@ -156,14 +138,9 @@ fn a_parked_key_waits_for_old_messages_whose_progress_was_lost() {
 
 #[test]
 fn a_key_whose_old_messages_were_lost_continues() {
-    let mut scene = WindowScene::with_partitions(Ordering::Key, 2);
-    let moved = key_with(&[(2, 0), (3, 2)]);
-    scene.publish(&moved);
-    scene.grow(3);
-    scene.publish(&moved);
+    let mut scene = with_moved_key(1);
     scene.read();
-    let old = scene.next().unwrap();
-    scene.window.park(old.ticket, at(1_000), true);
+    scene.park_next(1_000);
     let lost = scene.window.gone(place(0), 0..1, 10);
     lost.into_iter().for_each(|(ticket, _)| assert!(scene.window.done(ticket)));
     assert_eq!(scene.deliver_all(), [(2, 0)]);
@@ -176,8 +153,7 @@ fn ordered_partitions_continue_when_the_last_old_message_was_lost() {
     scene.grow(3);
     scene.publish(&key_with(&[(3, 2)]));
     scene.read();
-    let old = scene.next().unwrap();
-    scene.window.park(old.ticket, at(1_000), true);
+    scene.park_next(1_000);
     let lost = scene.window.gone(place(0), 0..1, 10);
     lost.into_iter().for_each(|(ticket, _)| assert!(scene.window.done(ticket)));
     assert_eq!(scene.deliver_all(), [(2, 0)]);
@@ -203,14 +179,9 @@ fn a_replay_does_not_wait_for_old_messages_beyond_its_end() {
 
 #[test]
 fn a_closed_partition_delays_no_lane() {
-    let mut scene = WindowScene::with_partitions(Ordering::Key, 2);
-    let moved = key_with(&[(2, 0), (3, 2)]);
-    scene.publish(&moved);
-    scene.grow(3);
-    scene.publish(&moved);
+    let mut scene = with_moved_key(1);
     scene.read();
-    let old = scene.next().unwrap();
-    scene.window.park(old.ticket, at(1_000), true);
+    scene.park_next(1_000);
     scene.window.close(place(0));
     assert_eq!(scene.deliver_all(), [(2, 0)]);
 }

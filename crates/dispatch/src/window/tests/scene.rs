@@ -55,6 +55,14 @@ impl WindowScene {
         scene
     }
 
+    /// A scene with these messages, which the window has read.
+    pub fn having_read(ordering: Ordering, keys: &[&str]) -> Self {
+        let mut scene = Self::new(ordering);
+        scene.publish_all(keys);
+        scene.read();
+        scene
+    }
+
     /// A scene that starts with this number of partitions.
     pub fn with_partitions(ordering: Ordering, partitions: u32) -> Self {
         let mut scene = Self::new(ordering);
@@ -152,6 +160,19 @@ impl WindowScene {
 
     pub fn next(&mut self) -> Option<ReadyDelivery<u64>> {
         self.window.next_delivery(self.now, FRESH)
+    }
+
+    /// Parks the next delivery until a time, after a failed attempt.
+    pub fn park_next(&mut self, until_ms: i64) {
+        let out = self.next().expect("a message is ready");
+        assert!(self.window.park(out.ticket, at(until_ms), true));
+    }
+
+    /// Continues at a time, and performs the reads of what is due then.
+    pub fn read_at(&mut self, ms: i64) {
+        self.now = at(ms);
+        self.window.has_ready(self.now, FRESH);
+        self.read();
     }
 
     pub fn restart(&mut self) {

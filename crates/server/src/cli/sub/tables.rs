@@ -1,12 +1,9 @@
 //! Subscriptions in tables: the list, one with its partitions, dead letters, pulled messages.
 
-use std::process::ExitCode;
-
 use serde_json::{Map, Value};
 use whimbrel_client::{DeadLetterPage, PulledMessage, SeekInfo, SubscriptionInfo};
 
-use crate::cli::CliError;
-use crate::cli::output::{members, print_json, print_line, shown_payload, table};
+use crate::cli::output::{members, more_after, shown_payload, table};
 
 /// Maximum length of a payload in a table, in characters.
 const PAYLOAD_SHOWN_CHARS: usize = 60;
@@ -52,14 +49,9 @@ const SETTING_MEMBERS: [&str; 19] = [
     "created_at",
 ];
 
-pub fn list(subscriptions: &[SubscriptionInfo], json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        print_json(&subscriptions)?;
-        return Ok(ExitCode::SUCCESS);
-    }
+pub fn list(subscriptions: &[SubscriptionInfo]) -> String {
     if subscriptions.is_empty() {
-        print_line("no subscriptions yet; create one with `whimbrel sub create`")?;
-        return Ok(ExitCode::SUCCESS);
+        return "no subscriptions yet; create one with `whimbrel sub create`".to_owned();
     }
     let mut shown = table([
         "subscription",
@@ -86,30 +78,23 @@ pub fn list(subscriptions: &[SubscriptionInfo], json: bool) -> Result<ExitCode, 
             last_error(&all),
         ]);
     }
-    print_line(&shown.to_string())?;
-    Ok(ExitCode::SUCCESS)
+    shown.to_string()
 }
 
-pub fn one(subscription: &SubscriptionInfo, json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        print_json(subscription)?;
-        return Ok(ExitCode::SUCCESS);
-    }
+pub fn one(subscription: &SubscriptionInfo) -> String {
     let all = members(subscription);
     let topics = subscription.settings.topics.join(" ");
-    print_line(&format!("{}: {}, {topics} → {}", subscription.name, state(&all), target(&all)))?;
+    let mut lines = vec![format!("{}: {}, {topics} → {}", subscription.name, state(&all), target(&all))];
     for (heading, rows) in [("state", state_rows(&all)), ("settings", setting_rows(&all))] {
         if !rows.is_empty() {
             let mut shown = table([heading, ""]);
             rows.into_iter().for_each(|(name, value)| {
                 shown.add_row([name, value]);
             });
-            print_line(&shown.to_string())?;
+            lines.push(shown.to_string());
         }
     }
-    if let Some(note) = &subscription.note {
-        print_line(note)?;
-    }
+    lines.extend(subscription.note.clone());
     if let Some(partitions) = &subscription.status.partitions {
         let mut shown = table(["partition", "watermark", "read offset", "end offset", "unfinished"]);
         for of in partitions {
@@ -118,19 +103,14 @@ pub fn one(subscription: &SubscriptionInfo, json: bool) -> Result<ExitCode, CliE
                 [of.watermark, of.read_to, of.end, of.unfinished].map(|number| number.to_string());
             shown.add_row([place, watermark, read_to, end, unfinished]);
         }
-        print_line(&shown.to_string())?;
+        lines.push(shown.to_string());
     }
-    Ok(ExitCode::SUCCESS)
+    lines.join("\n")
 }
 
-pub fn dead(page: &DeadLetterPage, json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        print_json(page)?;
-        return Ok(ExitCode::SUCCESS);
-    }
+pub fn dead(page: &DeadLetterPage) -> String {
     if page.dead_letters.is_empty() {
-        print_line("no dead letters")?;
-        return Ok(ExitCode::SUCCESS);
+        return "no dead letters".to_owned();
     }
     let mut shown = table(["failed at", "message", "key", "attempts", "status", "reason", "id"]);
     for letter in &page.dead_letters {
@@ -144,19 +124,14 @@ pub fn dead(page: &DeadLetterPage, json: bool) -> Result<ExitCode, CliError> {
             letter.id.clone(),
         ]);
     }
-    print_line(&shown.to_string())?;
-    if let Some(cursor) = &page.cursor {
-        print_line(&format!("there are more: continue with --cursor {cursor}"))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let mut lines = vec![shown.to_string()];
+    lines.extend(more_after(page.cursor.as_ref()));
+    lines.join("\n")
 }
 
-pub fn pulled(messages: &[PulledMessage], json: bool) -> Result<(), CliError> {
-    if json {
-        return print_json(&messages);
-    }
+pub fn pulled(messages: &[PulledMessage]) -> String {
     if messages.is_empty() {
-        return print_line("nothing to pull");
+        return "nothing to pull".to_owned();
     }
     let mut shown = table(["message", "key", "attempt", "payload", "ack id"]);
     for pulled in messages {
@@ -169,24 +144,18 @@ pub fn pulled(messages: &[PulledMessage], json: bool) -> Result<(), CliError> {
             &pulled.ack_id,
         ]);
     }
-    print_line(&shown.to_string())
+    shown.to_string()
 }
 
-/// Prints the start position of a seek or a replay, partition by partition.
-pub fn sought(answer: &SeekInfo, sentence: &str, json: bool) -> Result<ExitCode, CliError> {
-    if json {
-        print_json(answer)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    print_line(sentence)?;
+/// The start position of a seek or a replay, partition by partition.
+pub fn sought(answer: &SeekInfo, sentence: &str) -> String {
     let mut shown = table(["partition", "from offset"]);
     for (place, offset) in &answer.offsets {
         let is_truncated = answer.truncated.contains(place);
         let remark = if is_truncated { ", the oldest message: the requested position was removed" } else { "" };
         shown.add_row([place.clone(), format!("{offset}{remark}")]);
     }
-    print_line(&shown.to_string())?;
-    Ok(ExitCode::SUCCESS)
+    format!("{sentence}\n{shown}")
 }
 
 type Members = Map<String, Value>;
