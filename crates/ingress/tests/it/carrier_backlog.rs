@@ -12,7 +12,7 @@ use whimbrel_model::ports::{CarrierMessages, Gateways, LocalCarriers as _, Membe
 use whimbrel_model::push::PUSH_TOPIC;
 use whimbrel_people::carrier::{Carrier, CarrierPorts, CarrierSettings};
 
-use crate::support::cluster::MemoryCoordination;
+use crate::support::cluster::{TestMembership, empty_cluster};
 use crate::support::people::{ScriptedInboxes, StoreMode};
 use crate::support::{Answer, TestApi, soon};
 
@@ -69,9 +69,9 @@ impl Scene {
         let partition = Uid::new("u1").unwrap().partition(push.partitions());
         let scene = Self { api, carrier, inboxes, partition, _resignations: resignations };
         scene.push().await.ok(202);
-        let membership = Arc::<MemoryCoordination>::default().enter(1);
-        membership.own(&shard_name(PUSH_FAMILY, partition)).await.unwrap();
-        scene.carrier.begin(partition, 1, membership);
+        let membership = TestMembership::enter(&empty_cluster(), 1);
+        let epoch = membership.own(&shard_name(PUSH_FAMILY, partition)).await.unwrap();
+        scene.carrier.begin(partition, epoch, membership);
         scene.serves(true).await;
         scene
     }

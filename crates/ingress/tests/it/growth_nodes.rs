@@ -5,11 +5,14 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use serde_json::json;
 use whimbrel_catalogue::topics::TopicChange;
+use whimbrel_engines::embedded::InProcessCoordination;
 use whimbrel_model::partitioner::partition_of;
+use whimbrel_model::ports::Coordination as _;
 
-use super::support::cluster::{ClusterNode, MemoryCoordination};
+use super::support::cluster::{ClusterNode, empty_cluster};
 use super::support::log::Hanging;
 use super::support::{Answer, World, pending_until, soon, until};
 
@@ -17,14 +20,14 @@ const PARTITIONS: u32 = 8;
 
 struct Nodes {
     world: Arc<World>,
-    cluster: Arc<MemoryCoordination>,
+    cluster: Arc<InProcessCoordination>,
     first: ClusterNode,
     second: ClusterNode,
 }
 
 /// Two nodes that have read the topic `orders` with one partition.
 async fn two_nodes() -> Nodes {
-    let (world, cluster) = (World::new(), Arc::<MemoryCoordination>::default());
+    let (world, cluster) = (World::new(), empty_cluster());
     let first = ClusterNode::open(&world, &cluster, 1).await;
     first.api.put("/v1/topics/orders", json!({ "partitions": 1 })).await.ok(201);
     let second = ClusterNode::open(&world, &cluster, 2).await;
@@ -83,7 +86,7 @@ async fn a_growth_is_confirmed_by_every_node_and_then_used_by_every_node() {
     for node in [&nodes.first, &nodes.second] {
         assert_eq!(soon(publish(node, "new")).await.ok(201)["partition"], Nodes::moved());
     }
-    until(|| nodes.cluster.owned().is_empty()).await;
+    until(|| nodes.cluster.snapshot(0).now_or_never().unwrap().unwrap().owners.is_empty()).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -101,6 +101,20 @@ pub enum ToGateway {
     },
 }
 
+impl ToGateway {
+    /// The number of the session.
+    pub fn session(&self) -> u64 {
+        match self {
+            Self::Admitted(admitted) => admitted.session,
+            Self::Deliver(delivery) => delivery.session,
+            Self::Rejected { session, .. }
+            | Self::Truncated { session, .. }
+            | Self::Lost { session, .. }
+            | Self::Kick { session, .. } => *session,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub struct Admitted {
     pub session: u64,

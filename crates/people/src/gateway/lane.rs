@@ -75,17 +75,6 @@ pub(super) fn lane_of(session: u64) -> usize {
     (session & (LANES_MAX as u64 - 1)) as usize
 }
 
-pub(super) fn session_of(news: &ToGateway) -> u64 {
-    match news {
-        ToGateway::Admitted(admitted) => admitted.session,
-        ToGateway::Deliver(delivery) => delivery.session,
-        ToGateway::Rejected { session, .. }
-        | ToGateway::Truncated { session, .. }
-        | ToGateway::Lost { session, .. }
-        | ToGateway::Kick { session, .. } => *session,
-    }
-}
-
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -166,7 +155,7 @@ impl GatewayLane {
             for one in news {
                 let is_ephemeral = matches!(&one, ToGateway::Deliver(delivery) if matches!(delivery.place, DeliveryPosition::Ephemeral { .. }));
                 if is_ephemeral && queue.news.len() >= QUEUED_MESSAGES_MAX {
-                    dropped.push(session_of(&one));
+                    dropped.push(one.session());
                 } else {
                     queue.news.push(one);
                 }
@@ -206,7 +195,7 @@ impl GatewayLane {
         let now = self.shared.now();
         let mut dirty = Vec::new();
         for one in news {
-            let Some(session) = self.get(session_of(&one)) else { continue };
+            let Some(session) = self.get(one.session()) else { continue };
             session.take_message(one, now);
             let is_first = !std::mem::replace(&mut session.lock().is_dirty, true);
             if is_first {

@@ -36,7 +36,7 @@ use whimbrel_model::people::{GatewayId, OnlineSession, Uid};
 use whimbrel_model::ports::presence::Reporter;
 use whimbrel_model::ports::{CarrierMessages, Carriers, LocalGateway, OwnerLink};
 
-use lane::{GatewayLane, LANES_MAX, Reannouncement, lane_of, session_of};
+use lane::{GatewayLane, LANES_MAX, Reannouncement, lane_of};
 use session::DeviceSession;
 use shared::GatewayContext;
 use tokens::TokenVerifier;
@@ -203,7 +203,7 @@ impl LocalGateway for Gateway {
         let mut by_lane: Vec<Vec<_>> = Vec::new();
         by_lane.resize_with(lanes.len(), Vec::new);
         for one in news.news {
-            if let Some(of_lane) = by_lane.get_mut(lane_of(session_of(&one))) {
+            if let Some(of_lane) = by_lane.get_mut(lane_of(one.session())) {
                 of_lane.push(one);
             }
         }

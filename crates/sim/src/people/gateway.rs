@@ -55,17 +55,6 @@ fn tick(now: u64) -> Tick {
     Tick(u32::try_from(now / TICK_MS).unwrap_or(u32::MAX))
 }
 
-fn session_of(news: &ToGateway) -> u64 {
-    match news {
-        ToGateway::Admitted(admitted) => admitted.session,
-        ToGateway::Deliver(delivery) => delivery.session,
-        ToGateway::Rejected { session, .. }
-        | ToGateway::Truncated { session, .. }
-        | ToGateway::Lost { session, .. }
-        | ToGateway::Kick { session, .. } => *session,
-    }
-}
-
 impl PeopleWorld {
     /// Accepts a device that has connected and identified itself.
     pub(super) fn accept(&mut self, gateway: usize, device: usize, arrival: Arrival) {
@@ -161,7 +150,7 @@ impl PeopleWorld {
     }
 
     fn take_one(&mut self, gateway: usize, mut news: ToGateway) -> CheckResult {
-        let number = session_of(&news);
+        let number = news.session();
         let now = self.now;
         let Some(session) = self.gateways[gateway].sessions.get_mut(&number) else { return Ok(()) };
         if self.profile == PeopleProfile::NoGaps {

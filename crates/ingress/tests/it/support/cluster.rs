@@ -1,78 +1,38 @@
-//! Several nodes over one world: the `Coordination` port in memory, and a node's own, faulty view of the catalogue.
+//! Several nodes over one world: sessions that a test can end, and a node's own, faulty view of the catalogue.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
+use futures_util::FutureExt as _;
 use tokio::sync::watch;
 use whimbrel_catalogue::topics::TopicDefaults;
+use whimbrel_engines::embedded::InProcessCoordination;
 use whimbrel_ingress::ReceiveSettings;
 use whimbrel_model::ports::{
-    Catalogue, CatalogueError, ClusterSnapshot, Coordination, CoordinationError, Member, Membership, Node, Owner,
-    PortFuture, Versioned,
+    Catalogue, CatalogueError, Coordination, CoordinationError, Member, Membership, PortFuture, Versioned,
 };
 
 use super::catalogue::MemoryCatalogue;
 use super::{TestApi, World};
 
-#[derive(Default)]
-pub struct MemoryCoordination {
-    cluster: Mutex<Cluster>,
-    revision: watch::Sender<u64>,
+/// A cluster without members.
+pub fn empty_cluster() -> Arc<InProcessCoordination> {
+    Arc::new(InProcessCoordination::new(Arc::new(MemoryCatalogue::default())))
 }
 
-#[derive(Default)]
-struct Cluster {
-    sessions: BTreeMap<u16, Member>,
-    owners: BTreeMap<String, Owner>,
-}
-
-impl MemoryCoordination {
-    fn cluster(&self) -> MutexGuard<'_, Cluster> {
-        self.cluster.lock().unwrap()
-    }
-
-    fn tell(&self) {
-        self.revision.send_modify(|revision| *revision += 1);
-    }
-
-    pub fn enter(self: &Arc<Self>, number: u16) -> Arc<MemoryMembership> {
-        let member = Member { name: format!("node-{number}"), ..Member::default() };
-        self.cluster().sessions.insert(number, member);
-        self.tell();
-        Arc::new(MemoryMembership { cluster: Arc::clone(self), number, lost: watch::Sender::new(false) })
-    }
-
-    pub fn owned(&self) -> Vec<String> {
-        self.cluster().owners.keys().cloned().collect()
-    }
-}
-
-impl Coordination for MemoryCoordination {
-    fn join(&self, _: Member, _: Option<u16>) -> PortFuture<'_, Result<Arc<dyn Membership>, CoordinationError>> {
-        Box::pin(async { Err(CoordinationError::Refused("tests enter by number".to_owned())) })
-    }
-
-    fn snapshot(&self, seen: u64) -> PortFuture<'_, Result<ClusterSnapshot, CoordinationError>> {
-        let mut revisions = self.revision.subscribe();
-        Box::pin(async move {
-            let revision = *revisions.wait_for(|revision| *revision > seen).await.expect("the sender exists");
-            let cluster = self.cluster();
-            let nodes = cluster.sessions.iter();
-            let nodes = nodes.map(|(number, member)| Node { number: *number, member: member.clone() }).collect();
-            let owners = cluster.owners.iter().map(|(name, owner)| (name.clone(), *owner)).collect();
-            Ok(ClusterSnapshot { revision, nodes, owners })
-        })
-    }
-}
-
-pub struct MemoryMembership {
-    cluster: Arc<MemoryCoordination>,
-    number: u16,
+/// The session of a node, which a test can end.
+pub struct TestMembership {
+    session: Arc<dyn Membership>,
     lost: watch::Sender<bool>,
 }
 
-impl MemoryMembership {
+impl TestMembership {
+    pub fn enter(cluster: &InProcessCoordination, number: u16) -> Arc<Self> {
+        let member = Member { name: format!("node-{number}"), ..Member::default() };
+        let joined = cluster.join(member, Some(number)).now_or_never().expect("nothing is waited for");
+        Arc::new(Self { session: joined.unwrap(), lost: watch::Sender::new(false) })
+    }
+
     /// The session has expired by the node's own clock. Other nodes still see the member.
     pub fn lose(&self) {
         self.lost.send_replace(true);
@@ -81,17 +41,13 @@ impl MemoryMembership {
     /// The coordination ends the session too.
     pub fn expire(&self) {
         self.lose();
-        let mut cluster = self.cluster.cluster();
-        cluster.sessions.remove(&self.number);
-        cluster.owners.retain(|_, owner| owner.node != self.number);
-        drop(cluster);
-        self.cluster.tell();
+        self.session.leave().now_or_never().expect("nothing is waited for");
     }
 }
 
-impl Membership for MemoryMembership {
+impl Membership for TestMembership {
     fn node(&self) -> u16 {
-        self.number
+        self.session.node()
     }
 
     fn is_valid(&self) -> bool {
@@ -107,26 +63,18 @@ impl Membership for MemoryMembership {
     }
 
     fn own<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<u64, CoordinationError>> {
-        Box::pin(async move {
-            if !self.is_valid() {
-                return Err(CoordinationError::Lost("it is over".to_owned()));
-            }
-            self.cluster.cluster().owners.insert(name.to_owned(), Owner { node: self.number, epoch: 1 });
-            self.cluster.tell();
-            Ok(1)
-        })
+        if self.is_valid() {
+            return self.session.own(name);
+        }
+        Box::pin(async { Err(CoordinationError::Lost("it is over".to_owned())) })
     }
 
-    fn owns<'a>(&'a self, name: &'a str, _: u64) -> PortFuture<'a, Result<bool, CoordinationError>> {
-        Box::pin(async move { Ok(self.cluster.cluster().owners.contains_key(name)) })
+    fn owns<'a>(&'a self, name: &'a str, epoch: u64) -> PortFuture<'a, Result<bool, CoordinationError>> {
+        self.session.owns(name, epoch)
     }
 
     fn release<'a>(&'a self, name: &'a str) -> PortFuture<'a, Result<(), CoordinationError>> {
-        Box::pin(async move {
-            self.cluster.cluster().owners.remove(name);
-            self.cluster.tell();
-            Ok(())
-        })
+        self.session.release(name)
     }
 
     fn leave(&self) -> PortFuture<'_, ()> {
@@ -217,26 +165,26 @@ impl Catalogue for NodeCatalogue {
 pub struct ClusterNode {
     pub api: TestApi,
     pub catalogue: Arc<NodeCatalogue>,
-    pub membership: Arc<MemoryMembership>,
+    pub membership: Arc<TestMembership>,
     memberships: watch::Sender<Option<Arc<dyn Membership>>>,
     number: u16,
-    cluster: Arc<MemoryCoordination>,
+    cluster: Arc<InProcessCoordination>,
 }
 
 impl ClusterNode {
-    pub async fn open(world: &Arc<World>, cluster: &Arc<MemoryCoordination>, number: u16) -> Self {
+    pub async fn open(world: &Arc<World>, cluster: &Arc<InProcessCoordination>, number: u16) -> Self {
         let coordination: Arc<dyn Coordination> = cluster.clone();
         Self::open_as(world, cluster, number, Some(coordination)).await
     }
 
     /// A node that shares nothing.
     pub async fn open_alone(world: &Arc<World>) -> Self {
-        Self::open_as(world, &Arc::default(), 0, None).await
+        Self::open_as(world, &empty_cluster(), 0, None).await
     }
 
     async fn open_as(
         world: &Arc<World>,
-        cluster: &Arc<MemoryCoordination>,
+        cluster: &Arc<InProcessCoordination>,
         number: u16,
         coordination: Option<Arc<dyn Coordination>>,
     ) -> Self {
@@ -246,7 +194,7 @@ impl ClusterNode {
             is_away: AtomicBool::new(false),
             loses_next_answer: AtomicBool::new(false),
         });
-        let membership = cluster.enter(number);
+        let membership = TestMembership::enter(cluster, number);
         let memberships = watch::Sender::new(Some(Arc::clone(&membership) as Arc<dyn Membership>));
         let (topics, settings) = (TopicDefaults::default(), ReceiveSettings::default());
         let api =
@@ -257,7 +205,8 @@ impl ClusterNode {
 
     /// The node joins again after it has lost its session.
     pub fn join_again(&mut self) {
-        self.membership = self.cluster.enter(self.number);
+        self.membership.expire();
+        self.membership = TestMembership::enter(&self.cluster, self.number);
         self.memberships.send_replace(Some(Arc::clone(&self.membership) as Arc<dyn Membership>));
     }
 }

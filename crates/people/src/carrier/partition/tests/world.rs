@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use whimbrel_model::people::{GatewayId, Platform, PlatformSettings, Uid};
 use whimbrel_model::ports::{
-    AnnouncedSession, ApplyOutcome, Arrival, AtOffset, Delivery, DeliveryPosition, InboxChange, InboxView, PeopleQuery,
+    AnnouncedSession, ApplyOutcome, Arrival, AtOffset, DeliveryPosition, InboxChange, InboxView, PeopleQuery,
     PeopleReply, ReadBatch, Resume, RowKey, ToCarrier, ToGateway,
 };
 use whimbrel_model::push::{Notify, PushMessage, PushTask};
@@ -282,7 +282,7 @@ impl World {
 
     /// The messages to a session since the last call, in short form.
     pub(super) fn told(&mut self, session: u64) -> Vec<String> {
-        let (mine, others): (Vec<_>, Vec<_>) = self.news.drain(..).partition(|news| session_of(news) == session);
+        let (mine, others): (Vec<_>, Vec<_>) = self.news.drain(..).partition(|news| news.session() == session);
         self.news = others;
         mine.iter().map(short).collect()
     }
@@ -309,17 +309,6 @@ pub(super) fn message(uids: &[&str]) -> PushMessage {
 pub(super) fn with_notice(store: bool, uids: &[&str]) -> PushMessage {
     let notify = Some(Notify { title: Some("t".into()), ..Notify::default() });
     PushMessage { store, notify, ..message(uids) }
-}
-
-pub(super) fn session_of(news: &ToGateway) -> u64 {
-    match news {
-        ToGateway::Admitted(admitted) => admitted.session,
-        ToGateway::Rejected { session, .. }
-        | ToGateway::Deliver(Delivery { session, .. })
-        | ToGateway::Truncated { session, .. }
-        | ToGateway::Lost { session, .. }
-        | ToGateway::Kick { session, .. } => *session,
-    }
 }
 
 pub(super) fn short(news: &ToGateway) -> String {
