@@ -60,6 +60,15 @@ impl ConnectArgs {
     }
 }
 
+/// Whether the server has what was requested. `unknown` is the code of its answer if not.
+pub fn exists<T>(answer: Result<T, ClientError>, unknown: &str) -> Result<bool, ClientError> {
+    match answer {
+        Ok(_) => Ok(true),
+        Err(error) if error.code() == Some(unknown) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Runs the requests of a command on a runtime.
 pub fn converse(conversation: impl Future<Output = Result<ExitCode, CliError>>) -> Result<ExitCode, CliError> {
     converse_with(conversation)?

@@ -8,7 +8,7 @@ use whimbrel_client::{Extension, HoldCounts, HoldFilter, HoldInfo, HoldOutcome, 
 
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
-use super::output::{members, more_after, table};
+use super::output::{members, more_after, table, text_of};
 use super::publish::{MessageArgs, send};
 
 /// The members of a hold that have columns of their own.
@@ -221,12 +221,11 @@ fn counts_text(counts: &HoldCounts) -> String {
 
 /// The further members of an answer, in words: when the hold fired, why it is dead, where its message is.
 fn further_members(answer: &impl Serialize, apart: &[&str]) -> String {
-    let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let is_shown = |name: &str, value: &Value| {
         !apart.contains(&name) && !value.is_null() && !value.is_object() && !value.is_array()
     };
     let facts = members(answer).into_iter().filter(|(name, value)| is_shown(name, value));
-    facts.map(|(name, value)| format!(", {} {}", name.replace('_', " "), shown(&value))).collect()
+    facts.map(|(name, value)| format!(", {} {}", name.replace('_', " "), text_of(&value))).collect()
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use whimbrel_client::{Client, ClientError};
 
 use self::pusher::PlannedSubscription;
 use super::CliError;
-use super::connect::{ConnectArgs, converse};
+use super::connect::{ConnectArgs, converse, exists};
 use super::output::{print_answer, table};
 
 #[derive(Debug, clap::Args)]
@@ -59,11 +59,7 @@ pub fn run(args: ImportArgs) -> Result<ExitCode, CliError> {
 }
 
 async fn put(client: &Client, planned: &PlannedSubscription) -> Result<&'static str, ClientError> {
-    let was_there = match client.subscription(&planned.name).await {
-        Ok(_) => true,
-        Err(error) if error.code() == Some("unknown_subscription") => false,
-        Err(error) => return Err(error),
-    };
+    let was_there = exists(client.subscription(&planned.name).await, "unknown_subscription")?;
     client.put_subscription(&planned.name, &planned.settings).await?;
     Ok(if was_there { "changed" } else { "made" })
 }

@@ -44,6 +44,11 @@ pub fn members(answer: &impl Serialize) -> Map<String, Value> {
     }
 }
 
+/// A value without the quotes of a text.
+pub fn text_of(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
 /// Prints an answer: as JSON for programs, or as a text for people.
 pub fn print_answer<T: Serialize + ?Sized>(
     answer: &T,

@@ -7,7 +7,7 @@ use whimbrel_client::{DeviceInfo, NewDevice, PlatformBody, PlatformInfo};
 
 use super::CliError;
 use super::connect::{ConnectArgs, converse};
-use super::output::{members, print_answers, table};
+use super::output::{members, print_answers, table, text_of};
 
 #[derive(Debug, clap::Args)]
 pub struct PlatformArgs {
@@ -209,10 +209,6 @@ fn platform_table(platforms: &[PlatformInfo]) -> String {
         shown.add_row(SETTINGS.map(|name| text_of(&members[name])));
     }
     shown.to_string()
-}
-
-fn text_of(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 fn setting_table(platform: &PlatformInfo) -> String {

@@ -8,12 +8,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde_json::json;
-use whimbrel_client::{Client, ClientError, Redriven, ReplayRange, SeekTo, SubscriptionInfo};
+use whimbrel_client::{Client, Redriven, ReplayRange, SeekTo, SubscriptionInfo};
 use whimbrel_model::parse_duration;
 
 use self::settings::SubscriptionSettingsArgs;
 use super::CliError;
-use super::connect::{ConnectArgs, converse};
+use super::connect::{ConnectArgs, converse, exists};
 use super::output::{confirm_deletion, print_answer};
 
 #[derive(Debug, clap::Args)]
@@ -141,7 +141,7 @@ pub fn run(args: SubArgs) -> Result<ExitCode, CliError> {
         SubAction::Create { name, settings, replace, connect } => {
             let settings = settings.settings()?;
             let create = async |client: &Client| {
-                if !replace && exists(client, &name).await? {
+                if !replace && exists(client.subscription(&name).await, "unknown_subscription")? {
                     return Err(CliError::new(format!("the subscription `{name}` already exists"))
                         .with_hint("pass --replace to change it; it keeps its progress"));
                 }
@@ -193,14 +193,6 @@ pub fn run(args: SubArgs) -> Result<ExitCode, CliError> {
             let client = connect.client()?;
             converse(pull(&client, &name, max, wait, ack, connect.json))
         }
-    }
-}
-
-async fn exists(client: &Client, name: &str) -> Result<bool, ClientError> {
-    match client.subscription(name).await {
-        Ok(_) => Ok(true),
-        Err(error) if error.code() == Some("unknown_subscription") => Ok(false),
-        Err(error) => Err(error),
     }
 }
 

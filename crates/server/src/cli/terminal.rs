@@ -10,7 +10,7 @@ use whimbrel_people::gateway::websocket::{ClientSocket, ClientSocketError, Socke
 
 use super::CliError;
 use super::connect::converse;
-use super::output::{print_json, print_line};
+use super::output::{print_json, print_line, text_of};
 
 const PLATFORM_DEFAULT: &str = "cli";
 const SUBPROTOCOL: &str = "whimbrel.v1.json";
@@ -300,10 +300,6 @@ impl Terminal<'_> {
         let reason = if self.kicked.is_some() { "" } else { reason };
         print_line(format!("closed: {code} {reason}").trim_end())
     }
-}
-
-fn text_of(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 fn kick_line(content: &Value) -> String {

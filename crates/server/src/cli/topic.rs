@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use whimbrel_client::{Client, ClientError, DurationForm, PartitionInfo, TopicInfo, TopicSettings};
+use whimbrel_client::{Client, DurationForm, PartitionInfo, TopicInfo, TopicSettings};
 
 use super::CliError;
-use super::connect::ConnectArgs;
+use super::connect::{ConnectArgs, exists};
 use super::output::{confirm_deletion, table};
 use crate::config::{format_bytes, parse_bytes};
 
@@ -97,7 +97,7 @@ pub fn run(args: TopicArgs) -> Result<ExitCode, CliError> {
         TopicAction::Show { topic, connect } => connect.show(async |client| client.topic(&topic).await, show),
         TopicAction::Create { topic, settings, connect } => {
             let create = async |client: &Client| {
-                if exists(client, &topic).await? {
+                if exists(client.topic(&topic).await, "unknown_topic")? {
                     return Err(CliError::new(format!("the topic `{topic}` already exists"))
                         .with_hint(format!("change it with `whimbrel topic alter {topic}`")));
                 }
@@ -121,14 +121,6 @@ pub fn run(args: TopicArgs) -> Result<ExitCode, CliError> {
             };
             connect.show(delete, |_| format!("deleted {topic}"))
         }
-    }
-}
-
-async fn exists(client: &Client, topic: &str) -> Result<bool, ClientError> {
-    match client.topic(topic).await {
-        Ok(_) => Ok(true),
-        Err(error) if error.code() == Some("unknown_topic") => Ok(false),
-        Err(error) => Err(error),
     }
 }
 
