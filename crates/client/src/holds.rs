@@ -76,6 +76,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_query_of_a_filter_contains_only_the_given_members() {
+        let query_of = |filter: &HoldFilter| with_query("", &parameters_of(filter));
+        assert_eq!(query_of(&HoldFilter::default()), "");
+        let filter = HoldFilter {
+            topic: Some("a&b".into()),
+            from: Some("2026-01-31T09:30:00Z".into()),
+            limit: Some(5),
+            ..HoldFilter::default()
+        };
+        assert_eq!(query_of(&filter), "?topic=a%26b&from=2026-01-31T09%3A30%3A00Z&limit=5");
+    }
+
+    #[test]
     fn an_id_is_escaped_in_a_path() {
         assert_eq!(hold_path("a/../b", "/fire"), "/v1/holds/a%2F..%2Fb/fire");
     }

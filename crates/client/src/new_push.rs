@@ -96,11 +96,14 @@ impl From<&NewPush> for PushBody {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use whimbrel_api::people::ManyPush;
 
     #[test]
     fn a_push_contains_only_the_given_members() {
         let body = |push: &NewPush| serde_json::to_string(&PushBody::from(push)).unwrap();
         assert_eq!(body(&NewPush::text("hi")), r#"{"payload":"hi"}"#);
+        let many = ManyPush { uids: vec!["u1".into()], push: (&NewPush::text("hi")).into() };
+        assert_eq!(serde_json::to_string(&many).unwrap(), r#"{"uids":["u1"],"payload":"hi"}"#);
         let full = NewPush {
             notify: Some(NewNotify { title: Some("t".into()), ..NewNotify::default() }),
             origin: Some(Origin { server: "s".into(), seq: 7 }),

@@ -68,10 +68,11 @@ pub(super) async fn collect_small(
     api: &ApiState,
     parts: &Parts,
     body: Body,
+    load: &mut LoadGuard,
     bytes_max: usize,
 ) -> Result<Bytes, ApiProblem> {
     let too_large = || ApiProblem::new(Code::PayloadTooLarge, format!("the body is over {bytes_max} bytes"));
-    collect(body, &parts.headers, &mut api.in_flight.begin(), api.settings.body_timeout, bytes_max, too_large).await
+    collect(body, &parts.headers, load, api.settings.body_timeout, bytes_max, too_large).await
 }
 
 /// Reads a body that is a payload, or that contains one among others up to `bytes_max`.

@@ -269,7 +269,7 @@ impl From<TopicError> for ApiProblem {
             TopicError::Copies { .. } => Self::new(Code::Unsupported, detail),
             TopicError::Workers { .. } => Self::new(Code::BadParameter, detail).with("field", "workers"),
             TopicError::UnknownWorker { .. } => Self::new(Code::UnknownWorker, detail),
-            TopicError::TooMany(_) => Self::new(Code::TooManyTopics, detail),
+            TopicError::TooMany { .. } | TopicError::NoNumber(_) => Self::new(Code::TooManyTopics, detail),
             TopicError::Growing(_) => Self::new(Code::TopicGrowing, detail),
             TopicError::NoSession(_) => Self::new(Code::NoSession, detail),
             TopicError::NotConfirmed(_) | TopicError::InUse(_) | TopicError::Malformed { .. } => {

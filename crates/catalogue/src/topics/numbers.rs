@@ -37,7 +37,7 @@ impl Registry {
             };
             let next = last.saturating_add(1);
             if next > TOPIC_NUMBER_MAX {
-                return Err(TopicError::TooMany(last as usize));
+                return Err(TopicError::NoNumber(last));
             }
             let value = next.to_string().into_bytes();
             match self.ports.catalogue.put(LAST_NUMBER_KEY, value, found.map(|found| found.version)).await {

@@ -86,8 +86,10 @@ pub enum TopicError {
     Partitions(u32),
     #[error("`{name}` cannot have {what}: the number of copies is fixed when a topic is created, and it has {has}")]
     Copies { name: String, what: String, has: String },
-    #[error("the limit of {0} topics is reached; `limits.topics` sets it")]
-    TooMany(usize),
+    #[error("there are {count} topics, and `limits.topics` allows {max}: delete topics, or raise the limit")]
+    TooMany { count: usize, max: usize },
+    #[error("all {0} numbers of topics have been used; numbers of deleted topics are not used again")]
+    NoNumber(u32),
     #[error("`{0}` is growing; try again in a moment")]
     Growing(String),
     #[error(
@@ -351,7 +353,7 @@ impl Registry {
     ) -> Result<Arc<Topic>, TopicError> {
         let count = self.map.load().by_name.len();
         if count >= self.defaults.topics_max {
-            return Err(TopicError::TooMany(count));
+            return Err(TopicError::TooMany { count, max: self.defaults.topics_max });
         }
         let defaults = &self.defaults;
         let retention = Retention {

@@ -92,14 +92,14 @@ async fn page_of(api: &ApiState, ask: &HoldRequest, limit: usize) -> Result<Hold
     let mut is_cut = false;
     for told in ask_all(api, ask).await? {
         let before = placed.len();
-        match told {
-            HoldReply::Listed(views) => placed.extend(
+        match (ask, told) {
+            (HoldRequest::List(_), HoldReply::Listed(views)) => placed.extend(
                 views.iter().map(|view| (DueCursor { due: view.due, id: view.id.clone() }, pending_document(view))),
             ),
-            HoldReply::ListedDead(dead) => placed.extend(
+            (HoldRequest::Dead(_), HoldReply::ListedDead(dead)) => placed.extend(
                 dead.iter().map(|(id, end)| (DueCursor { due: end.due, id: id.clone() }, ended_document(api, id, end))),
             ),
-            other => return Err(wrong_reply(&other)),
+            (_, other) => return Err(wrong_reply(&other)),
         }
         // A shard with a full list may have more.
         is_cut |= placed.len() - before >= limit;

@@ -68,7 +68,9 @@ pub(crate) async fn extend_hold(State(api): State<Arc<ApiState>>, request: Reque
     let caller = api.keys.caller(&parts.headers)?;
     Query::parse(parts.uri.query())?.end()?;
     let key = text_header(&parts.headers, "idempotency-key")?;
-    let body = collect_small(&api, &parts, body, EXTEND_BODY_BYTES_MAX).await?;
+    // The load counts until the answer: an extension can wait for its owner.
+    let mut load = api.in_flight.begin();
+    let body = collect_small(&api, &parts, body, &mut load, EXTEND_BODY_BYTES_MAX).await?;
     let body: ExtendBody =
         serde_json::from_slice(&body).map_err(|error| ApiProblem::new(Code::BadJson, error.to_string()))?;
     let by = body.by.map(|by| match by {

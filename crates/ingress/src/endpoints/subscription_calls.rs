@@ -58,7 +58,7 @@ pub(crate) async fn find_with_fields(
 }
 
 pub(crate) async fn small_body(api: &ApiState, parts: &Parts, body: Body) -> Result<bytes::Bytes, ApiProblem> {
-    collect_small(api, parts, body, BODY_BYTES_MAX).await
+    collect_small(api, parts, body, &mut api.in_flight.begin(), BODY_BYTES_MAX).await
 }
 
 pub(crate) async fn ask(

@@ -59,7 +59,8 @@ pub(crate) async fn put_topic(State(api): State<Arc<ApiState>>, request: Request
     check_user_topic(&name)?;
     caller.require_topic(Scope::Admin, &name)?;
     Query::parse(parts.uri.query())?.end()?;
-    let change = change_of(&collect_small(&api, &parts, body, TOPIC_BODY_BYTES_MAX).await?)?;
+    let mut load = api.in_flight.begin();
+    let change = change_of(&collect_small(&api, &parts, body, &mut load, TOPIC_BODY_BYTES_MAX).await?)?;
     if let Some(WorkersChange::Set(choice)) = &change.workers {
         let known = api.registry.get(&name);
         check_pool(&api, choice.as_ref(), known.as_ref().and_then(|topic| topic.stored.workers.as_ref()))?;

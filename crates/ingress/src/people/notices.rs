@@ -48,8 +48,8 @@ pub(crate) async fn list_dead_notices(State(api): State<Arc<ApiState>>, request:
 pub(crate) async fn redrive_notices(State(api): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let (parts, body) = request.into_parts();
     api.keys.caller(&parts.headers)?.require(Scope::Admin)?;
-    let ids = selected_ids(fields_of(&api, &parts, body).await?);
-    redrive_of(&api, &*notices(&api)?, ids?).await
+    let ids = selected_ids(fields_of(&api, &parts, body).await?)?;
+    redrive_of(&api, &*notices(&api)?, ids).await
 }
 
 /// The system subscription to notices, which has the name of its topic.

@@ -46,7 +46,9 @@ async fn another_message_under_the_same_key_is_refused() {
 #[tokio::test]
 async fn the_same_key_in_another_topic_or_of_another_owner_is_independent() {
     let api = TestApi::with_keys(["one", "two"].map(|name| key(name, &[Scope::Publish], &[]))).await;
-    for (bearer, topic) in [("Bearer one", "orders"), ("Bearer two", "orders"), ("Bearer one", "payments")] {
+    for (bearer, topic) in
+        [("Bearer one-secret", "orders"), ("Bearer two-secret", "orders"), ("Bearer one-secret", "payments")]
+    {
         let headers = [("idempotency-key", "k"), ("authorization", bearer)];
         let uri = format!("/v1/topics/{topic}/messages");
         api.call(Method::POST, &uri, &headers, bearer).await.ok(201);

@@ -168,12 +168,12 @@ async fn keys_are_required_over_grpc_too() {
     let api = TestApi::with_keys([key("shop", &[Scope::Publish], &[])]).await;
     refused(api.messages_client().publish(publish("orders", message("x"))).await, Code::Unauthenticated, "key_missing");
     let with_key = |mut request: tonic::Request<_>| {
-        request.metadata_mut().insert("authorization", "Bearer shop".parse().unwrap());
+        request.metadata_mut().insert("authorization", "Bearer shop-secret".parse().unwrap());
         request
     };
     api.messages_client().publish(with_key(tonic::Request::new(publish("orders", message("x"))))).await.unwrap();
     let mut read = tonic::Request::new(ReadRequest { topic: "orders".into(), ..ReadRequest::default() });
-    read.metadata_mut().insert("authorization", "Bearer shop".parse().unwrap());
+    read.metadata_mut().insert("authorization", "Bearer shop-secret".parse().unwrap());
     refused(api.messages_client().read(read).await, Code::PermissionDenied, "forbidden");
 }
 

@@ -16,7 +16,7 @@ async fn api() -> TestApi {
 }
 
 async fn ask(api: &TestApi, key: &str, method: Method, uri: &str) -> Answer {
-    let bearer = format!("Bearer {key}");
+    let bearer = format!("Bearer {key}-secret");
     let body = if method == Method::POST { Body::from("[]") } else { Body::empty() };
     api.call(method, uri, &[("authorization", &bearer), ("x-kmq-topic", "orders.eu")], body).await
 }
@@ -39,7 +39,7 @@ async fn without_a_key_every_protected_endpoint_is_closed() {
             }
         }
     }
-    let answer = api.call(Method::GET, "/v1/topics", &[("authorization", "Bearer wrong")], "").await;
+    let answer = api.call(Method::GET, "/v1/topics", &[("authorization", "Bearer shop")], "").await;
     assert_eq!(answer.headers["www-authenticate"], "Bearer");
     answer.problem(401, "key_unknown");
 }

@@ -15,14 +15,14 @@ pub fn confirm_deletion(name: &str, parts: &str, yes: bool) -> Result<(), CliErr
     if yes {
         return Ok(());
     }
-    let mut answer = String::new();
     if std::io::stdin().is_terminal() {
+        let mut answer = String::new();
         eprint!("Delete `{name}` and {parts}? Type its name: ");
         std::io::stderr().flush()?;
         std::io::stdin().lock().read_line(&mut answer)?;
-    }
-    if answer.trim() == name {
-        return Ok(());
+        if answer.trim() == name {
+            return Ok(());
+        }
     }
     let refused = CliError::new(format!("`{name}` was not deleted: the deletion was not confirmed"));
     Err(refused.with_hint("pass --yes to delete without confirmation"))

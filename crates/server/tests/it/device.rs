@@ -69,21 +69,22 @@ pub struct Device {
 }
 
 impl Device {
-    /// Connects, and expects success. Reconnects, as a client must, while the user's partition has no owner.
+    /// Connects, and expects success.
     pub fn connect(server: &Server, hello: &ConnectFrame) -> Self {
-        let began = Instant::now();
+        Self::try_connect(server.address(), hello, PATIENCE)
+            .unwrap_or_else(|reason| panic!("{hello:?} was answered with {reason}"))
+    }
+
+    /// Connects to a server that has just started again. Reconnects, as a client must, while the user's partition has no owner.
+    pub fn connect_after_kill(server: &Server, hello: &ConnectFrame) -> Self {
+        let (began, no_owner) = (Instant::now(), format!("Closed({}", CloseCode::NoOwner.number()));
         loop {
-            let mut device = Self::open(server);
-            device.say(&hello.frame());
-            match device.next(PATIENCE) {
-                DeviceEvent::Frame(frame) if frame.get("connected").is_some() => {
-                    device.connected = frame["connected"].clone();
-                    return device;
-                }
-                DeviceEvent::Closed(code, _) if code == CloseCode::NoOwner.number() && began.elapsed() < PATIENCE => {
+            match Self::try_connect(server.address(), hello, PATIENCE) {
+                Ok(device) => return device,
+                Err(reason) if reason.starts_with(&no_owner) && began.elapsed() < PATIENCE => {
                     std::thread::sleep(Duration::from_millis(100));
                 }
-                other => panic!("{hello:?} was answered with {other:?}"),
+                Err(reason) => panic!("{hello:?} was answered with {reason}"),
             }
         }
     }

@@ -276,7 +276,7 @@ fn check_topics(client: &Client, answers: &Answers) {
 fn acknowledged_work_survives_disk_faults_and_kills_once_and_on_time() {
     let time = Duration::from_secs(number("WHIMBREL_FAULT_SECONDS", SECONDS_DEFAULT));
     let seed = number("WHIMBREL_FAULT_SEED", SEED_DEFAULT);
-    println!("seed {seed}");
+    println!("seed {seed}, {time:?}");
     let mut random = Random(seed);
     let disk = FaultyDisk::new();
     let server = disk.start_noting(&SETTINGS);

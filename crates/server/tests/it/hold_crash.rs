@@ -31,7 +31,7 @@ const KILL_DURING_START_ONE_IN: u64 = 6;
 const START_MS_MAX: u64 = 60;
 
 pub fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{name}={text}: {error}")))
 }
 
 #[test]

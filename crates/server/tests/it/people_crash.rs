@@ -155,7 +155,7 @@ fn kill_at_random(what: &str, start: impl Fn() -> Server, fail: impl Fn(&mut Ran
         let mut devices: Vec<Option<Device>> = (0..USERS)
             .map(|user| {
                 (random.below(3) > 0)
-                    .then(|| Device::connect(&server, &ConnectFrame::of(&uid(user), "web").device("d")))
+                    .then(|| Device::connect_after_kill(&server, &ConnectFrame::of(&uid(user), "web").device("d")))
             })
             .collect();
         let run = Duration::from_millis(RUN_MS_MIN + random.below(RUN_MS_MAX - RUN_MS_MIN));
@@ -175,7 +175,7 @@ fn kill_at_random(what: &str, start: impl Fn() -> Server, fail: impl Fn(&mut Ran
     }
     let acknowledged: Vec<u64> = pushers.into_iter().map(Pusher::end).collect();
     for (user, seen) in seen.iter_mut().enumerate() {
-        let mut device = Device::connect(&server, &ConnectFrame::of(&uid(user), "web").device("d"));
+        let mut device = Device::connect_after_kill(&server, &ConnectFrame::of(&uid(user), "web").device("d"));
         let began = std::time::Instant::now();
         while (seen.messages.len() as u64) < acknowledged[user] && began.elapsed() < PATIENCE {
             while let DeviceEvent::Frame(frame) = device.next(QUIET) {

@@ -74,7 +74,7 @@ fn devices_of_a_dead_node_are_offline_and_lose_no_message() {
     online(&first.client(), 0);
     drop(devices);
     for user in 0..USERS {
-        let mut device = Device::connect(&first, &ConnectFrame::of(&uid(user), "web"));
+        let mut device = Device::connect_after_kill(&first, &ConnectFrame::of(&uid(user), "web"));
         assert_eq!(device.take(1), ["meanwhile"], "{}", uid(user));
     }
 }

@@ -328,10 +328,14 @@ async fn a_marker_that_kafka_writes_late_is_not_written_a_second_time() {
 #[tokio::test]
 async fn no_transaction_is_begun_in_a_partition_where_an_earlier_one_is_open() {
     let brokers = LateMarker::after_reports(3);
-    // A fence on a busy machine writes the marker itself before the third report.
-    commit_and_wait(&brokers, |_| true).await;
+    let events = commit_and_wait(&brokers, |_| true).await;
     brokers.get(|transactions| {
-        assert!(transactions.reported_open > 0, "the second commit comes while the first transaction is open");
+        // On a busy machine the fence's grace ends before the third report, and the fence writes the marker itself.
+        if transactions.markers.is_empty() {
+            assert_eq!((transactions.reported_open, &events[..]), (3, &[][..]));
+        } else {
+            assert_eq!(events, ["hanging_transaction_ended"]);
+        }
         assert_eq!(transactions.begun_behind_open, 0);
         assert_eq!(transactions.ended, 2, "one for each commit");
     });

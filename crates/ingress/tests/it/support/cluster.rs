@@ -203,7 +203,7 @@ impl ClusterNode {
         Self { api, catalogue, membership, memberships, number, cluster }
     }
 
-    /// The node joins again after it has lost its session.
+    /// The node joins again after it has lost its session and the others have seen its end: the coordination refuses a name in use.
     pub fn join_again(&mut self) {
         self.membership.expire();
         self.membership = TestMembership::enter(&self.cluster, self.number);

@@ -73,10 +73,10 @@ pub async fn pending_until<T>(request: Pin<&mut impl Future<Output = T>>, condit
     }
 }
 
-/// An API key with its name as its secret.
+/// An API key whose secret is its name with `-secret`.
 pub fn key(name: &str, scopes: &[Scope], topics: &[&str]) -> ApiKey {
     let topics = topics.iter().map(|pattern| (*pattern).to_owned()).collect();
-    ApiKey { name: name.into(), secret: KeySecret::Plain(name.into()), scopes: scopes.to_vec(), topics }
+    ApiKey { name: name.into(), secret: KeySecret::Plain(format!("{name}-secret")), scopes: scopes.to_vec(), topics }
 }
 
 /// These members, with changes.
@@ -306,7 +306,7 @@ impl TestApi {
 
     /// Sends a request with the API key of this name.
     pub async fn call_as(&self, key: &str, method: Method, uri: &str, body: impl Into<Body>) -> Answer {
-        self.call(method, uri, &[("authorization", &format!("Bearer {key}"))], body).await
+        self.call(method, uri, &[("authorization", &format!("Bearer {key}-secret"))], body).await
     }
 
     fn grpc_service(&self) -> GrpcService {

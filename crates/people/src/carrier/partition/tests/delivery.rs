@@ -111,7 +111,10 @@ fn an_inbox_view_includes_everything_accepted_before_the_query() {
 fn a_malformed_record_becomes_a_dead_letter_and_does_not_block() {
     let mut world = World::new();
     let headers = whimbrel_model::Headers::builder().push("whimbrel-push", b"{").take();
+    // One batch has both records: nothing is read before the second one.
+    let reading = world.reading.take();
     world.append_record(headers, "");
+    world.reading = reading;
     world.push(&["u"], "a");
     assert!(matches!(world.outbound[..], [CarrierRecord::Dead { offset: 0, .. }]));
     world.wait(1_000);
