@@ -100,7 +100,7 @@ pub struct ExtendBody {
 
 /// A relative change of a due time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`by` must be a duration such as `10m`, or a number of milliseconds")]
 pub enum By {
     Millis(i64),
     Text(String),
@@ -122,5 +122,11 @@ mod tests {
     fn the_last_page_has_no_cursor() {
         let page: HoldPage = serde_json::from_str(r#"{"holds":[],"cursor":null}"#).unwrap();
         assert_eq!(page, HoldPage { holds: Vec::new(), cursor: None });
+    }
+
+    #[test]
+    fn an_extension_by_neither_a_duration_nor_a_number_is_explained() {
+        let error = serde_json::from_str::<ExtendBody>(r#"{"by":true}"#).unwrap_err();
+        assert!(error.to_string().starts_with("`by` must be a duration such as `10m`"), "{error}");
     }
 }

@@ -35,7 +35,7 @@ pub struct TopicSettings {
 
 /// A duration: a number of milliseconds, or a text such as `7d`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a duration such as `7d`, or a number of milliseconds")]
 pub enum DurationForm {
     Millis(u64),
     Text(String),

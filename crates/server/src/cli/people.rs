@@ -64,7 +64,7 @@ pub fn presence(args: PresenceArgs) -> Result<ExitCode, CliError> {
 
 pub fn kick(args: KickArgs) -> Result<ExitCode, CliError> {
     let kick = Kick { platform: args.platform, session: args.session, reason: args.reason };
-    let sentence = format!("{} will be kicked: {}", args.uid, kick.reason);
+    let sentence = format!("{} will be kicked, with the reason `{}`", args.uid, kick.reason);
     args.connect.show(async |client| client.kick(&args.uid, &kick).await, |_| sentence)
 }
 

@@ -44,7 +44,7 @@ pub struct PublishArgs {
 /// The message arguments of `publish` and `hold`.
 #[derive(Debug, clap::Args)]
 pub struct MessageArgs {
-    /// The payloads, one message each; `-` reads one from standard input
+    /// The payloads, one message each; `-`, or none, reads one from standard input
     #[arg(value_name = "PAYLOAD")]
     payloads: Vec<String>,
     /// The partition key; messages of one key keep their order
@@ -84,7 +84,8 @@ pub async fn send(client: &Client, topic: &str, messages: &[NewMessage], json: b
     print_answers(&accepted, json, accepted_table)
 }
 
-/// The payloads of the arguments: `-`, and no argument, reads one from standard input. `None` if that is a terminal without a `-`.
+/// The payloads of the arguments: `-`, and no argument, reads one from standard input. `None` if there is no argument, and standard input
+/// is a terminal or empty.
 pub fn read_payloads(arguments: &[String]) -> Result<Option<Vec<Vec<u8>>>, CliError> {
     if arguments.is_empty() && std::io::stdin().is_terminal() {
         return Ok(None);
@@ -99,7 +100,8 @@ pub fn read_payloads(arguments: &[String]) -> Result<Option<Vec<Vec<u8>>>, CliEr
         }
         payloads.push(bytes);
     }
-    Ok(Some(payloads))
+    let is_missing = arguments.is_empty() && payloads == [b""];
+    Ok((!is_missing).then_some(payloads))
 }
 
 impl MessageArgs {

@@ -19,7 +19,7 @@ pub struct PushArgs {
     /// The user
     #[arg(required_unless_present = "uids", conflicts_with = "uids")]
     uid: Option<String>,
-    /// The payloads, one message each; `-` reads one from standard input
+    /// The payloads, one message each; `-`, or none, reads one from standard input
     #[arg(value_name = "PAYLOAD")]
     payloads: Vec<String>,
     /// Push to every user of a file, one per line, in requests of up to 10 000; `-` is standard input

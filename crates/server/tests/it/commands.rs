@@ -86,6 +86,17 @@ fn a_payload_is_read_from_standard_input() {
 }
 
 #[test]
+fn a_command_without_a_payload_publishes_no_empty_message() {
+    let server = Server::fresh(&[]);
+    for command in [&["publish", "orders"][..], &["hold", "orders", "--delay", "1h"], &["push", "u1"]] {
+        // The standard input of these commands is empty, as under cron.
+        let output = on(&server, command);
+        assert!(!output.status.success() && stderr_of(&output).contains("nothing to pu"), "{}", stderr_of(&output));
+    }
+    assert!(on(&server, &["publish", "orders", ""]).status.success(), "an empty payload on purpose");
+}
+
+#[test]
 fn a_file_is_published_whole_and_in_order() {
     let server = Server::fresh(&[]);
     let lines: String = (0..2500).map(|n| format!("{{\"payload\":\"{n}\",\"key\":\"k\"}}\n")).collect();
