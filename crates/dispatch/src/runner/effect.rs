@@ -13,7 +13,6 @@ use crate::line_set::OutgoingMessage;
 use crate::pending_appends::Settlement;
 use crate::window::ReadRequest;
 
-#[allow(clippy::large_enum_variant, reason = "a message in flight is moved, and takes no allocation of its own")]
 pub enum RunnerEffect {
     /// Result: `Read`. The shell waits for messages at the end of the log, and after a failure.
     Read {

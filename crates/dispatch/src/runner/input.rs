@@ -18,7 +18,6 @@ use crate::window::ReadRequest;
 /// Identifies a request. The shell keeps the caller.
 pub type RequestId = u64;
 
-#[allow(clippy::large_enum_variant, reason = "a message in flight is moved, and takes no allocation of its own")]
 pub enum RunnerInput {
     /// The catalogue's entry of the subscription and the topics that it uses. One of them has changed.
     Catalogue {

@@ -206,10 +206,8 @@ async fn try_add_time(api: &Arc<ApiState>, request: Request) -> Result<(), ApiPr
 async fn small_request(api: &ApiState, request: Request) -> Result<(Caller, SorakaRequest), ApiProblem> {
     let (parts, body) = request.into_parts();
     let caller = api.keys.caller(&parts.headers)?;
-    Ok((
-        caller,
-        SorakaRequest::read(&collect_small(api, &parts, body, &mut api.in_flight.begin(), FRAME_BYTES_MAX).await?)?,
-    ))
+    let body = collect_small(api, &parts, body, &mut api.in_flight.begin(), FRAME_BYTES_MAX).await?;
+    Ok((caller, SorakaRequest::read(&body)?))
 }
 
 fn topic_of(request: &SorakaRequest, caller: &Caller) -> Result<String, ApiProblem> {

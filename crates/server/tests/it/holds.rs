@@ -72,6 +72,6 @@ fn a_hold_is_extended_listed_counted_and_withdrawn_from_the_command_line() {
     assert!(withdrawn.starts_with("withdrawn"), "{withdrawn}");
     let again = on(&server, &["withdraw", id]);
     assert!(stderr_of(&again).contains("(already_withdrawn)"), "{}", stderr_of(&again));
-    let unknown = on(&server, &["holds", "fire", "nobody"]);
+    let unknown = on(&server, &["holds", "fire", "h-none"]);
     assert!(stderr_of(&unknown).contains("(unknown_hold)"), "{}", stderr_of(&unknown));
 }

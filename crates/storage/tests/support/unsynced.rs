@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use whimbrel_storage::disk::{Disk, DiskFile, RealDisk};
 
 /// A call of the disk that is about to happen.
-#[allow(dead_code, reason = "each test program uses a part of it")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskCall<'a> {
     Open(&'a Path),
@@ -44,7 +43,6 @@ impl Default for UnsyncedDisk {
     }
 }
 
-#[allow(dead_code, reason = "each test program uses a part of it")]
 impl UnsyncedDisk {
     pub fn with(hook: impl Fn(DiskCall<'_>) -> io::Result<()> + Send + Sync + 'static) -> Self {
         Self { disk: RealDisk::default(), hook: Arc::new(hook) }
